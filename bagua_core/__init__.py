@@ -16,6 +16,7 @@ The same script runs under plain `python` (a world of one) and under `bagua-laun
 from __future__ import annotations
 
 import warnings as _warnings
+from typing import TYPE_CHECKING
 
 from bagua_contract.distribution import original_beside as _original_beside
 from bagua_core import algorithms
@@ -52,6 +53,8 @@ from bagua_core.communication.communicator import ReduceOp
 from bagua_core.communication.step_interface import Stateful
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
+from bagua_core.elastic.replica import torch_group as _torch_group
+from bagua_core.elastic.script_collectives.default_group import forbid_default_group as _forbid_default_group
 from bagua_core.elastic.script_collectives.outside_collectives import (
     MembersChanged,
     PeerLostError,
@@ -64,6 +67,9 @@ from bagua_core.fused_optimizer import fuse_optimizer
 from bagua_core.loss_scale import scale_loss
 from bagua_core.parallel import DistributedDataParallel
 from bagua_core.sync_batchnorm import SyncBatchNorm
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __version__ = "0.1.0"
 
@@ -115,12 +121,18 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_inplace",
     "register_state",
+    "replica_count",
+    "replica_rank",
+    "replica_size",
     "report",
     "scale_loss",
     "scatter",
     "scatter_inplace",
     "send",
+    "shard_mesh",
+    "shard_rank",
     "shutdown",
+    "virtual_shards",
 ]
 
 
@@ -178,9 +190,49 @@ def get_local_rank() -> int:
     return _runtime.engine().local_rank
 
 
+def shard_mesh() -> DeviceMesh:
+    """The workers of this worker's replica, as the mesh that `fully_shard(module, mesh=bagua.shard_mesh())` takes.
+
+    One dimension, "shard", of replica_size() workers. Inside a replica torch's default process group is the replica's,
+    so torch.distributed.get_rank() is shard_rank(). Joins the job as init_process_group() does, and waits there for the
+    other workers of the replica. Raises MixedModesError if the script has made a default process group by itself.
+    """
+    _runtime.engine().join_before_loop()
+    _forbid_default_group()
+    return _torch_group.mesh()
+
+
+def replica_size() -> int:
+    """Workers that together hold one copy of the model: --replica-size; 1 without it."""
+    return _runtime.engine().shard_place()[1]
+
+
+def shard_rank() -> int:
+    """This worker's place in its replica, from 0; fixed for its life. Joins the job: see get_rank."""
+    return _runtime.engine().shard_place()[0]
+
+
+def replica_rank() -> int:
+    """The place of this worker's replica among the replicas of the generation in force. See get_rank, which is
+    replica_rank() * replica_size() + shard_rank()."""
+    return _runtime.engine().replica_place()[0]
+
+
+def replica_count() -> int:
+    """Replicas in the generation in force: what a learning rate scales with, as get_world_size() in a job without
+    --replica-size. See get_rank."""
+    return _runtime.engine().replica_place()[1]
+
+
 def generation() -> int:
     """Number of the generation in force; 0 in a world of one."""
     return _runtime.engine().generation_number
+
+
+def virtual_shards() -> int | None:
+    """Virtual shards of a global batch in a deterministic job, fixed for its life; None in any other. For rules that
+    would scale by the number of workers."""
+    return _runtime.engine().virtual_shards or None
 
 
 def next_step() -> int:

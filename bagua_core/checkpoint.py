@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -21,6 +21,9 @@ from bagua_core.elastic.checkpoint.part_file import CorruptPart
 from bagua_core.elastic.checkpoint.storage import CheckpointDirError, Storage, StoreError, storage_of
 from bagua_core.elastic.state.model_tensors import ALGORITHM, BUFFER, PARAMETER
 from bagua_core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.storage import StorageReader
 
 EXPORT = (
     "Write a checkpoint of DIR to OUT.pt, which torch.load reads with weights_only=True: "
@@ -82,6 +85,18 @@ def export(storage: Storage, found: list[Found], output: Path, step: int | None)
     print(f"step {restored.step} of {storage} is in {output}")
 
 
+def dcp_reader(directory: str, step: int | None = None) -> StorageReader:
+    """A storage reader for `torch.distributed.checkpoint.load(state_dict, storage_reader=...)`.
+
+    directory: a --checkpoint-dir: a directory or a URL. step: which checkpoint; None: the newest complete one.
+    state_dict has `model` and `optimizer` as torch's get_model_state_dict and get_optimizer_state_dict give them; any
+    number of ranks may load, with any sharding. Raises CheckpointDirError.
+    """
+    from bagua_core.elastic.checkpoint.dcp_reader import DcpReader
+
+    return DcpReader(storage_of(directory), step)
+
+
 def found_in(storage: Storage) -> list[Found]:
     """Newest first. Raises ExportError, also if there are none."""
     try:
@@ -127,7 +142,10 @@ def exported(restored: restore.Restored) -> dict[str, Any]:
         "registered": state["registered"],
     }
     optional = {
-        "algorithms": [_named(m, ALGORITHM) for m in state["modules"]],
+        # what each shard has its own of came without elements
+        "algorithms": [
+            {n: t for n, t in _named(m, ALGORITHM).items() if t.numel()} for m in state["modules"]
+        ],
         "gradients": [_named(m, PARAMETER) for m in state.get("gradients", ())],
     }
     exact |= {key: tensors for key, tensors in optional.items() if any(tensors)}

@@ -35,6 +35,10 @@ class TrainingOver(UserError, RuntimeError):
     """A loader, a wrapped model or the job itself was used after bagua.shutdown()."""
 
 
+class NotDeterministicError(UserError, ValueError):
+    """A deterministic job was asked for something whose bits would depend on the number of workers."""
+
+
 class LeaveInterrupt(KeyboardInterrupt):
     """This worker has left the job at a step boundary because of a Ctrl-C.
 

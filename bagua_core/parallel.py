@@ -8,24 +8,35 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
+from bagua_core import tracing
 from bagua_core.algorithms import Algorithm, Attachment, find_algorithm
-from bagua_core.communication.communicator import CollectiveFailed, Lane
+from bagua_core.algorithms.tuned import tuned
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
 from bagua_core.communication.reduction.buffer_broadcast import broadcast_buffers as share_buffers
 from bagua_core.communication.reduction.contributions import SparseGradientError
 from bagua_core.communication.step_interface import StepEngine
 from bagua_core.errors import TrainingOver
-from bagua_core.model.backward_begin import announce_backward
+from bagua_core.model.backward_begin import announce_backward, scale_gradients
 from bagua_core.model.module_buffers import ModuleBuffers
 from bagua_core.model.optimizer_steps import optimizer_steps_of
+from bagua_core.model.sharded_modules import (
+    check_unsynchronized,
+    drop_gathered,
+    drop_unsynchronized,
+    sharded_modules,
+)
+from bagua_core.model.sharded_tensors import is_sharded
 from bagua_core.optimizers.optimizer_gate import gate_optimizer
 from bagua_core.optimizers.script_checks import checks_of
+from bagua_core.shard_model import ModelOfShards
 from bagua_core.sync_batchnorm import SyncBatchNorm
 
 
@@ -63,6 +74,8 @@ class DistributedDataParallel(nn.Module):
         self.algorithm = chosen
         self.broadcast_buffers = broadcast_buffers
         self._module_buffers = ModuleBuffers(module)
+        self._sharded = sharded_modules(module)
+        self._gathered_in: object = None  # the plan of the step that has begun with sharded parameters alone
         self.is_detached = False
         self._reductions_before: int | None = 0  # when the step under way began
         self.require_backward_grad_sync = True
@@ -83,14 +96,26 @@ class DistributedDataParallel(nn.Module):
                 "not receive the optimizer's state; pass optimizers=[optimizer], or optimizers=None if no torch "
                 "optimizer steps on this model"
             )
+        if chosen.round_steps is not None and self._has_sync_batch_norm:
+            raise ValueError(
+                "SyncBatchNorm communicates in every forward, and in a round each worker is at another place; use "
+                'torch.nn.BatchNorm1d and the like, or the algorithm with unit="step"'
+            )
         checks_of(engine).check_unshared(self, parameters.values())
+        tensors = [*module.parameters(), *module.buffers()]
+        if any(is_sharded(t) for t in tensors):
+            engine.share_in_replica([t for t in tensors if not is_sharded(t)])
+        self._shards = ModelOfShards(module, self.optimizers, chosen) if engine.virtual_shards else None
+        self._bucket_cap_bytes = int(bucket_cap_mb * 1024 * 1024)
+        self._settings = AS_SCRIPTED
         self._exchange = chosen.attach(
             Attachment(
                 tuple(parameters.values()),
                 self.optimizers,
                 engine,
-                int(bucket_cap_mb * 1024 * 1024),
+                self._bucket_cap_bytes,
                 find_unused_parameters,
+                None if self._shards is None else self._shards.buffers,
             )
         )
         for optimizer in self.optimizers:
@@ -103,17 +128,31 @@ class DistributedDataParallel(nn.Module):
             return self._forward_alone(*inputs, **keywords)
         if torch.is_grad_enabled():
             self._engine.forward_begins()
+            if self._sharded and self._gathered_in is not self._engine.plan:
+                self._gathered_in = self._engine.plan
+                if self._engine.communicator() is not None and not self._engine.step_failed:
+                    check_unsynchronized(self._sharded)
+                drop_gathered(self._sharded)
             # decided here and not in backward, as torch does: no_sync must cover the forward
             self._exchange.synced = self.require_backward_grad_sync
             if not self._engine.step_failed:
                 self._note_trained()
             if self._engine.in_step and not self._engine.step_failed:
+                if self._shards is not None:
+                    self._shards.check_rates(self._engine.plan, self._engine.micro_batch)
                 self._exchange.forward_begins()
-            if self.training and self.broadcast_buffers and self.require_backward_grad_sync:
+            each_forward = self.training and self.broadcast_buffers and self.require_backward_grad_sync
+            if each_forward and self.round_steps is None and self._shards is None:
                 self._broadcast_buffers()
-        outputs = self.module(*inputs, **keywords)
+                if self._sharded and self._engine.in_step:
+                    # its workers may have trained on different samples; all of them come here, whatever has failed
+                    self._engine.share_in_replica(self._module_buffers.current())
+        with tracing.span("forward"):
+            outputs = self.module(*inputs, **keywords)
         if torch.is_grad_enabled() and self._engine.in_step:
             announce_backward(outputs, self._engine.backward_begins)
+            if self._sharded and self._engine.micro_batch.part != 1.0:
+                scale_gradients(outputs, self._engine.micro_batch.part)
         return outputs
 
     def detach(self) -> None:
@@ -136,7 +175,12 @@ class DistributedDataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of forwards in here stay local and are reduced with the next backward outside."""
+        """Gradients of forwards in here stay local and are reduced with the next backward outside.
+
+        Raises NotDeterministicError in a deterministic job.
+        """
+        if self._shards is not None:
+            self._shards.refuse_no_sync()
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
         try:
@@ -193,8 +237,49 @@ class DistributedDataParallel(nn.Module):
     @property
     def lanes(self) -> frozenset[Lane]:
         """See step_interface.Model."""
-        own = {Lane.STATISTICS} if any(isinstance(m, SyncBatchNorm) for m in self.module.modules()) else set()
+        own = {Lane.STATISTICS} if self._has_sync_batch_norm else set()
         return self.algorithm.lanes | own
+
+    @property
+    def _has_sync_batch_norm(self) -> bool:
+        return any(isinstance(m, SyncBatchNorm) for m in self.module.modules())
+
+    @property
+    def round_steps(self) -> int | None:
+        """See step_interface.Model."""
+        return self.algorithm.round_steps
+
+    def close_round(self, communicator: Communicator | None, weight: float) -> None:
+        """See step_interface.Model. Buffers become rank 0's, as they do in each forward of other algorithms."""
+        buffers = self._module_buffers.current()
+        if communicator is not None and buffers and self.broadcast_buffers:
+            unseen = self._module_buffers.statistics()
+            share_buffers(buffers, communicator, self._engine.wait, vote_follows=True, unseen=unseen)
+        self._exchange.close_round(communicator, weight)
+
+    def at_round_begin(self) -> AbstractContextManager[None]:
+        """See step_interface.Model."""
+        return self._exchange.at_round_begin()
+
+    def use_settings(self, settings: StepSettings) -> str:
+        """See step_interface.Model."""
+        algorithm = tuned(self.algorithm, settings)
+        if algorithm is None or self._shards is not None:
+            why = "" if self._shards is None else " in a deterministic job"
+            return "" if settings.is_empty else f"algorithm {self.algorithm.name}{why} takes no settings"
+        if settings != self._settings:
+            self._settings = settings
+            self._exchange.retune(
+                algorithm.operation(self._engine),
+                settings.bucket_bytes or self._bucket_cap_bytes,
+                settings.order,
+            )
+        return ""
+
+    @property
+    def readiness(self) -> tuple[int, ...]:
+        """See step_interface.Model."""
+        return self._exchange.readiness
 
     def travelling(self) -> Mapping[str, torch.Tensor]:
         """See step_interface.Model."""
@@ -213,10 +298,13 @@ class DistributedDataParallel(nn.Module):
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """See step_interface.Model."""
         self._exchange.finish(average)
+        drop_gathered(self._sharded)  # of an evaluation: they are not what the averages are
 
     def step_rolled_back(self) -> None:
         """See step_interface.Model."""
         self._exchange.step_rolled_back()
+        drop_unsynchronized(self._sharded)
+        drop_gathered(self._sharded)
         self._reductions_before = self._exchange.reductions
         self._optimizer_steps.step_rolled_back()
 
@@ -224,6 +312,7 @@ class DistributedDataParallel(nn.Module):
         """See step_interface.Model."""
         self._module_buffers.refresh()
         self._exchange.communicator_changed()
+        drop_gathered(self._sharded)  # the state may have been copied
 
     def _note_trained(self) -> None:
         """Parameters may have been frozen or unfrozen since the last forward."""

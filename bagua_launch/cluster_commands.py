@@ -7,55 +7,31 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.plain_text import plain_line
-from bagua_agent.config.job_config import StoreCredentials
-from bagua_launch.cluster_options import CLUSTER_OPTIONS, FILE_OPTIONS, SUBMIT_OPTIONS
+from bagua_launch import tune_command, watch_commands
+from bagua_launch.cluster_access import open_store as _store
+from bagua_launch.cluster_access import values_of as _values
+from bagua_launch.cluster_options import CLUSTER_OPTIONS, SUBMIT_OPTIONS
 from bagua_launch.command_line import CONTEXT, GroupedCommand, note, parameters, program_argument
-from bagua_launch.config_file import read_config_file
-from bagua_launch.errors import RequestError
-from bagua_launch.input_files import check_command, check_credentials, check_passed
+from bagua_launch.input_files import check_command, check_passed
 from bagua_launch.job_request import parse_credentials
 from bagua_launch.options import Option
-from bagua_launch.precedence import Values, merge
-from bagua_launch.rendezvous_request import parse_endpoints
+from bagua_launch.precedence import Values
 from bagua_launch.tables import table
+from bagua_launch.trace_command import trace
 
 if TYPE_CHECKING:
+    from bagua_agent.cluster_client.cluster_status import JobStatus
     from bagua_agent.etcd.client import Store
     from bagua_agent.history.job_history import JobEvent
-
-CONNECT_TIMEOUT_S = 5.0
-
-
-def _values(options: Sequence[Option], typed: dict[str, Any]) -> Values:
-    return merge(options, typed, os.environ, read_config_file(os.environ, FILE_OPTIONS))
-
-
-@contextmanager
-def _store(values: Values) -> Iterator[Store]:
-    if "etcd" not in values:
-        raise RequestError("--etcd is missing; use --etcd HOST:PORT, or set BAGUA_ETCD")
-    endpoints = parse_endpoints(values["etcd"])
-    credentials: StoreCredentials = parse_credentials({**values, "rdzv_endpoint": values["etcd"]})
-    check_credentials(credentials)
-
-    from bagua_agent.config.etcd_credentials import store_config
-    from bagua_agent.etcd.client import Store
-
-    store = Store(store_config(endpoints, credentials))
-    try:
-        store.connect(CONNECT_TIMEOUT_S)
-        yield store
-    finally:
-        store.close()
 
 
 def submit(**typed: Any) -> int:
@@ -134,6 +110,7 @@ def status(**typed: Any) -> int:
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         from bagua_agent.cluster_client.cluster_requests import unknown_job
         from bagua_agent.cluster_client.cluster_status import cluster_status
+        from bagua_agent.cluster_client.replica_status import read_replicas
         from bagua_agent.cluster_client.started_jobs import started_job, started_jobs
 
         submitted = cluster_status(store, complain=note).jobs
@@ -144,8 +121,10 @@ def status(**typed: Any) -> int:
             jobs = [by_hand]
         if job_id is not None and not jobs:
             raise unknown_job(store, job_id)
+        replicas = () if job_id is None else read_replicas(store, job_id, note)
     if as_json:
-        click.echo(json.dumps([asdict(job) for job in jobs], indent=1))
+        more = {"replicas": [asdict(replica) for replica in replicas]} if replicas else {}
+        click.echo(json.dumps([{**asdict(job), **more} for job in jobs], indent=1))
         return 0
     rows = [
         (j.job_id, j.state, f"{j.min_nodes}:{j.max_nodes}", str(len(j.nodes)), str(j.priority), j.reason)
@@ -156,6 +135,11 @@ def status(**typed: Any) -> int:
         click.echo(f"\nnodes: {', '.join(job.nodes) or 'none'}")
         by = "started by hand" if job.by_hand else f"submitted by {job.submitter or 'an unknown user'}"
         click.echo(plain_line(by))
+    if replicas:
+        places = [
+            ("-" if r.replica_rank is None else str(r.replica_rank), r.places, r.state) for r in replicas
+        ]
+        click.echo("\n" + table(("REPLICA", "NODE:SLOT BY SHARD", "STATE"), places, ""))
     return 0
 
 
@@ -185,10 +169,9 @@ def nodes(**typed: Any) -> int:
 
 
 def events(**typed: Any) -> int:
-    job_id, as_json, goes_on = typed.pop("job"), typed.pop("json"), typed.pop("follow")
+    job_id, as_json, goes_on, plot = (typed.pop(n) for n in ("job", "json", "follow", "plot"))
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
-        if goes_on:
-            return _follow(store, job_id, as_json)
+        code = _follow(store, job_id, as_json) if goes_on else 0
         from bagua_agent.cluster_client.cluster_requests import unknown_job
         from bagua_agent.etcd import cluster_keys
         from bagua_agent.etcd.keys import JobKeys
@@ -198,9 +181,16 @@ def events(**typed: Any) -> int:
         records, _ = store.get_prefix(keys.events)
         if not records and store.get(cluster_keys.submission(job_id)) is None:
             raise unknown_job(store, job_id)
-        for event in events_of(records, keys):
-            _say_event(as_json, event)
-    return 0
+        found = events_of(records, keys)
+        if plot:
+            from bagua_launch.events_plot import plot_events
+
+            plot_events(job_id, found, Path(plot))
+            note(f"{plot} is written")
+        elif not goes_on:
+            for event in found:
+                _say_event(as_json, event)
+    return code
 
 
 def logs(**typed: Any) -> int:
@@ -212,10 +202,10 @@ def logs(**typed: Any) -> int:
     with _store(values) as store:
         from bagua_agent.cluster_client.cluster_requests import outcome_of
         from bagua_agent.cluster_client.log_reader import LogReader, WorkerOutput, is_followed, last_workers
-        from bagua_agent.cluster_client.started_jobs import is_submitted, no_logs, started_job
+        from bagua_agent.cluster_client.started_jobs import is_submitted, started_job
 
         if not is_submitted(store, job_id) and (by_hand := started_job(store, job_id)) is not None:
-            raise no_logs(by_hand)
+            return _logs_of_agents(store, by_hand, rank, streams, goes_on=goes_on, as_json=as_json)
         reader = LogReader(store, job_id, _daemon_credentials(values))
 
         def is_wanted(output: WorkerOutput) -> bool:
@@ -255,6 +245,33 @@ def logs(**typed: Any) -> int:
             return 130
         finally:
             reader.close()
+    return 0
+
+
+def _logs_of_agents(
+    store: Store, job: JobStatus, rank: int | None, streams: tuple[str, ...], *, goes_on: bool, as_json: bool
+) -> int:
+    """Of a job that was started by hand: its agents keep the newest output."""
+    from bagua_agent.cluster_client.started_jobs import no_logs
+    from bagua_agent.observation.job_output import JobOutput, OutputLine
+
+    if not job.nodes:
+        raise no_logs(job)
+
+    def tell(line: OutputLine) -> None:
+        record = {"node": line.node_name, "rank": line.rank, "line": line.text}
+        _say(as_json, line.text if rank is not None else f"[{line.label}] {line.text}", record)
+
+    output = JobOutput(store, job.job_id, streams, rank, tell)
+    try:
+        if goes_on:
+            output.follow()
+        else:
+            output.show()
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        output.close()
     return 0
 
 
@@ -313,6 +330,27 @@ def undrain(**typed: Any) -> int:
     return 0
 
 
+def tune(**typed: Any) -> int:
+    job_id, as_json, forgets = typed.pop("job"), typed.pop("json"), typed.pop("forget")
+    asked = tune_command.asked_settings(*(typed.pop(k) for k in ("bucket_size", "hierarchical", "algorithm")))
+    with _store(_values(CLUSTER_OPTIONS, typed)) as store:
+        shown = tune_command.tune(store, job_id, asked, forgets=forgets, as_json=as_json)
+        click.echo(shown if as_json else plain_line(shown))
+    return 0
+
+
+def top(**typed: Any) -> int:
+    job_id, as_json, every_s, once = (typed.pop(n) for n in ("job", "json", "every", "once"))
+    with _store(_values(CLUSTER_OPTIONS, typed)) as store:
+        return watch_commands.top(store, job_id, every_s=every_s, once=once, as_json=as_json)
+
+
+def dashboard(**typed: Any) -> int:
+    job_id, listen = typed.pop("job"), typed.pop("listen")
+    with _store(_values(CLUSTER_OPTIONS, typed)) as store:
+        return watch_commands.dashboard(store, job_id, listen)
+
+
 JSON = click.Option(
     ["--json"], is_flag=True, help="Print JSON for programs: one value, or one line for each event."
 )
@@ -359,7 +397,10 @@ COMMANDS = {
         _command("nodes", nodes, "List nodes, their health, and what they run.", JSON),
         _command(
             "events", events, "Show what happened to a job.", click.Argument(["job"]),
-            click.Option(["-f", "--follow"], is_flag=True, help="Go on until it ends; exit with its code."), JSON,
+            click.Option(["-f", "--follow"], is_flag=True, help="Go on until it ends; exit with its code."),
+            click.Option(["--plot"], metavar="FILE", help="Draw its generations over time, with causes and costs, as "
+                         ".svg or .png; with --follow at its end. Needs matplotlib (extra plot)."),
+            JSON,
         ),
         _command(
             "logs", logs, "Print the output of a job's workers.", click.Argument(["job"]),
@@ -369,6 +410,23 @@ COMMANDS = {
                          help="Standard output, standard error."),
             click.Option(["--last-bytes"], type=click.IntRange(0), default=0, metavar="N",
                          help="No more of each file than its last N bytes."),
+            JSON,
+        ),
+        _command(
+            "top", top, watch_commands.TOP_HELP, click.Argument(["job"]), *watch_commands.TOP_OPTIONS, JSON,
+        ),
+        _command("dashboard", dashboard, watch_commands.DASHBOARD_HELP, click.Argument(["job"]), watch_commands.LISTEN),
+        _command("tune", tune, tune_command.HELP, click.Argument(["job"]), *tune_command.OPTIONS, JSON),
+        _command(
+            "trace", trace,
+            "Record the next steps of a running job, for ui.perfetto.dev.\n\nCompute, bucket waits, collectives, "
+            "commits, copies and changes of membership of all workers, on one time axis.",
+            click.Argument(["job"]),
+            click.Option(["--steps"], type=click.IntRange(1, 10_000), default=20, show_default=True, metavar="N",
+                         help="Steps of each worker."),
+            click.Option(["-o", "--out"], metavar="FILE", help="Default: JOB.trace.json."),
+            click.Option(["--within"], type=click.FloatRange(0.1, 3600), default=300.0, show_default=True,
+                         metavar="SECONDS", help="Write what has come by then."),
             JSON,
         ),
         _command("stop", stop, "End a job at its next step boundary.", click.Argument(["job"]), JSON),

@@ -21,6 +21,7 @@ _TAKEN_FROM_RUN = frozenset(
             "sizes",
             "start_size",
             "cooldown",
+            "replica_size",
             "module",
             "no_python",
             "run_path",
@@ -29,6 +30,7 @@ _TAKEN_FROM_RUN = frozenset(
             "hang_timeout",
         ),
         *("start_method", "numa_binding", "virtual_local_rank", "role", "rdzv_conf"),
+        *("deterministic", "virtual_shards"),
         *("ledger", "digest_every", "checkpoint_dir", "checkpoint_every"),
     }
 )

@@ -16,6 +16,7 @@ from bagua_launch.errors import refuse
 from bagua_launch.job_request import parse_job_fields
 from bagua_launch.precedence import Said, Values
 from bagua_launch.rendezvous_request import parse_job_id
+from bagua_launch.replica_request import in_groups
 
 _PRIORITY = re.compile(r"-?[0-9]{1,6}")
 _PAIR = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]*)=([A-Za-z0-9][A-Za-z0-9._/-]*)")
@@ -36,14 +37,15 @@ def parse_submission(
     fields.setdefault("max_nodes", 1)
     said = values.get("name")
     job_id = parse_job_id(said) if said else _made_up(program[0])
-    job = JobConfig(job_id=job_id, **fields)
+    slots = _slots(values.get("nproc_per_node"))
+    job = in_groups(values, JobConfig(job_id=job_id, **fields), slots)
     return pb.Submission(
         protocol=PROTOCOL,
         job_id=job_id,
         wanted=pb.Submission.RUN,
         min_nodes=job.min_nodes,
         max_nodes=job.max_nodes,
-        slots_per_node=_slots(values.get("nproc_per_node")),
+        slots_per_node=slots,
         priority=_priority(values.get("priority")),
         labels=_labels(values.get("label")),
         user=values["user"].text if "user" in values else "",

@@ -41,7 +41,8 @@ class OptionOf(click.Option):
         if row.is_switch:
             super().__init__(names, is_flag=True, default=False, help=row.help, hidden=row.hidden)
         else:
-            super().__init__(names, type=str, metavar=row.metavar, help=row.help, hidden=row.hidden)
+            metavar = f"[{row.metavar}]" if row.bare_value else row.metavar
+            super().__init__(names, type=str, metavar=metavar, help=row.help, hidden=row.hidden)
         self.row = row
 
 
@@ -49,7 +50,7 @@ def whole_flags(words: Sequence[str], rows: Iterable[Option]) -> list[str]:
     """`words` with each abbreviation of a torchrun option written out, as argparse takes `--redirect=3` for torchrun.
 
     Only before the script, only where one option alone begins so, and not for our own options. What is no option stays
-    as it is, for click to refuse. Pure.
+    as it is, for click to refuse. An option whose value may be left out gets the one that it then has. Pure.
     """
     known = {flag: row for row in rows for flag in row.flags}
     found = list(words)
@@ -63,6 +64,11 @@ def whole_flags(words: Sequence[str], rows: Iterable[Option]) -> list[str]:
                 flag = near[0]
                 found[at] = flag + equals + value
         row = known.get(flag)
+        if row is not None and row.bare_value:
+            # the word behind it may be the script
+            found[at] = found[at] if equals else f"{flag}={row.bare_value}"
+            at += 1
+            continue
         at += 2 if row is not None and not row.is_switch and not equals else 1
     return found
 

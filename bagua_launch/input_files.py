@@ -26,7 +26,8 @@ def check_command(command: WorkerCommand, commands: tuple[str, ...] = ()) -> Non
         # only its first part is looked up: finding the rest would import the user's packages
         top = target.split(".")[0]
         found = top in sys.builtin_module_names or PathFinder.find_spec(top, [os.getcwd(), *sys.path])
-        if not found:
+        # packages that are installed in editable form have a finder of their own
+        if not found and not any(finder.find_spec(top, None) for finder in sys.meta_path):
             raise RequestError(f"--module {target!r}: no module {top!r}; use one that python can import here")
     elif command.kind is CommandKind.EXECUTABLE:
         if shutil.which(target) is None:

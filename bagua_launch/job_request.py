@@ -13,8 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
+from bagua_agent.config.job_config import (
+    MOST_VIRTUAL_SHARDS,
+    VIRTUAL_SHARDS,
+    CommandKind,
+    JobConfig,
+    StoreCredentials,
+    WorkerCommand,
+    workers_of_a_replica,
+)
 from bagua_launch import scalar_values
+from bagua_launch.autotune_request import parse_autotune
 from bagua_launch.errors import RequestError, refuse
 from bagua_launch.node_facts import NodeFacts, ThisNode
 from bagua_launch.precedence import Said, Values
@@ -27,6 +36,7 @@ from bagua_launch.rendezvous_request import (
     parse_rendezvous,
     wants_tls,
 )
+from bagua_launch.replica_request import check_replicas, parse_replica_size
 from bagua_launch.size_request import parse_size_policy
 
 _NNODES = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
@@ -73,6 +83,8 @@ def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None
         hosts_store=place.hosts_store,
         **fields,
     )
+    check_replicas(values, config, config.slots)
+    check_one_worker_a_replica(config)
     _check_local_ranks(values, config)
     return JobRequest(config, _notes(values, place, waits))
 
@@ -83,9 +95,23 @@ def parse_job_fields(values: Values, program: Sequence[str]) -> tuple[dict[str, 
     if "nnodes" in values:
         fields["min_nodes"], fields["max_nodes"] = parse_nodes(values["nnodes"])
     fields["size_policy"] = parse_size_policy(values, fields.get("min_nodes", 1), fields.get("max_nodes", 1))
+    if "replica_size" in values:
+        fields["replica_size"] = parse_replica_size(values["replica_size"])
     for key, (name, parse) in _PLAIN.items():
         if key in values:
             fields[name] = parse(values[key])
+    if shards := parse_virtual_shards(values):
+        fields["virtual_shards"] = shards
+        if fields["command"].kind is CommandKind.EXECUTABLE:
+            raise RequestError(
+                "--deterministic with --no-python: it needs a Python script or module; use one of them"
+            )
+    fields.update(parse_autotune(values))
+    if fields.get("autotune_level") and fields.get("virtual_shards"):
+        raise RequestError(
+            "--autotune-level with --deterministic: one order of sums makes its result, so there is nothing to tune; "
+            "use one of them"
+        )
     waits = parse_conf(values["rdzv_conf"]) if "rdzv_conf" in values else Waits()
     fields.update(waits.fields)
     return fields, waits
@@ -154,6 +180,30 @@ def parse_command(values: Values, program: Sequence[str]) -> WorkerCommand:
     return WorkerCommand(kind, program[0], tuple(program[1:]))
 
 
+def parse_virtual_shards(values: Values) -> int:
+    """Of a deterministic job; 0 for any other. Raises RequestError."""
+    said = values.get("virtual_shards")
+    if not _is_on(values, "deterministic"):
+        if said is not None:
+            raise refuse(said, "only a deterministic job has virtual shards", "--deterministic with it")
+        return 0
+    if said is None:
+        return VIRTUAL_SHARDS
+    shards = scalar_values.count(said)
+    if not 1 <= shards <= MOST_VIRTUAL_SHARDS:
+        raise refuse(said, "not a number of virtual shards", f"1 to {MOST_VIRTUAL_SHARDS}")
+    return shards
+
+
+def check_one_worker_a_replica(config: JobConfig) -> None:
+    """Raises RequestError for a deterministic job whose replicas have several workers."""
+    if config.virtual_shards and workers_of_a_replica(config) > 1:
+        raise RequestError(
+            f"--deterministic with --replica-size {workers_of_a_replica(config)}: the workers of a replica reduce "
+            "among themselves, in an order that is not the shards'; use one of them"
+        )
+
+
 def parse_credentials(values: Values) -> StoreCredentials:
     given = {key: said.text for key, said in values.items() if key.startswith("etcd_")}
     for one, other in (
@@ -204,6 +254,7 @@ _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
     "master_addr": ("master_addr", scalar_values.text),
     "master_port": ("master_port", scalar_values.port),
     "node_rank": ("node_rank", scalar_values.count),
+    "dashboard": ("dashboard", scalar_values.listening),
     "metrics_port": ("metrics_port", scalar_values.port_or_any),
     "ledger": ("ledger_dir", scalar_values.text),
     "digest_every": ("digest_every_steps", scalar_values.count),

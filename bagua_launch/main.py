@@ -79,6 +79,10 @@ def run(**typed: Any) -> int:
     check_command(request.config.command, tuple(cli.commands))
     check_passed(request.config.command, os.environ, resource.getrlimit(resource.RLIMIT_STACK)[0])
     check_credentials(request.config.store_credentials)
+    if request.config.autotune_level:
+        from bagua_agent.autotune.sampling import check_installed
+
+        check_installed()
     for line in request.notes:
         note(line)
     os.environ.update(net_variables(values))  # which the workers inherit

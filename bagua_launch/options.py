@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from bagua_agent.base.sizes import ANY_SIZE
-from bagua_agent.config.job_config import STATIC_MASTER_PORT, JobConfig
+from bagua_agent.config.job_config import STATIC_MASTER_PORT, VIRTUAL_SHARDS, JobConfig
 from bagua_agent.membership.policy import Policy
 
 SIZE = "Size"
@@ -19,6 +19,8 @@ LOGS = "Logs"
 ADDRESSES = "Addresses"
 BINDING = "Devices and processors"
 RECORDS = "Records"
+RESULT = "Reproducible results"
+TUNING = "Tuning"
 HOSTS = "Several hosts over SSH"
 STORE = "etcd credentials"
 
@@ -28,7 +30,8 @@ TORCHRUN_PREFIX = "PET_"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `metavar` is empty for a switch; `own` ones are not torchrun's. other_names: further spellings."""
+    """One option. `metavar` is empty for a switch; `own` ones are not torchrun's. other_names: further spellings.
+    bare_value: what the option says without `=VALUE`, the only way to give it one; empty: it needs one."""
 
     name: str
     group: str
@@ -39,6 +42,7 @@ class Option:
     hidden: bool = False
     more_variables: tuple[str, ...] = ()
     other_names: tuple[str, ...] = ()
+    bare_value: str = ""
 
     @property
     def flag(self) -> str:
@@ -100,6 +104,33 @@ CREDENTIALS = (
     Option("etcd-password-file", STORE, "File with that user's password.", "FILE", own=True),
 )
 
+AUTOTUNE_OPTIONS = (
+    Option(
+        "autotune-level", TUNING,
+        "1: measure other sizes of buckets, orders of tensors and routes while the job trains, and keep the fastest. "
+        f"2: the same, and the algorithms of --autotune-algorithms. 0: off. {_default('autotune_level')}",
+        "0|1|2", own=True,
+    ),
+    Option(
+        "autotune-algorithms", TUNING,
+        "With level 2: algorithms that may be tried, as bytegrad. Another algorithm is another arithmetic; without "
+        "this option none is tried.",
+        "NAME,...", own=True,
+    ),
+    Option(
+        "autotune-max-samples", TUNING, f"Most trials of a study. {_default('autotune_max_samples')}", "N", own=True,
+    ),
+    Option(
+        "autotune-sampling-confidence-time", TUNING,
+        f"Seconds of training that one trial is measured. {_default('autotune_confidence_s')}", "SECONDS", own=True,
+    ),
+    Option(
+        "autotune-warmup-time", TUNING,
+        f"Seconds of training before the first trial. {_default('autotune_warmup_s')}", "SECONDS", own=True,
+    ),
+    Option("is-output-autotune-log", TUNING, "Print each trial on the leader's terminal.", own=True),
+)  # fmt: skip
+
 RUN_OPTIONS = (
     NNODES,
     Option(
@@ -131,6 +162,14 @@ RUN_OPTIONS = (
         "Workers on this node: a number, gpu (one a GPU), cpu (one a processor), "
         f"auto (gpu if there are any, else cpu). {_default('slots')}",
         "N|auto|cpu|gpu",
+    ),
+    Option(
+        "replica-size",
+        SIZE,
+        "Workers that hold one copy of a sharded model together: a number, which may be of several nodes' workers, or "
+        "node (those of one node). With 1 each worker holds a copy. Default 1.",
+        "K|node",
+        own=True,
     ),
     ENDPOINT,
     JOB_ID,
@@ -281,6 +320,30 @@ RUN_OPTIONS = (
         "PORT",
         own=True,
     ),
+    Option(
+        "dashboard",
+        RECORDS,
+        "Serve a page about the job, and what --metrics-port serves, at this port or HOST:PORT of this node. Alone: at "
+        "127.0.0.1:7465, or a free port where that is taken.",
+        "=PORT",
+        own=True,
+        bare_value="yes",
+    ),
+    Option(
+        "deterministic",
+        RESULT,
+        "The result is bitwise the same for any number of workers and any history of joins, leaves and losses.",
+        own=True,
+    ),
+    Option(
+        "virtual-shards",
+        RESULT,
+        "With --deterministic: parts of each global batch, fixed for the job's life, at least as many as workers. "
+        f"Default {VIRTUAL_SHARDS}.",
+        "N",
+        own=True,
+    ),
+    *AUTOTUNE_OPTIONS,
     Option("ledger", RECORDS, "Write one line per worker and committed step into DIR.", "DIR", own=True),
     Option(
         "digest-every",

@@ -28,18 +28,13 @@ class Original(Enum):
     RUN = "bagua_core.distributed.run"
 
 
-_AUTOTUNE = "there is no autotuning service; set the size of buckets by --default_bucket_size, and measure"
+_AUTOTUNE_LOG = "`bagua-launch events JOB` lists each trial; --is_output_autotune_log prints them too"
 _METRICS = "the terminal shows the job's progress; the script adds numbers by bagua.report(loss=...)"
 _SSH = "this command starts one node; baguarun, or bagua-launch --hosts, starts several over SSH"
 
 NO_EFFECT: dict[str, str] = {
     "--bagua-service-port": "no service listens on a port of its own; leave it out",
-    "--autotune-level": _AUTOTUNE,
-    "--autotune-max-samples": _AUTOTUNE,
-    "--autotune-sampling-confidence-time": _AUTOTUNE,
-    "--autotune-warmup-time": _AUTOTUNE,
-    "--is-output-autotune-log": _AUTOTUNE,
-    "--autotune-log-file": _AUTOTUNE,
+    "--autotune-log-file": _AUTOTUNE_LOG,
     "--report-metrics": _METRICS,
     "--host-list": _SSH,
     "--ssh-port": _SSH,
@@ -67,6 +62,15 @@ HINTS: dict[str, str] = {
 def _option(name: str, metavar: str = "", short: str = "") -> Option:
     return Option(name, "original", "", metavar, short)
 
+
+_AUTOTUNE = (
+    "--autotune-level",
+    "--autotune-max-samples",
+    "--autotune-sampling-confidence-time",
+    "--autotune-warmup-time",
+    "--is-output-autotune-log",
+)
+"""Flags that bagua-launch has too; it tunes from level 1 on."""
 
 _LAUNCHERS = (
     _option("bagua-service-port", "PORT"),
@@ -129,7 +133,7 @@ def translate(kind: Original, words: Sequence[str], environ: Mapping[str, str]) 
     environment: dict[str, str] = {}
     notes = [
         f"{flag.replace('-', '_').replace('__', '--', 1)}: {NO_EFFECT[flag]}"
-        for flag in dict.fromkeys(name for name, value in read.flags if _says(name, value))
+        for flag in dict.fromkeys(name for name, _ in read.flags)
         if flag in NO_EFFECT and not (kind is Original.BAGUARUN and flag in ("--host-list", "--ssh-port"))
     ]
     if read.has("--set-additional-flag"):
@@ -138,6 +142,8 @@ def translate(kind: Original, words: Sequence[str], environ: Mapping[str, str]) 
         arguments += ["--log-dir", directory, "--redirects", "3"]
     if (size := read.value("--default-bucket-size")) is not None:
         environment[BUCKET_SIZE_VARIABLE] = size
+    if read.value("--autotune-level") not in (None, "0"):
+        arguments += [word for flag, value in read.flags if flag in _AUTOTUNE for word in _words(flag, value)]
     if read.has("--enable-bagua-net") or read.has("--bagua-net-switch-on"):
         arguments.append("--enable-bagua-net")
     if kind is Original.RUN and not read.has("--max-restarts"):
@@ -145,11 +151,6 @@ def translate(kind: Original, words: Sequence[str], environ: Mapping[str, str]) 
     if kind is Original.BAGUARUN:
         arguments += _on_hosts(read, environ, environment)
     return Translation((*arguments, *read.program), environment, tuple(dict.fromkeys(notes)))
-
-
-def _says(flag: str, value: str | None) -> bool:
-    """Whether a flag without effect asks for something: level 0 of autotuning does not."""
-    return not (flag == "--autotune-level" and value == "0")
 
 
 def _read(kind: Original, words: Sequence[str], rows: Sequence[Option]) -> _Read:

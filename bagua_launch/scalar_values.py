@@ -47,6 +47,24 @@ def port_or_any(said: Said) -> int:
     return 0 if said.text == "0" else port(said)
 
 
+def listening(said: Said) -> str | None:
+    """Where a dashboard listens; None for a word that says no."""
+    word = said.text.lower()
+    if word in ("1", "true", "yes", "on"):
+        return ""
+    if word in ("false", "no", "off"):
+        return None
+    from bagua_agent.dashboard.listening import Listening
+
+    try:
+        Listening.parse(said.text)
+    except ValueError:
+        raise refuse(
+            said, "neither a port nor HOST:PORT", "--dashboard, --dashboard=8080, or HOST:PORT"
+        ) from None
+    return said.text
+
+
 def seconds(said: Said) -> float:
     try:
         value = float(said.text)

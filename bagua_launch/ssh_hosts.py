@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_launch.errors import refuse
+from bagua_launch.options import RUN_OPTIONS
 from bagua_launch.precedence import Said
 
 # user@host, host, [v6]; a leading dash would be an option of ssh
@@ -36,6 +37,8 @@ OWN = frozenset(
         *("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file"),
     }
 )
+# options whose value is written behind "=" alone
+_BARE = frozenset(option.key for option in RUN_OPTIONS if option.bare_value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ def node_arguments(
         flag = "--" + key.replace("_", "-")
         if said.text == "true":
             words.append(flag)
+        elif key in _BARE:
+            words.append(f"{flag}={said.text}")  # the next word would be the script
         elif said.text != "false":
             words += [flag, said.text]
     return [*words, *program]

@@ -21,9 +21,11 @@ from bagua_core.algorithms import (
     LowPrecisionDecentralized,
     QAdam,
     QAdamOptimizer,
+    StreamingDiLoCo,
 )
 from bagua_core.algorithms.async_model_average import DEFAULT_INTERVAL_MS
 from bagua_core.algorithms.local_sgd import DEFAULT_SYNC_EVERY
+from bagua_core.algorithms.streaming_diloco import DEFAULT_SYNC_EVERY as DILOCO_SYNC_EVERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Settings:
     qadam_warmup_steps: int = 5
     async_interval_ms: int = DEFAULT_INTERVAL_MS
     sync_every: int = DEFAULT_SYNC_EVERY
+    diloco_every: int = DILOCO_SYNC_EVERY
     hierarchical: bool = True
 
     def __post_init__(self) -> None:
@@ -72,6 +75,12 @@ def _qadam(bits: int | None) -> Choice:
     return build
 
 
+def _diloco_rounds(compress: str) -> Choice:
+    return _plain(
+        lambda s: LocalSGD(s.diloco_every, outer_optimizer="nesterov", compress=compress, unit="round")
+    )
+
+
 CHOICES: dict[str, Choice] = {
     "gradient_allreduce": _plain(lambda _: GradientAllreduce()),
     "bytegrad": _plain(lambda s: ByteGrad(s.hierarchical)),
@@ -83,7 +92,13 @@ CHOICES: dict[str, Choice] = {
     "qadam_1bit": _qadam(1),
     "async": _plain(lambda s: AsyncModelAverage(sync_interval_ms=s.async_interval_ms)),
     "local_sgd": _plain(lambda s: LocalSGD(s.sync_every)),
+    "diloco_rounds_uint8": _diloco_rounds("uint8"),
+    "diloco_rounds_int4": _diloco_rounds("int4"),
+    "streaming_diloco": _plain(lambda s: StreamingDiLoCo(s.diloco_every)),
+    "streaming_diloco_int4": _plain(lambda s: StreamingDiLoCo(s.diloco_every, compress="int4")),
 }
+# The round is their unit of commit: their workers take different numbers of steps.
+IN_ROUNDS = frozenset({"diloco_rounds_uint8", "diloco_rounds_int4"})
 ALWAYS_ADAM = frozenset({"qadam_uncompressed", "qadam_8bit", "qadam_1bit"})
 
 

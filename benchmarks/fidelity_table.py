@@ -16,7 +16,7 @@ WITHIN = 1.02
 @dataclass(frozen=True, slots=True)
 class Row:
     """One system on one task. Losses: one for each seed. Ratios: to DDP's with the same optimizer, of the same seed;
-    empty without any."""
+    empty without any. step_bytes: that a worker sends in a step, the mean. fewer: how many times fewer than DDP."""
 
     task: str
     system: str
@@ -27,6 +27,8 @@ class Row:
     held_out_ratio: tuple[float, ...]
     steps: int
     rounds: float | None
+    step_bytes: float
+    fewer: float | None
 
     @property
     def is_within(self) -> bool | None:
@@ -46,6 +48,7 @@ def rows(trained: Sequence[Trained]) -> list[Row]:
         baseline = system if system.startswith("ddp_") else baseline_of(system, TASKS[task])
         pairs = [(t, by_seed[task, baseline, t.seed]) for t in own if (task, baseline, t.seed) in by_seed]
         rounds = [t.rounds for t in own if t.rounds is not None]
+        sent = statistics.fmean(t.sent_bytes for t in own)
         found.append(
             Row(
                 task=task,
@@ -57,6 +60,8 @@ def rows(trained: Sequence[Trained]) -> list[Row]:
                 held_out_ratio=tuple(t.held_out_loss / ddp.held_out_loss for t, ddp in pairs),
                 steps=len(own[0].curve),
                 rounds=statistics.fmean(rounds) if rounds else None,
+                step_bytes=sent / len(own[0].curve),
+                fewer=statistics.fmean(ddp.sent_bytes for _, ddp in pairs) / sent if pairs and sent else None,
             )
         )
     return found
@@ -67,6 +72,7 @@ def in_words(found: Sequence[Row]) -> str:
     for task in dict.fromkeys(row.task for row in found):
         own = [row for row in found if row.task == task]
         head = ["system", "beside", "training loss", "x DDP", "held-out loss", "x DDP", "within 2 %"]
+        head += ["bytes a step", "x fewer"]
         cells = [
             [
                 row.system + (f" (a round every {row.steps / row.rounds:.1f} steps)" if row.rounds else ""),
@@ -76,6 +82,8 @@ def in_words(found: Sequence[Row]) -> str:
                 f"{_mean(row.held_out_loss):.4f}",
                 _ratio(row.held_out_ratio),
                 "-" if row.system == row.baseline else {True: "yes", False: "no", None: "-"}[row.is_within],
+                f"{row.step_bytes:,.0f}",
+                "-" if row.fewer is None else f"{row.fewer:.1f}",
             ]
             for row in own
         ]

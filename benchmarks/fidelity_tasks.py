@@ -1,4 +1,4 @@
-"""The three tasks of benchmarks.fidelity, each small enough for a minute on two cores.
+"""The tasks of benchmarks.fidelity, the usual ones each small enough for a minute on two cores.
 
 `digits`: handwritten digits (scikit-learn's, part of its package), a network of two hidden layers. `characters`: the
 model of examples/char_lm.py on the sources of Python's standard library. Both with a rate that falls to zero, so that
@@ -9,7 +9,7 @@ few samples; many of them for the first time after QAdam's warm-up.
 
 from __future__ import annotations
 
-import ast
+import importlib.util
 import re
 import sysconfig
 from collections import Counter
@@ -23,16 +23,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from bagua_core.algorithms.streaming_diloco import DEFAULT_SYNC_EVERY as DILOCO_SYNC_EVERY
 from benchmarks.algorithm_choices import Settings
 from benchmarks.result_file import ROOT
 
 # Training sets are whole batches: in a short one ranks have unequal shares, which DDP weighs otherwise.
 _DIGITS = 1408
 _WINDOWS, _WINDOWS_HELD_OUT = 960, 200
+_MANY_WINDOWS = 16_384
+_LOOKED_AT = 1024  # windows at once
 _MODULES, _VOCABULARY, _WORDS, _WIDTH = 20, 2000, 12, 32
 _WORD_WINDOWS, _WORD_WINDOWS_HELD_OUT = 6400, 1000
 # Of all steps. In so short a training the second moment has not settled at the 0.2 of long ones.
 QADAM_WARM_UP = 0.3
+# Of a fragment in a training, unless that makes rounds too short or longer than they are by default.
+_DILOCO_ROUNDS, _LEAST_DILOCO_EVERY = 20, 10
 
 
 Pieces = tuple[TensorDataset, TensorDataset]
@@ -54,16 +59,23 @@ class Task:
         return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
 
     def settings_for(self, steps: int) -> Settings:
-        return replace(self.settings, qadam_warmup_steps=max(1, round(steps * QADAM_WARM_UP)))
+        return replace(
+            self.settings,
+            qadam_warmup_steps=max(1, round(steps * QADAM_WARM_UP)),
+            diloco_every=min(DILOCO_SYNC_EVERY, max(_LEAST_DILOCO_EVERY, steps // _DILOCO_ROUNDS)),
+        )
 
     @torch.no_grad()
     def loss_over(self, model: nn.Module, dataset: TensorDataset) -> float:
         """Mean over the whole set."""
         model.eval()
-        x, y = dataset.tensors
-        found = self.loss(model, x, y).item()
+        parts = [
+            tuple(t[begin : begin + _LOOKED_AT] for t in dataset.tensors)
+            for begin in range(0, len(dataset), _LOOKED_AT)
+        ]
+        total = sum(self.loss(model, x, y).item() * len(x) for x, y in parts)
         model.train()
-        return found
+        return total / len(dataset)
 
 
 def _digits() -> Pieces:
@@ -85,18 +97,17 @@ def _digits_network() -> nn.Module:
 
 
 def char_lm() -> ModuleType:
-    """examples/char_lm.py without its call of main: a script, that trains when it is imported."""
-    path = ROOT / "examples" / "char_lm.py"
-    tree = ast.parse(path.read_text())
-    tree.body = [s for s in tree.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Call))]
-    module = ModuleType(path.stem)
-    exec(compile(tree, str(path), "exec"), module.__dict__)
+    """examples/char_lm.py, which lies in no package."""
+    spec = importlib.util.spec_from_file_location("char_lm", ROOT / "examples" / "char_lm.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
-def _characters() -> Pieces:
+def _characters(windows: int = _WINDOWS) -> Pieces:
     example = char_lm()
-    length = _WINDOWS * example.CONTEXT
+    length = windows * example.CONTEXT
     text = example.read_text(length + _WINDOWS_HELD_OUT * example.CONTEXT + 1)
     # a window's last target is the next one's first character
     return _windows(example, text[: length + 1]), _windows(example, text[length:])
@@ -157,15 +168,17 @@ def load_pieces(path: Path) -> Pieces:
     return train, held_out
 
 
-def _character_task(name: str, optimizer: str, is_usual: bool) -> Task:
+def _character_task(
+    name: str, optimizer: str, is_usual: bool, windows: int = _WINDOWS, epochs: int = 6
+) -> Task:
     # 44,000 parameters. SGD's rate is half of the one at which averages of weights with momentum still hold.
     return Task(
         name,
         Settings(optimizer, lr=0.2, adam_lr=1.6e-2, momentum=0.9, async_interval_ms=100, hierarchical=False),
         global_batch=32,
-        epochs=6,
+        epochs=epochs,
         build=_character_model,
-        pieces=_characters,
+        pieces=lambda: _characters(windows),
         is_usual=is_usual,
     )
 
@@ -192,5 +205,7 @@ TASKS: dict[str, Task] = {
         ),
         # Where replicas differ each has its own second moments, of few samples' gradients: they learn more slowly.
         _character_task("characters_adam", "adam", False),
+        # 2,048 steps, for algorithms whose rounds take a hundred.
+        _character_task("characters_long", "sgd", False, _MANY_WINDOWS, 4),
     )
 }

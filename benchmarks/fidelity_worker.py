@@ -22,6 +22,7 @@ from bagua_core.elastic.step.step_seed import seed_generators
 from benchmarks import algorithm_choices
 from benchmarks.algorithm_choices import Settings
 from benchmarks.fidelity_tasks import TASKS, Pieces, Task, load_pieces
+from benchmarks.tcp_sent import tcp_sent_bytes
 
 
 class Training:
@@ -37,6 +38,7 @@ class Training:
         torch.manual_seed(seed)
         self.net = task.build()
         self.curve: list[float] = []
+        self._sent_before = self.sent_bytes = 0  # from the first step to the last
 
     @property
     def settings(self) -> Settings:
@@ -50,15 +52,22 @@ class Training:
         x: torch.Tensor,
         y: torch.Tensor,
     ) -> None:
+        if not self.curve:
+            self._sent_before = tcp_sent_bytes()
         optimizer.zero_grad()
         loss = self.task.loss(model, x, y)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         scheduler.step()
         self.curve.append(loss.item())
+        if len(self.curve) == self.steps:
+            self.end_of_steps()
+
+    def end_of_steps(self) -> None:
+        self.sent_bytes = tcp_sent_bytes() - self._sent_before
 
     def write(self, out: Path, worker: int, rounds: int | None = None) -> None:
-        result: dict[str, object] = {"curve": self.curve, "rounds": rounds}
+        result: dict[str, object] = {"curve": self.curve, "rounds": rounds, "sent_bytes": self.sent_bytes}
         if worker == 0:
             result["train_loss"] = self.task.loss_over(self.net, self.train)
             result["held_out_loss"] = self.task.loss_over(self.net, self.held_out)
@@ -70,7 +79,7 @@ def train_ddp(training: Training, optimizer_name: str, out: Path) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     task, rank, workers = training.task, dist.get_rank(), dist.get_world_size()
-    model = DistributedDataParallel(training.net)
+    model = DistributedDataParallel(training.net, broadcast_buffers=False)  # its buffers are constants
     optimizer: torch.optim.Optimizer
     if optimizer_name == "adam":
         optimizer = torch.optim.Adam(training.net.parameters(), lr=training.settings.adam_lr)
@@ -94,7 +103,9 @@ def train_bagua(training: Training, system: str, out: Path, workers: int) -> Non
     bagua.init_process_group()
     build = algorithm_choices.CHOICES[system]
     optimizer, algorithm = build(list(training.net.parameters()), training.settings)
-    model = bagua.DistributedDataParallel(training.net, optimizers=[optimizer], algorithm=algorithm)
+    model = bagua.DistributedDataParallel(
+        training.net, optimizers=[optimizer], algorithm=algorithm, broadcast_buffers=False
+    )
     loader = bagua.ElasticDataLoader(
         training.train, global_batch_size=training.task.global_batch, seed=training.seed
     )
@@ -105,7 +116,9 @@ def train_bagua(training: Training, system: str, out: Path, workers: int) -> Non
             if bagua.get_world_size() != workers:
                 raise RuntimeError(f"a step with {bagua.get_world_size()} of {workers} workers: a fault")
             training.step(model, optimizer, scheduler, x, y)
-    if len(training.curve) != training.steps:
+    if algorithm.round_steps is not None:  # in rounds workers share the job's samples by their speeds
+        training.end_of_steps()
+    elif len(training.curve) != training.steps:
         raise RuntimeError(f"{len(training.curve)} steps instead of {training.steps}: some were done again")
     training.write(out, bagua.get_local_rank(), algorithm_choices.rounds_of(model))
 

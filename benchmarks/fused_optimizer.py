@@ -53,7 +53,7 @@ WARM_UP_STEPS = 3 + STEPS_TO_SETTLE  # fused ones find out in their first steps 
 class Row:
     """seconds: of one step, by way, one value for each round. off: largest difference to the loop, relative.
     moved_bytes: parameters, gradients and states read once, parameters and states written once; bytes_s: how many a
-    sum of two tensors in place moves in a second, one value for each round."""
+    sum of two tensors in place moves in a second, one value for each round; none for models that a cache holds."""
 
     model: str
     optimizer: str
@@ -77,8 +77,8 @@ class Row:
         return min(others) / own if own is not None and others else None
 
 
-def optimizer_classes() -> tuple[dict[str, type[Any]], list[str]]:
-    """By the name of a row, and what is left out, with the reason."""
+def optimizer_classes(third_party: bool = True) -> tuple[dict[str, type[Any]], list[str]]:
+    """By the name of a row, and what is left out, with the reason. third_party: import those of other packages too."""
     found = {
         name: kind
         for name, kind in inspect.getmembers(torch.optim, inspect.isclass)
@@ -86,7 +86,7 @@ def optimizer_classes() -> tuple[dict[str, type[Any]], list[str]]:
     }
     left_out = [f"{name}: {why}" for name, why in NOT_MEASURED.items() if found.pop(name, None)]
     found["SGD, momentum"] = torch.optim.SGD
-    for name, module in THIRD_PARTY.items():
+    for name, module in THIRD_PARTY.items() if third_party else ():
         try:
             found[f"{name} ({module})"] = getattr(importlib.import_module(module), name)
         except ImportError as error:
@@ -180,7 +180,8 @@ def measure(
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     bytes_s = []
     for number in range(rounds):
-        bytes_s.append(bandwidth_bytes_s(device))
+        if model not in optimizer_models.SMALL:
+            bytes_s.append(bandwidth_bytes_s(device))
         order = list(contestants)
         for way in order[number % len(order) :] + order[: number % len(order)]:
             one = contestants[way]
@@ -267,7 +268,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="torch's default if left out")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--no-compile", action="store_true", help="leave the compiled step out")
-    parser.add_argument("--quick", action="store_true", help="one small model, three optimizers, one round")
+    parser.add_argument(
+        "--quick", action="store_true", help="one small model, three of torch's optimizers, one round"
+    )
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/fused_optimizer-<date>")
     options = parser.parse_args(arguments)
     about = result_file.circumstances()
@@ -277,7 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device(options.device)
     if device.type == "cuda":
         about["gpu"] = torch.cuda.get_device_name(device)
-    classes, left_out = optimizer_classes()
+    # a quick run takes torch's own: importing the others takes as long as the run
+    classes, left_out = optimizer_classes(third_party=bool(options.optimizer) or not options.quick)
     unknown = set(options.optimizer or ()) - set(classes)
     if unknown:
         parser.error(f"--optimizer {sorted(unknown)}: choose from {sorted(classes)}")
@@ -302,7 +306,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                             model, name, classes[name], keeps, options.rounds, options.round_s, device, skip
                         )
                     )
-                    gc.collect()  # a model's memory, before the next needs as much
+                    if model not in optimizer_models.SMALL:
+                        gc.collect()  # a model's memory, before the next needs as much
                     print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     words = "\n".join(
         [

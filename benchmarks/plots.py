@@ -31,6 +31,10 @@ STYLES: dict[str, tuple[str, str]] = {
     "qadam_1bit": ("#d55e00", ">"),
     "async": ("#cc3377", "o"),
     "local_sgd": ("#7744aa", "d"),
+    "diloco_rounds_uint8": ("#9a6324", "8"),
+    "diloco_rounds_int4": ("#d2a679", "D"),
+    "streaming_diloco": ("#4b2a86", "p"),
+    "streaming_diloco_int4": ("#a58ad6", "H"),
 }
 DPI = 130
 
@@ -55,6 +59,8 @@ def round_ticks(
 
 def keep_plots(table: Path, figures: Mapping[str, Figure]) -> list[Path]:
     """Draw each figure into <table's stem>-<name>.png, and show them at the end of the table. Returns the paths."""
+    if not figures:
+        return []
     try:
         import matplotlib
     except ImportError:

@@ -1,6 +1,6 @@
 """Links with a delay, for the lab: netem would do it, but not every kernel has it.
 
-Takes the hosts' ports off the switch's bridge and lets a process forward between them (relay_forwarder.py), which
+Takes the hosts' ports off the switch's bridge and lets a process forward between them (relay_forwarder.cc), which
 holds every frame for the delay; so a round trip takes twice as long. Rates stay the lab's own (`Lab.shape`).
 """
 
@@ -9,19 +9,17 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
+from benchmarks.net_driver import build
 from tests.lab import namespaces
 from tests.lab.namespaces import LabError
 from tests.lab.network import Lab
 from tests.lab.process import LabProcess
 from tests.lab.wait import eventually
 
-_FORWARDER = Path(__file__).with_name("relay_forwarder.py")
 _DEADLINE_S = 20.0
 LONGEST_DELAY_S = 1.0
 
@@ -39,7 +37,7 @@ class RelayAccount:
 
 
 class Relay:
-    """Runs until `stop`. Raises LabError if it does not come up, or ended by itself."""
+    """Runs until `stop`. Needs a C++ compiler. Raises LabError if it does not come up, or ended by itself."""
 
     def __init__(self, lab: Lab, delay_s: float) -> None:
         if not 0 < delay_s <= LONGEST_DELAY_S:
@@ -53,7 +51,7 @@ class Relay:
         # in the switch's namespace: whatever happens here, it ends with the lab
         self._process = LabProcess(
             [nsenter, f"--net={namespaces.NETNS_DIR / lab.switch}", "--"],
-            [sys.executable, "-I", "-S", str(_FORWARDER), repr(delay_s), *self._ports],
+            [str(build.relay()), repr(delay_s), *self._ports],
             env=None,
             output=self._output,
             host_name="switch",

@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,16 +83,19 @@ class Run:
     reforms: Phase
 
 
-def measure(size: int, seed: int, directory: Path) -> Run:
+@contextmanager
+def led_job(
+    least: int, size: int, label: str, directory: Path
+) -> Iterator[tuple[EmbeddedEtcd, JobIdentity, int]]:
+    """An etcd, and a job of `least` to `size` nodes whose leader is a real agent; with that agent's process id."""
     etcd = EmbeddedEtcd.start()
     store = Store(StoreConfig((parse_endpoint(etcd.endpoint),)))
-    job_id = f"scale-{size}"
+    job_id = f"scale-{label}"
     script = directory / "idle.py"
     script.write_text(_IDLE)
-    log = (directory / f"leader-{size}.log").open("w+")
-    nodes = f"{max(1, size // 2)}:{size}"
-    options = ["--nnodes", nodes, "--rdzv-endpoint", etcd.endpoint, "--rdzv-id", job_id]
-    loaded = directory / f"loaded-{size}-{seed}"
+    log = (directory / f"leader-{label}.log").open("w+")
+    options = ["--nnodes", f"{least}:{size}", "--rdzv-endpoint", etcd.endpoint, "--rdzv-id", job_id]
+    loaded = directory / f"loaded-{label}"
     leader = subprocess.Popen(
         [sys.executable, "-m", "bagua_launch", *options, str(script), str(loaded)],
         stdin=subprocess.DEVNULL,
@@ -100,7 +104,7 @@ def measure(size: int, seed: int, directory: Path) -> Run:
     )
     try:
         _await_leader(store, job_id, loaded, leader, log)
-        return asyncio.run(_phases(etcd, _identity(store, job_id), size, seed, leader.pid))
+        yield etcd, _identity(store, job_id), leader.pid
     except NotFormed:
         log.seek(0)
         print(log.read()[-4000:], file=sys.stderr)
@@ -115,6 +119,11 @@ def measure(size: int, seed: int, directory: Path) -> Run:
         log.close()
         store.close()
         etcd.stop()
+
+
+def measure(size: int, seed: int, directory: Path) -> Run:
+    with led_job(max(1, size // 2), size, f"{size}-{seed}", directory) as (etcd, identity, leader_pid):
+        return asyncio.run(_phases(etcd, identity, size, seed, leader_pid))
 
 
 def _await_leader(store: Store, job_id: str, loaded: Path, leader: subprocess.Popen[bytes], log: Any) -> None:
@@ -140,12 +149,12 @@ async def _phases(etcd: EmbeddedEtcd, identity: JobIdentity, size: int, seed: in
     try:
 
         async def phase(work: Any, living: int, after: int) -> tuple[Phase, int]:
-            counts, cpu, began_s = agents.counts.copy(), [_cpu_s(p) for p in processes], time.monotonic()
+            counts, cpu, began_s = agents.counts.copy(), [cpu_s(p) for p in processes], time.monotonic()
             try:
                 async with asyncio.TaskGroup() as group:  # an error of either ends both
                     group.create_task(work)
                     ended_s, record = await agents.formed(after)
-                    used = [_cpu_s(p) - before for p, before in zip(processes, cpu, strict=True)]
+                    used = [cpu_s(p) - before for p, before in zip(processes, cpu, strict=True)]
                     done = agents.counts - counts
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
@@ -160,7 +169,7 @@ async def _phases(etcd: EmbeddedEtcd, identity: JobIdentity, size: int, seed: in
         await agents.stop()
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def cpu_s(process: psutil.Process) -> float:
     used = process.cpu_times()
     return float(used.user + used.system)
 

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import kept_plots
+from benchmarks.plots import keep_plots
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -25,7 +28,7 @@ def circumstances() -> dict[str, Any]:
     """Hardware, versions, commit, command and date of this run."""
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", f"benchmarks.{_module(Path(sys.argv[0]))}", *sys.argv[1:]]),
         "commit": _commit(),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -35,6 +38,11 @@ def circumstances() -> dict[str, Any]:
         "torch": importlib.metadata.version("torch"),
         "load_at_start": os.getloadavg()[0],
     }
+
+
+def _module(script: Path) -> str:
+    """The benchmark's name: of its file, or of its package."""
+    return script.parent.name if script.stem == "__main__" else script.stem
 
 
 def _commit() -> str:
@@ -85,7 +93,8 @@ def spread(values: Sequence[float], unit: str = "s", digits: int = 2) -> str:
 
 
 def keep(name: str, about: dict[str, Any], words: str, values: Any) -> list[Path]:
-    """Write <name>-<date>.md and .json; a second run of one day gets a number. Returns the paths."""
+    """Write <name>-<date>.md and .json; a second run of one day gets a number. And the plots that kept_plots.py has
+    for it. Returns the paths."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     day = about["date"][:10]
     stem, number = f"{name}-{day}", 1
@@ -95,4 +104,5 @@ def keep(name: str, about: dict[str, Any], words: str, values: Any) -> list[Path
     paths = [RESULTS / f"{stem}.md", RESULTS / f"{stem}.json"]
     paths[0].write_text(f"# {name}, {day}\n\n{in_words(about)}\n\n{words}\n")
     paths[1].write_text(json.dumps({"about": about, "values": values}, indent=1) + "\n")
-    return paths
+    kept = json.loads(paths[1].read_text())["values"]
+    return paths + keep_plots(paths[0], kept_plots.figures_of(name, kept))

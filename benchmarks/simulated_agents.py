@@ -39,7 +39,8 @@ WATCHES_OF_A_STREAM = 512
 JOINING_AT_ONCE = 160
 RELAYS = 16  # answer as agents do, so that the leader can ask through them
 LEASE_TTL_S = 3.0
-DEADLINE_S = 60.0
+DEADLINE_S = 60.0  # and longer in proportion for more agents than these:
+_AGENTS_OF_DEADLINE = 1024
 _rpc = etcd3.etcdrpc
 T = TypeVar("T", bound=Message)
 
@@ -71,7 +72,7 @@ class Agent:
     agent_id: str
     address: str
     lease_id: int = 0
-    ttl_s: int = 0
+    ttl_s: float = 0.0
     nonce: str = ""  # of the job that it is in
     alive: bool = True
     scope: Scope = Scope.WHOLE
@@ -94,12 +95,16 @@ class Agent:
 class SimulatedAgents:
     """Use it in one event loop, in the order of its methods."""
 
-    def __init__(self, socket_path: str, identity: JobIdentity, count: int, seed: int) -> None:
-        """socket_path: of etcd's Unix socket."""
+    def __init__(
+        self, socket_path: str, identity: JobIdentity, count: int, seed: int, patience: float = 1.0
+    ) -> None:
+        """socket_path: of etcd's Unix socket. patience: leases last so many times longer than those of agents and are
+        renewed as often: on a busy machine this process may be late, and none is to end."""
         self.counts = Counts()
         self.keys = JobKeys(identity.job_id)
         self.limits = Limits()
         self.least = max(1, count // 2)
+        self._patience = patience
         self._random = random.Random(seed)
         self._relays = [
             ControlServer("127.0.0.1", identity, f"n{i:05d}", lambda: [])
@@ -148,6 +153,13 @@ class SimulatedAgents:
         await asyncio.gather(*map(join_one, self.agents))
         self._raise_what_failed()
 
+    async def join_another(self) -> None:
+        """A further agent comes. Returns when it has written its keys, those of a ready worker included."""
+        number = len(self.agents)
+        agent = Agent(number, f"n{number:05d}", self._address(number))
+        self.agents.append(agent)
+        await self._join(agent)
+
     async def _join(self, agent: Agent) -> None:
         job = _rpc.TxnRequest()
         for key in (self.keys.result, self.keys.spec, self.keys.identity):
@@ -159,9 +171,9 @@ class SimulatedAgents:
         for spec in found.responses[1].response_range.kvs:  # begun by the first agent, a real one
             agent.nonce = pb.JobSpec.FromString(spec.value).nonce
         ttl_s = self.limits.lease_ttl_s(LEASE_TTL_S, max(nodes, self.least))
-        lease = _rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
+        lease = _rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s * self._patience))
         granted = await self._ask(agent, "Lease/LeaseGrant", lease, _rpc.LeaseGrantResponse)
-        agent.lease_id, agent.ttl_s = granted.ID, granted.TTL
+        agent.lease_id, agent.ttl_s = granted.ID, granted.TTL / self._patience
         self._renewals.add(asyncio.create_task(self._renew(agent)))
         own = pb.Agent(
             protocol=PROTOCOL_VERSION,
@@ -269,7 +281,7 @@ class SimulatedAgents:
         its keepers."""
 
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(DEADLINE_S * max(1.0, len(self.agents) / _AGENTS_OF_DEADLINE)):
                 while (record := self._formed_after(after)) is None:
                     self._heard.clear()
                     await self._heard.wait()

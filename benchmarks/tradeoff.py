@@ -151,7 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(words)
     if args.keep:
         values = {"rows": [asdict(r) for r in found], "runs": [asdict(r) for r in bench.runs], "notes": notes}
-        paths = result_file.keep("tradeoff", about, words, values)
+        # single algorithms have a result of their own, beside that of all
+        name = "_".join(["tradeoff", *sorted(set(args.algorithm))])
+        paths = result_file.keep(name, about, words, values)
         paths += keep_plots(paths[0], tradeoff_plots.figures(found, bench.runs))
         for path in paths:
             print(f"wrote {path.relative_to(result_file.ROOT)}")
@@ -162,9 +164,10 @@ def _about(run: Run) -> str:
     return (
         f"{HOSTS} hosts, one worker each, {run.parameters / 1e6:.1f} M parameters, global batch {run.global_batch}, "
         "fp32 on CPUs over Gloo, one torch thread a worker. A step: median (least to most, number of steps) of rank "
-        "0's whole iterations after the warm-up; for async and local_sgd the mean over whole rounds, as most steps "
-        "are cheap and some are not. x DDP: DDP's step over this one's, in the same run. Sent: by a host's "
-        "interface, the agent's traffic included. QAdam is measured after its warm-up."
+        "0's whole iterations after the warm-up; for async, local_sgd and DiLoCo the mean over whole rounds, as most "
+        "steps are cheap and some are not. Busy: the median of these steps over the mean. x DDP: DDP's step over this "
+        "one's, in the same run. Sent: by a host's interface, the agent's traffic included. QAdam is measured after "
+        "its warm-up."
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.algorithm_choices import IN_ROUNDS
 from benchmarks.tradeoff_window import Enough
 from benchmarks.tradeoff_worker import POWER_SGD_START, SETTINGS
 from benchmarks.worker_environment import worker_environment
@@ -80,6 +81,9 @@ SYSTEMS: dict[str, System] = {
         ),
         System("async", is_uneven=True, rounds=_ROUNDS_OF_ASYNC, aims={"100mbit": 15.0}),
         System("local_sgd", is_uneven=True, cycle=SETTINGS.sync_every),
+        System("diloco_rounds_uint8", is_uneven=True),
+        System("diloco_rounds_int4", is_uneven=True),
+        System("streaming_diloco_int4", is_uneven=True, cycle=SETTINGS.diloco_every),
     )
 }
 
@@ -147,7 +151,7 @@ def measure(lab: Lab, endpoints: str, job: Job, asked: Enough, width: int, batch
             output = out / f"output-{host.name}.log"
             processes.append(host.run([sys.executable, *words, *script], env=env, output=output))
         # slow steps before the window, the window, and what may come after: the average of the replicas
-        _await_all(processes, _START_S + 3 * enough.most_s)
+        await_all(processes, _START_S + 3 * enough.most_s)
     finally:
         for host in lab.hosts[:HOSTS]:
             host.kill_all()
@@ -168,7 +172,7 @@ def _bagua(host: Host, endpoints: str, number: int) -> tuple[list[str], dict[str
     return [*words, "--rdzv-id", f"tradeoff-{number}", "--local-addr", host.address], {}
 
 
-def _await_all(processes: Sequence[LabProcess], deadline_s: float) -> None:
+def await_all(processes: Sequence[LabProcess], deadline_s: float) -> None:
     """Until all have ended well. Raises RunFailed as soon as one has not."""
     end_s = time.monotonic() + deadline_s
     while True:
@@ -190,7 +194,9 @@ def read_run(job: Job, out: Path, batch: int) -> Run:
     first = found[0]
     began_s = min(worker["began_s"][0] for worker in found)
     ends_s = [end_s - began_s for end_s in first["began_s"][1:]]
-    losses = [sum(of_step) / HOSTS for of_step in zip(*(w["losses"] for w in found), strict=True)]
+    # in rounds some workers take a few steps more than others
+    of_steps = zip(*(w["losses"] for w in found), strict=job.system.name not in IN_ROUNDS)
+    losses = [sum(of_step) / HOSTS for of_step in of_steps]
     return Run(
         system=job.system.name,
         condition=job.condition,
@@ -198,7 +204,7 @@ def read_run(job: Job, out: Path, batch: int) -> Run:
         parameters=first["parameters"],
         global_batch=batch * HOSTS,
         step_s=tuple(first["step_s"]),
-        losses=tuple(zip(ends_s, losses, strict=True)),
+        losses=tuple(zip(ends_s, losses, strict=job.system.name not in IN_ROUNDS)),
         sent_bytes=sum(worker["sent_bytes"] for worker in found) / HOSTS / len(first["step_s"]),
         rounds=first["rounds"],
     )

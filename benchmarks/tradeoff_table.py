@@ -15,7 +15,8 @@ from benchmarks.tradeoff_systems import BASELINE, SYSTEMS, Condition, Run
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One system under one condition. step_s: what a step costs, see `row`; ratio: DDP's over it."""
+    """One system under one condition. step_s: what a step costs, see `row`; ratio: DDP's over it. busy: the part of the
+    time that the steps would take without any exchange, of a system most of whose steps have none."""
 
     system: str
     condition: Condition
@@ -26,6 +27,7 @@ class Row:
     ratio: float | None
     aim: float | None
     rounds: int | None
+    busy: float | None = None
 
     @property
     def is_reached(self) -> bool | None:
@@ -66,6 +68,9 @@ def row(own: Sequence[Run], ddp_s: float | None) -> Row:
         ratio=None if ddp_s is None else ddp_s / cost_s,
         aim=None if first.condition.delay_ms else system.aims.get(first.condition.rate),
         rounds=sum(rounds) if rounds else None,
+        busy=min(1.0, statistics.median(s for run in own for s in run.step_s) / cost_s)
+        if system.is_uneven
+        else None,
     )
 
 
@@ -82,7 +87,7 @@ def _cost_s(own: Sequence[Run]) -> float:
 def in_words(found: Sequence[Row]) -> str:
     parts = []
     for condition in dict.fromkeys(row.condition for row in found):
-        head = ["system", "one step", "samples/s", "x DDP", "aim", "reached", "sent a step"]
+        head = ["system", "one step", "samples/s", "x DDP", "aim", "reached", "busy", "sent a step"]
         cells = [
             [
                 row.system,
@@ -91,6 +96,7 @@ def in_words(found: Sequence[Row]) -> str:
                 "-" if row.ratio is None else f"{row.ratio:.2f}",
                 "-" if row.aim is None else f"{row.aim:g}",
                 {True: "yes", False: "no", None: "-"}[row.is_reached],
+                "-" if row.busy is None else f"{row.busy:.0%}",
                 f"{row.sent_bytes / 1e6:.1f} MB"
                 + (f", {row.rounds} rounds" if row.rounds is not None else ""),
             ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,8 +95,7 @@ class Window:
     @property
     def step_s(self) -> list[float]:
         """Of the steps that count."""
-        counted = self.began_s[self._enough.warm_up :]
-        return [after - before for before, after in itertools.pairwise(counted)]
+        return durations(self.began_s[self._enough.warm_up :])
 
     def _decide(self, elapsed_s: float) -> None:
         self._stop = self._enough.last(self._step, elapsed_s, self.rounds or 0)
@@ -104,3 +103,8 @@ class Window:
             half = self._decision.with_suffix(".half")
             half.write_text(str(self._stop))
             half.rename(self._decision)
+
+
+def durations(moments_s: Sequence[float]) -> list[float]:
+    """From each moment to the next one."""
+    return [after - before for before, after in itertools.pairwise(moments_s)]

@@ -7,10 +7,12 @@ Same model, batch and samples under every system. Under bagua-launch for Bagua's
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -19,13 +21,15 @@ import torch.nn.functional as F
 from benchmarks import algorithm_choices
 from benchmarks.algorithm_choices import Settings
 from benchmarks.rivals.workload import CLASSES, mlp
-from benchmarks.tradeoff_window import Enough, Window
+from benchmarks.tradeoff_window import Enough, Window, durations
 
 POWER_SGD_START = 2  # the least that torch allows
 # Without momentum: with it this model loses its way when batches are as small as one worker's.
 # QAdam hardly moves: after so short a warm-up it would lose its way, and only what its steps cost is asked.
 SETTINGS = Settings("sgd", lr=0.1, adam_lr=1e-6, qadam_warmup_steps=3)
 _ONE_BUCKET_MB = 4096
+ROUNDS = 3  # that are measured, where the round is the unit of commit
+POOL = 512
 _SIGNAL = 1.0  # a feature's mean over a class, against its noise: learnt within some dozen steps
 
 
@@ -81,17 +85,34 @@ class Worker:
         window.trained(loss.item())
 
     def write(self, window: Window, net: torch.nn.Module) -> None:
-        result = {
-            "parameters": sum(p.numel() for p in net.parameters()),
-            "began_s": window.began_s,
-            "step_s": window.step_s,
-            "losses": window.losses,
-            "rounds": window.rounds,
-            "sent_bytes": sent_bytes() - self._sent_before,
-        }
-        half = self._args.out / f"{self._rank}.half"
-        half.write_text(json.dumps(result))
-        half.rename(half.with_suffix(".json"))
+        sent = sent_bytes() - self._sent_before
+        counted = window.began_s[self._args.warm_up :]
+        write(self._args.out, self._rank, net, window.began_s, counted, window.losses, window.rounds, sent)
+
+
+def write(
+    out: Path,
+    rank: int,
+    net: torch.nn.Module,
+    began_s: Sequence[float],
+    counted_s: Sequence[float],
+    losses: Sequence[float],
+    rounds: int | None,
+    sent: int,
+) -> None:
+    """What a worker measured. began_s: the moments at which its steps began, and the last one's end; counted_s: those
+    after the warm-up. losses: of its steps. sent: bytes since the warm-up."""
+    result = {
+        "parameters": sum(p.numel() for p in net.parameters()),
+        "began_s": list(began_s),
+        "step_s": [after - before for before, after in itertools.pairwise(counted_s)],
+        "losses": list(losses),
+        "rounds": rounds,
+        "sent_bytes": sent,
+    }
+    half = out / f"{rank}.half"
+    half.write_text(json.dumps(result))
+    half.rename(half.with_suffix(".json"))
 
 
 def train_ddp(args: argparse.Namespace) -> None:
@@ -151,6 +172,51 @@ def train_bagua(args: argparse.Namespace) -> None:
     worker.write(window, net)
 
 
+class Pool(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """`length` samples, of which only POOL differ: drawing them costs as little as in the other systems' loops."""
+
+    def __init__(self, width: int, length: int) -> None:
+        self._x, self._y = Batches(width, POOL, 0).draw()
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._x[index % POOL], self._y[index % POOL]
+
+
+def train_rounds(args: argparse.Namespace) -> None:
+    """A round that does not count, then ROUNDS; each worker takes its own number of local steps."""
+    import bagua_core as bagua
+
+    bagua.init_process_group()
+    net = mlp(args.width)
+    optimizer, algorithm = algorithm_choices.CHOICES[args.system](list(net.parameters()), SETTINGS)
+    model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm)
+    global_batch = args.batch * args.hosts
+    data = Pool(args.width, (1 + ROUNDS) * SETTINGS.diloco_every * global_batch)
+    loader = bagua.ElasticDataLoader(data, global_batch)
+    began_s: list[float] = []
+    losses: list[float] = []
+    counted, sent_before = 0, 0
+    for _ in loader.epochs(1):
+        for x, y in loader:
+            if loader.step >= 1 and not counted:
+                counted, sent_before = len(began_s), sent_bytes()
+            began_s.append(time.monotonic())
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+    if loader.step != 1 + ROUNDS:
+        raise RuntimeError(f"{loader.step} rounds instead of {1 + ROUNDS}: a fault")
+    began_s.append(time.monotonic())
+    sent = sent_bytes() - sent_before
+    write(args.out, bagua.get_rank(), net, began_s, durations(began_s[counted:]), losses, ROUNDS, sent)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     systems = [*algorithm_choices.CHOICES, "ddp", "ddp_fp16", "ddp_powersgd"]
@@ -166,7 +232,9 @@ def main() -> None:
     parser.add_argument("--cycle", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=0)
     args = parser.parse_args()
-    if args.system in algorithm_choices.CHOICES:
+    if args.system in algorithm_choices.IN_ROUNDS:
+        train_rounds(args)
+    elif args.system in algorithm_choices.CHOICES:
         train_bagua(args)
     else:
         train_ddp(args)

@@ -119,4 +119,5 @@ def main():
             print(f"epoch {epoch}: evaluation loss {held_out_loss:.3f}", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

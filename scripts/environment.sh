@@ -84,5 +84,11 @@ bagua_environment() {
   "$PYTHON" -m pip install -qq --disable-pip-version-check -c $constraints setuptools wheel || return 1
   "$PYTHON" -m pip install -qq --disable-pip-version-check -c $constraints \
     --no-build-isolation --editable ".${extras:+[$extras]}" || return 1
+  # litdata requires torchvision, for images alone. A build of another index than torch's does not load beside it, and
+  # Lightning, which loads it where it is installed, fails with it.
+  if "$PYTHON" -m pip show -qq torchvision 2>/dev/null && ! "$PYTHON" -c 'import torchvision' 2>/dev/null; then
+    echo "removing torchvision, which does not load beside this torch"
+    "$PYTHON" -m pip uninstall -qq --disable-pip-version-check --yes torchvision || return 1
+  fi
   echo "$wanted" >"$stamp"
 }

@@ -6,18 +6,40 @@ import os
 import signal
 import sys
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+from tests.rewritten_assertions import pytest_sessionstart
 from tests.suite_costs import pytest_addoption, pytest_collection_modifyitems, pytest_configure
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
+if TYPE_CHECKING:
+    from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure", "pytest_sessionstart"]
+
+# An example's time depends on what else the machine does. Fixtures of these tests hold nothing of an example.
+settings.register_profile(
+    "bagua", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("bagua")
 
 # A shell that starts the tests in its background has them ignore SIGINT; so would every process they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _exit_status = pytest.StashKey[int]()
 _let_go = [False]  # whether threads may still wait for operations of groups that were given up
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Generator["EmbeddedEtcd"]:
+    """An etcd on this machine, shared by a file's tests."""
+    from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+
+    server = EmbeddedEtcd.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -30,11 +30,22 @@ HOLD_LIMIT_S = 60.0
 _HOLD_LOOK_S = 0.002
 POINTS = frozenset(
     f"{write}.{edge}"
-    for write in ("election", "generation", "result", "agent-removal", "leader-removal", "hang-order")
+    for write in (
+        "election",
+        "generation",
+        "result",
+        "agent-removal",
+        "leader-removal",
+        "hang-order",
+        "replicas",
+    )
     for edge in ("before", "after")
 )
+# Of a job with replicas alone, around what its leader writes of them.
+REPLICA_POINTS = frozenset({"replicas.before", "replicas.after"})
 # Of a daemon, around what a scheduler writes; the "generation" of one counts the transactions of a decision.
 SERVICE_POINTS = frozenset({"orders.before", "orders.after"})
+_EVERY_POINT = POINTS | REPLICA_POINTS | SERVICE_POINTS
 _FORM = re.compile(
     r"(?P<name>[a-z.-]+)=(?P<action>kill|stop|raise|delay(?=:)|hold(?=:))"
     r"(:(?P<argument>(?<=delay:)\d+(\.\d+)?|(?<=hold:)/[^;@]+))?(@(?P<generation>\d+))?"
@@ -62,8 +73,8 @@ def parse(text: str) -> tuple[Failpoint, ...]:
     points = []
     for part in filter(None, (p.strip() for p in text.split(";"))):
         match = _FORM.fullmatch(part)
-        if match is None or match["name"] not in POINTS | SERVICE_POINTS:
-            names = ", ".join(sorted(POINTS | SERVICE_POINTS))
+        if match is None or match["name"] not in _EVERY_POINT:
+            names = ", ".join(sorted(_EVERY_POINT))
             raise UserError(f"{VARIABLE}: {part!r} is no failpoint; names are {names}")
         generation = int(match["generation"]) if match["generation"] else None
         name, action, argument = match["name"], match["action"], match["argument"]

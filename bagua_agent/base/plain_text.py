@@ -82,3 +82,13 @@ def some(items: Iterable[str], most: int = 8, joint: str = ", ") -> str:
 def counted(number: int, what: str, several: str = "") -> str:
     """As "1 node", "2 nodes". several: the plural that is made otherwise."""
     return f"{number} {what}" if number == 1 else f"{number} {several or what + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """As "850 ms", "3.2 s", "54 s", "12 min", "3 h 5 min"."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

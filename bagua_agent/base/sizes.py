@@ -15,6 +15,15 @@ if TYPE_CHECKING:  # the command line, which is to start fast, reads no records
     from bagua_contract import membership_pb2 as pb
 
 
+def nodes_with_a_part(nodes: int, slots: int, replica_size: int) -> int:
+    """Of `nodes` nodes with `slots` workers each, those that have workers of a replica once as many replicas of
+    `replica_size` workers as possible are formed on the fewest nodes; the rest has only spares."""
+    if replica_size <= slots:
+        return nodes
+    used = nodes * slots // replica_size * replica_size
+    return -(-used // slots)
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """The sizes that the next generation may have. most: nodes; sizes: ascending, none of them if all are allowed."""

@@ -1,16 +1,24 @@
-"""An HTTP server for short answers, such as health checks: one request after the other, each within a bound."""
+"""An HTTP server for short answers: health checks, metrics, the dashboard. Each request is answered within a bound.
+
+Answers one request after the other, or several side by side where it is given threads: a browser keeps connections open
+that it may never use.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.server
 import logging
 import socket
+import socketserver
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from bagua_agent.base.background import Failed, background_thread
+from bagua_contract.addresses import family_of
 
 log = logging.getLogger(__name__)
 
@@ -25,25 +33,70 @@ class Answer:
     content_type: str = "text/plain; charset=utf-8"
 
 
+Guard = Callable[[str, Mapping[str, str]], Answer | None]
+
+
 class _Server(http.server.HTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that hangs up or is too slow is none of the job's concern."""
         log.debug("a request of %s was broken off", client_address, exc_info=True)
 
 
-class SmallHttpServer:
-    """Answers GET and HEAD at a port of all addresses, from its own thread, between `start` and `stop`.
+class _ThreadedServer(socketserver.ThreadingMixIn, _Server):
+    """At most `most` requests at once; a connection beyond them is closed."""
 
-    what: it answers, for its warnings. answer(path): called in that thread. A port that can't be opened is a warning:
-    the job is worth more than what watches it. port: 0 takes a free one.
+    def __init__(
+        self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler], most: int
+    ) -> None:
+        self.daemon_threads = False  # server_close joins them; each ends within REQUEST_TIMEOUT_S
+        self._free = threading.BoundedSemaphore(most)
+        self.address_family = family_of(address[0])
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()  # no thread was started
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+
+class SmallHttpServer:
+    """Answers GET and HEAD between `start` and `stop`.
+
+    what: it answers, for its warnings. answer(path): called in a thread of the server. A port that can't be opened is a
+    warning: the job is worth more than what watches it. port: 0 takes a free one; or_any_port: also if it is taken.
+    host: an address; empty for all. threads: requests that are answered side by side; 0: one after the other. headers:
+    of every answer. guard(path, headers): what is answered instead of a request that is refused, or None.
     """
 
-    def __init__(self, port: int, what: str, answer: Callable[[str], Answer]) -> None:
+    def __init__(
+        self,
+        port: int,
+        what: str,
+        answer: Callable[[str], Answer],
+        *,
+        host: str = "",
+        threads: int = 0,
+        headers: Mapping[str, str] | None = None,
+        guard: Guard = lambda path, headers: None,
+        or_any_port: bool = False,
+    ) -> None:
         self._what = what
         self._server: http.server.HTTPServer | None = None
         self._thread: threading.Thread | None = None
+        handler = _handler(answer, headers or {}, guard)
         try:
-            self._server = _Server(("", port), _handler(answer))
+            self._server = _open(host, port, handler, threads, or_any_port=or_any_port)
         except OSError as problem:
             log.warning("no %s at port %d: %s; the job goes on without", what, port, problem.strerror)
 
@@ -70,7 +123,26 @@ class SmallHttpServer:
             log.warning("%s are not answered any more: %s", self._what, end.reason)
 
 
-def _handler(answer: Callable[[str], Answer]) -> type[http.server.BaseHTTPRequestHandler]:
+def _open(
+    host: str,
+    port: int,
+    handler: type[http.server.BaseHTTPRequestHandler],
+    threads: int,
+    *,
+    or_any_port: bool,
+) -> http.server.HTTPServer:
+    """Raises OSError."""
+    try:
+        return _ThreadedServer((host, port), handler, threads) if threads else _Server((host, port), handler)
+    except OSError as problem:
+        if not or_any_port or problem.errno != errno.EADDRINUSE:
+            raise
+    return _open(host, 0, handler, threads, or_any_port=False)
+
+
+def _handler(
+    answer: Callable[[str], Answer], headers: Mapping[str, str], guard: Guard
+) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = REQUEST_TIMEOUT_S
 
@@ -91,10 +163,13 @@ def _handler(answer: Callable[[str], Answer]) -> type[http.server.BaseHTTPReques
 
         def do_GET(self) -> None:
             self._limit.cancel()
-            said = answer(self.path.split("?")[0])
+            path = self.path.split("?")[0]
+            said = guard(path, dict(self.headers.items())) or answer(path)
             self.send_response(said.status)
             self.send_header("Content-Type", said.content_type)
             self.send_header("Content-Length", str(len(said.body)))
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(said.body)

@@ -70,7 +70,10 @@ def _state(
     generation = read_message(pb.Generation, values.get(keys.generation, b""))
     if generation is None or not generation.number:
         return "starting", f"{len(nodes)} of {counted(desired.min_nodes, 'node')} are present"
-    return "running", f"generation {generation.number}; {counted(len(nodes), 'node')} present"
+    spec = read_message(pb.JobSpec, values.get(keys.spec, b"")) or pb.JobSpec()
+    size, workers = spec.replica_size, len(generation.members)
+    replicas = f"{counted(workers // size, 'replica')} of {size} workers; " if size > 1 else ""
+    return "running", f"generation {generation.number}; {replicas}{counted(len(nodes), 'node')} present"
 
 
 def end_of(value: bytes) -> JobEnded:
@@ -103,9 +106,8 @@ def request_stop(store: Store, job_id: str) -> str:
 
 
 def no_logs(job: JobStatus) -> UserError:
-    """Why `logs` has nothing of such a job, and where its output is."""
-    where = some(job.nodes, _MOST_NAMED) if job.nodes else "its nodes"
+    """Why `logs` has nothing of such a job whose agents are gone, and where its output is."""
     return UserError(
-        f"job {job.job_id!r} was started by hand, so its output is in the terminals of {where}, and in the folder that "
-        "--log-dir named there"
+        f"job {job.job_id!r} was started by hand and no node of it is present, so its output is in the terminals "
+        "of its nodes, and in the folder that --log-dir named there"
     )

@@ -78,6 +78,8 @@ SHUTDOWN_TIMEOUT_S = 30.0
 # No clock and no record of ours holds more.
 LONGEST_WAIT_S = 1e9
 MAX_LOG_MIB = 256
+VIRTUAL_SHARDS = 8  # of a deterministic job, unless told otherwise: whole subtrees for 1, 2, 4 and 8 workers
+MOST_VIRTUAL_SHARDS = 4096
 LARGEST_COUNT = (1 << 31) - 1
 
 
@@ -86,6 +88,7 @@ class JobConfig:
     """One node's part in a job.
 
     Who: `slots` workers here, between `min_nodes` and `max_nodes` nodes in all.
+    Replicas: `replica_size` workers hold one copy of the model together; 0: as many as this node has.
     Where: `endpoints` are entries that etcd/endpoints.py reads; None means that the agent starts an
     etcd of its own, which also serves the others if the job admits more nodes. With `hosts_store` it
     starts one at endpoints[0] instead, unless an etcd answers there already.
@@ -100,6 +103,7 @@ class JobConfig:
     max_nodes: int = 1
     size_policy: SizePolicy = ANY_SIZE
     slots: int = 1
+    replica_size: int = 1
 
     endpoints: tuple[str, ...] | None = None
     hosts_store: bool = False
@@ -135,6 +139,16 @@ class JobConfig:
     node_rank: int | None = None
 
     metrics_port: int | None = None  # None: no endpoint; 0: a free port
+    dashboard: str | None = None  # None: none; else as dashboard.listening.Listening reads it
+
+    virtual_shards: int = 0  # of each global batch in a deterministic job; 0: the job is not deterministic
+
+    autotune_level: int = 0  # 0: off
+    autotune_max_samples: int = 60
+    autotune_confidence_s: float = 5.0  # that one trial is measured
+    autotune_warmup_s: float = 30.0
+    autotune_algorithms: tuple[str, ...] = ()  # that may be tried; others never are
+    autotune_verbose: bool = False
 
     ledger_dir: str | None = None
     digest_every_steps: int = 100
@@ -162,6 +176,19 @@ class JobConfig:
             raise ValueError(f"nodes {self.min_nodes}:{self.max_nodes} are not 1 <= least <= most")
         if (forbidden := self.size_policy.forbidden(self.min_nodes, self.max_nodes)) is not None:
             raise ValueError(f"{forbidden} nodes are not an allowed size ({self.size_policy.text})")
+        if self.virtual_shards > MOST_VIRTUAL_SHARDS:
+            raise ValueError(
+                f"virtual_shards must be at most {MOST_VIRTUAL_SHARDS}, not {self.virtual_shards}"
+            )
+        if self.virtual_shards and self.command.kind is CommandKind.EXECUTABLE:
+            raise ValueError(
+                "a deterministic job runs a Python script or module: another program's random state and "
+                "kernels are unknown"
+            )
+        if self.autotune_level and self.virtual_shards:
+            raise ValueError("a deterministic job has one order of sums, so there is nothing to tune")
+        if self.autotune_level and not (self.autotune_confidence_s > 0 and self.autotune_max_samples > 0):
+            raise ValueError("a trial needs time, and a study at least one of them")
         if self.slots < 1:
             raise ValueError(f"slots must be at least 1, not {self.slots}")
         if self.endpoints is not None and not self.endpoints:
@@ -175,6 +202,11 @@ class JobConfig:
             most = LONGEST_WAIT_S if isinstance(value, float) else LARGEST_COUNT
             if isinstance(value, (int, float)) and not 0 <= value <= most:  # not a number fails too
                 raise ValueError(f"{each.name} must be from 0 to {most:g}, not {reprlib.repr(value)}")
+
+
+def workers_of_a_replica(config: JobConfig) -> int:
+    """At least 1."""
+    return config.replica_size or config.slots
 
 
 def launcher_variables(config: JobConfig, environ: Mapping[str, str]) -> Mapping[str, str]:

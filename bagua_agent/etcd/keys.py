@@ -45,6 +45,7 @@ class JobKeys:
     control = _Key("control/")  # what concerns every agent
     spec = _Key("control/spec")
     desired = _Key("control/desired")
+    settings = _Key("control/settings")
     leader = _Key("control/leader")
     generation = _Key("control/generation")
     meeting = _Key("control/meeting")
@@ -59,7 +60,10 @@ class JobKeys:
     finished_workers = _Key("finished/")
     departures = _Key("departed/")
     refusals = _Key("refused/")
+    replicas = _Key("replicas/")
     events = _Key("events/")
+    measured = _Key("tuning/measured")  # not for every agent: the leader alone acts on these
+    study = _Key("tuning/study")
     identity = _Key("identity", "secrets")  # the job's key pair
 
     def __init__(self, job_id: str) -> None:
@@ -93,6 +97,9 @@ class JobKeys:
 
     def refused(self, worker_id: str) -> str:
         return self.refusals + check_id("worker", worker_id)
+
+    def replica(self, replica_id: str) -> str:
+        return self.replicas + check_id("replica", replica_id)
 
     def event(self, name: str) -> str:
         return self.events + check_id("event", name)

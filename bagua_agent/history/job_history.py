@@ -16,6 +16,7 @@ from bagua_agent.etcd.client import KeyValue
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
+from bagua_contract.replica import Replica
 
 KEPT = 1000
 LONGEST_TEXT = 500
@@ -35,12 +36,17 @@ class EventKind(Enum):
     KEYS_LOST = pb.Event.KEYS_LOST
     JOB_ENDED = pb.Event.JOB_ENDED
     AGENT_FAILED = pb.Event.AGENT_FAILED
+    REPLICA_ASSEMBLED = pb.Event.REPLICA_ASSEMBLED
+    REPLICA_OVER = pb.Event.REPLICA_OVER
+    TUNED = pb.Event.TUNED
+    GENERATION_IN_FORCE = pb.Event.GENERATION_IN_FORCE
 
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
     """name: of its key, unique in the job. time_unix_s: of the writer's clock, for people only; 0: not written yet.
-    generation, world_size: 0 if it is about none. text: one line."""
+    generation, world_size: 0 if it is about none. text: one line. lost_s: of GENERATION_IN_FORCE, what the change took.
+    """
 
     name: str
     kind: EventKind
@@ -51,6 +57,7 @@ class JobEvent:
     generation_kind: str = ""
     world_size: int = 0
     worker_id: str = ""
+    lost_s: float = 0.0
 
     def encode(self, node_name: str, time_unix_s: float) -> bytes:
         """node_name: the writer's, unless the event happened on another node."""
@@ -63,6 +70,7 @@ class JobEvent:
             generation_kind=self.generation_kind or None,
             world_size=self.world_size,
             worker_id=self.worker_id,
+            lost_s=self.lost_s,
         ).SerializeToString()
 
 
@@ -81,6 +89,35 @@ def formed(generation: Generation, what_changed: str) -> JobEvent:
     )
 
 
+def in_force(generation: int, text: str, lost_s: float) -> JobEvent:
+    """Its first step is committed."""
+    return JobEvent(
+        f"in-force-{generation}",
+        EventKind.GENERATION_IN_FORCE,
+        text,
+        generation=generation,
+        lost_s=lost_s,
+    )
+
+
+def replica_written(replica: Replica) -> JobEvent:
+    nodes = " and ".join(dict.fromkeys(m.node_name for m in replica.members))
+    digest = hashlib.sha256(replica.replica_id.encode("utf-8", "replace")).hexdigest()[:16]
+    if replica.over:
+        return JobEvent(
+            f"replica-over-{digest}",
+            EventKind.REPLICA_OVER,
+            f"the replica of {nodes} is over: {replica.over}; its other workers start again",
+            node_name=replica.members[0].node_name,
+        )
+    return JobEvent(
+        f"replica-{digest}",
+        EventKind.REPLICA_ASSEMBLED,
+        f"{replica.size} workers of {nodes} form a replica",
+        node_name=replica.members[0].node_name,
+    )
+
+
 def worker_ended(failure: pb.Failure) -> JobEvent:
     kind = EventKind.WORKER_FAILED if failure.script_failure else EventKind.WORKER_LOST
     where = f"global rank {failure.global_rank}" if failure.global_rank >= 0 else "in no generation"
@@ -94,6 +131,18 @@ def worker_ended(failure: pb.Failure) -> JobEvent:
 
 def scaled(revision: int, text: str) -> JobEvent:
     return JobEvent(f"scaled-{revision}", EventKind.SCALED, text)
+
+
+def tuned(revision: int, text: str) -> JobEvent:
+    """revision: at which the settings were written."""
+    return JobEvent(f"tuned-{revision}", EventKind.TUNED, text)
+
+
+def tried(study: int, trials: int, text: str) -> JobEvent:
+    """study: its number. trials: that it has by now."""
+    return JobEvent(
+        f"study-{study}-{trials}-{hashlib.sha256(text.encode()).hexdigest()[:8]}", EventKind.TUNED, text
+    )
 
 
 def node_joined(agent_id: str, slots: int) -> JobEvent:
@@ -175,6 +224,7 @@ def _read(name: str, value: bytes) -> JobEvent | None:
         about,
         event.world_size,
         event.worker_id,
+        event.lost_s,
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua_agent.autotune.tuner import Tuner
 from bagua_agent.base.retrying_writes import DesiredWrites
 from bagua_agent.base.timers import Timers
 from bagua_agent.config.job_config import JobConfig
@@ -22,6 +23,7 @@ from bagua_agent.job.create_or_join import JobFound, make_live
 from bagua_agent.job.membership_driver import JobMembership
 from bagua_agent.job.messages import LeadershipReported, LeaseChanged, WorkerSaid
 from bagua_agent.job.outlook import JobOutlook
+from bagua_agent.job.own_answers import OwnAnswers
 from bagua_agent.job.subscription import JobSight
 from bagua_agent.job_state import console
 from bagua_agent.job_state.context import JoinedJob
@@ -76,6 +78,7 @@ class JobParts:
     membership: JobMembership
     outlook: JobOutlook
     hang_orders: HangOrders
+    tuner: Tuner
 
 
 def node_parts(
@@ -106,14 +109,32 @@ def node_parts(
 
 
 def job_parts(
-    node: NodeParts, store: Store, address: str, found: JobFound, *, hosts_store: bool, opened: ExitStack
+    node: NodeParts,
+    store: Store,
+    address: str,
+    found: JobFound,
+    *,
+    hosts_store: bool,
+    opened: ExitStack,
+    dashboard: str = "",
 ) -> JobParts:
-    """hosts_store: for other nodes."""
+    """hosts_store: for other nodes. dashboard: HOST:PORT at which this agent serves one; empty for none."""
     config, inbox, keys, agent_id = node.config, node.inbox, node.keys, node.agent_id
     kept, limits = KeptRecords(), Limits.from_environment()
-    control = ControlServer(address, found.identity, agent_id, lambda: node.workers.worker_ids, kept.get)
-    opened.callback(control.stop)
+    answers = OwnAnswers(agent_id, node.workers, inbox.put, dashboard)
     seen = JobSeen(spec=found.spec, view=JobView())
+    control = ControlServer(
+        address,
+        found.identity,
+        agent_id,
+        lambda: node.workers.worker_ids,
+        kept.get,
+        answers,
+        node.sessions.traces,
+        node.node_name,
+        lambda: seen.restarts,
+    )
+    opened.callback(control.stop)
     seen.remembered[keys.identity] = found.identity.encode()
     lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(found.nodes, config.min_nodes))
     leased = LeasedKeys(store, lease_ttl_s, lambda event: inbox.put(LeaseChanged(event)))
@@ -170,6 +191,8 @@ def job_parts(
     outlook = JobOutlook(job, sight, membership, lost_keys)
     hang_orders = HangOrders(job, node.workers, node.sessions.tell_disagreement)
     opened.callback(hang_orders.stop)
+    tuner = Tuner(job, leadership.write_study, inbox.put, config.autotune_verbose)
+    opened.callback(tuner.stop)
     return JobParts(
         job,
         found.identity,
@@ -182,6 +205,7 @@ def job_parts(
         membership,
         outlook,
         hang_orders,
+        tuner,
     )
 
 
@@ -196,6 +220,7 @@ def way_of_workers(node: NodeParts, parts: JobParts) -> WorkerWay:
             parts.policy,
             parts.membership.suspect_leader,
             parts.own_key.one_slot_less,
+            node.config.shutdown_timeout_s,
         )
     nonce = job.seen.spec.nonce
     return RestartedWorkers(

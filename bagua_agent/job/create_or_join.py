@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from bagua_agent.base.errors import InfrastructureLost, JobIsOver, StoreFull, UserError
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
-from bagua_agent.config.job_config import JobConfig
+from bagua_agent.config.job_config import JobConfig, workers_of_a_replica
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
 from bagua_agent.etcd.keys import JobKeys
@@ -66,6 +66,9 @@ def ensure_job(
     Raises JobIsOver (of a submission), UserError (another protocol, what can't be read, a job whose agents do not go,
     or that was removed), InfrastructureLost, StoreFull if etcd can't take the job now.
     """
+    replica_size = workers_of_a_replica(config)
+    if replica_size > 1:
+        mode = Mode.LIVE  # parts of a model can't be started again one by one
     made: JobIdentity | None = None
     before: pb.Result | None = None
     removal = [cluster_keys.removal(config.submission)] if config.submission else []
@@ -82,6 +85,7 @@ def ensure_job(
         stands = found.get(keys.spec)
         spec = None if stands is None else _spec(keys, stands.value)
         if spec is not None and keys.identity in found:
+            _check_replica_size(keys, max(1, spec.replica_size), replica_size)
             return JobFound(spec, _identity(keys, found[keys.identity].value), nodes, before)
         made = made or make_identity(keys.job_id)
         if stands is not None:
@@ -102,6 +106,8 @@ def ensure_job(
             script=config.command.target,
             mode=mode.value,
             size_policy=config.size_policy.record,
+            replica_size=0 if replica_size == 1 else replica_size,
+            autotune=autotune_of(config),
         )
         event = job_history.created(str(config.command))
         desired = pb.Desired(min_nodes=config.min_nodes, max_nodes=config.max_nodes)
@@ -120,6 +126,29 @@ def ensure_job(
         except InfrastructureLost:
             continue  # unknown whether it was done: the next round reads
     raise UserError(f"job {config.job_id!r} changes hands all the time; choose another --rdzv-id")
+
+
+def autotune_of(config: JobConfig) -> pb.Autotune | None:
+    """For the spec; None: off."""
+    if not config.autotune_level:
+        return None
+    return pb.Autotune(
+        level=config.autotune_level,
+        max_samples=config.autotune_max_samples,
+        confidence_s=config.autotune_confidence_s,
+        warmup_s=config.autotune_warmup_s,
+        algorithms=config.autotune_algorithms,
+    )
+
+
+def _check_replica_size(keys: JobKeys, of_job: int, of_node: int) -> None:
+    """Raises UserError if the node's replica size, with which its workers start, is not the job's."""
+    if of_job != of_node:
+        has = f"has replicas of {of_job} workers" if of_job > 1 else "has no replicas of several workers"
+        raise UserError(
+            f"job {keys.job_id!r} {has}, and this node was started with --replica-size {of_node}; "
+            f"start it with --replica-size {of_job}"
+        )
 
 
 def size_policy_of(spec: pb.JobSpec) -> SizePolicy:

@@ -15,6 +15,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+from bagua_agent.autotune.tuner import Suggested
 from bagua_agent.base.errors import InfrastructureLost, InternalError, JobReplaced
 from bagua_agent.base.messages import HealthAsked, HelperFailed, SignalCame, WorkerExited
 from bagua_agent.base.signals import SignalsToInbox
@@ -40,6 +41,7 @@ from bagua_agent.job.open_store import JobStore, is_exposed, open_store
 from bagua_agent.job.picture import picture_of
 from bagua_agent.job.shutdown import remove_key_pair, say_last_words, wait_for_followers
 from bagua_agent.job.store_outage import StoreOutage
+from bagua_agent.job.watching import Watching
 from bagua_agent.job_state import console
 from bagua_agent.job_state.apply_changes import StoreNews
 from bagua_agent.leadership.reports import ProbeResult
@@ -69,8 +71,10 @@ class JobLoop:
         inbox: queue.SimpleQueue[object],
         signals: SignalsToInbox,
         mode: Mode,
+        watching: Watching | None = None,
     ) -> None:
         self._config = config
+        self._watching = watching
         self._mode = mode
         self._signals = signals
         self._agent_id = agent_id
@@ -145,6 +149,7 @@ class JobLoop:
             found,
             hosts_store=self._hosts_for_others,
             opened=self._opened,
+            dashboard="" if self._watching is None else self._watching.address,
         )
         self._job, self._seen = parts.job, parts.job.seen
         self._membership, self._outlook, self._own_key = parts.membership, parts.outlook, parts.own_key
@@ -157,12 +162,17 @@ class JobLoop:
             self._become_live,
             parts.hang_orders.take,
         )
+        self._membership.on_silent_mate = lambda agent_id, now_s: self._way.lost_touch(agent_id, now_s)
+        self._membership.on_cut_off = self._own_key.cut_off
         self._own_key.put()
         # of a large job's nodes the generations tell enough
         if found.nodes <= parts.limits.whole_picture_nodes:
             self._job.history.own(job_history.node_joined(self._agent_id, config.slots))
         parts.sight.start()
         self._opened.callback(parts.sight.stop)
+        if self._watching is not None:
+            self._watching.joined(store)
+            self._opened.callback(self._watching.left)
         return True
 
     def _become_live(self) -> None:
@@ -181,6 +191,7 @@ class JobLoop:
                 pass
             case WorkerSaid():
                 self._way.said(message.worker_id, message.message, now_s)
+                self._parts.tuner.said(message.worker_id, message.message, now_s)
             case WorkerExited():
                 if (worker := self._workers.get(message.worker_id)) is not None:
                     self._exits[worker.slot, how_it_ended(message.returncode)] += 1
@@ -199,6 +210,8 @@ class JobLoop:
                 self._key_pair_replaced()
             case LeadershipReported():
                 self._outlook.reported(message, now_s)
+            case Suggested():
+                self._parts.tuner.suggested(message, now_s, leads=self._membership.leading)
             case ScopeFollowed():
                 self._outlook.followed(message, now_s)
             case HealthAsked():
@@ -225,6 +238,7 @@ class JobLoop:
             self._exits,
             leads=self._membership.leading,
             now_s=now_s,
+            study=self._parts.tuner.study if self._parts.tuner.is_on and self._membership.leading else None,
         )
 
     def _look_at_key_pair(self) -> None:
@@ -258,11 +272,15 @@ class JobLoop:
         happened = self._news.take(changes, now_s) + self._membership.answers(probes, now_s)
         if happened:
             self._membership.advance(*happened)
+            if self._seen.replica_size > 1:
+                self._way.follow_replicas(now_s)
+                self._membership.follow_replicas(now_s)
         if any(c.key == self._job.keys.stop and c.value is not None for c in changes):
             self._asked_to_stop(now_s)
         if judges:
             self._parts.lost_keys.mend(changes, now_s)
         self._job.history.saw(changes)
+        self._parts.tuner.saw(changes, now_s, leads=self._membership.leading)
         self._outlook.look_around()
 
     def _store_changed(self, message: StoreChanged, now_s: float) -> None:

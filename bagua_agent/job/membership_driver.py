@@ -31,6 +31,7 @@ from bagua_agent.membership import ended_before_joining, spare_wait
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.failures.root_cause import casualties_line, root_cause
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.replica_groups import groups
 from bagua_agent.membership.state_machine.machine import State, new_state, step_all
 from bagua_agent.membership.view import FailureView
 from bagua_agent.rpc.touch import Touch
@@ -70,9 +71,18 @@ class JobMembership:
         self._leader_watch = LeaderWatch(leadership, policy.probe_window_s, self._leader_is_dead)
         self._host_watch = HostWatch(job.agent_id)
         self._touching_since_s: float | None = None  # a round is under way
+        self._mates: set[str] = set()  # agents that hold parts of this node's replicas, or did
+        # agent_id, now_s: an agent that holds a part of a replica of this node does not answer this host
+        self.on_silent_mate: Callable[[str, float], None] = lambda agent_id, now_s: None
+        # agents whose hosts do not answer this one, of those that hold parts of this node's replicas, or did
+        self.on_cut_off: Callable[[frozenset[str]], None] = lambda agent_ids: None
         spec = job.seen.spec
         self._state: State = new_state(
-            job.agent_id, spec.nonce, has_checkpoints=has_checkpoints, restarts=job.seen.restarts
+            job.agent_id,
+            spec.nonce,
+            has_checkpoints=has_checkpoints,
+            restarts=job.seen.restarts,
+            replica_size=job.seen.replica_size,
         )
         self._wait = ""
         self._stands_not_before_s = float("-inf")
@@ -141,6 +151,8 @@ class JobMembership:
                 self._leadership.refuse(action.worker_id, action.difference)
             case do.WriteHangOrder():
                 self._leadership.write_hang_order(action.order)
+            case do.WriteReplicas():
+                self._leadership.write_replicas(action.replicas, action.forgotten)
             case do.RemoveDeadAgent():
                 ids = self._members_of(action.agent_id)
                 self._leadership.remove_agent(action.agent_id, action.join_revision, ids)
@@ -211,13 +223,26 @@ class JobMembership:
         revision = 0 if leader is None else leader.join_revision
         self._leader_watch.suspect(self._job.seen.relay_address(self._job.agent_id), revision, now_s)
 
+    def follow_replicas(self, now_s: float) -> None:
+        """Replicas may have changed. Agents of a new one are touched at once: only a host that has answered is missed,
+        so a link that is cut before the next round would never be."""
+        if self._addresses_of_mates().keys() - self._host_watch.met:
+            self._job.timers.set("hosts", now_s, self._watch_hosts)
+
     def _watch_hosts(self, now_s: float) -> None:
-        """In restart mode a worker that waits for a lost peer may report nothing: agents touch each other."""
+        """In restart mode a worker that waits for a lost peer may report nothing, nor does a shard that waits in its
+        replica's own collectives: agents touch each other."""
         seen = self._job.seen
-        if not seen.restarts or seen.result is not None or self._touching_since_s is not None:
+        watches = seen.restarts or seen.replica_size > 1
+        if not watches or seen.result is not None or self._touching_since_s is not None:
             return
-        addresses = self._others_addresses() if self._state.leading else self._leader_watch.addresses
-        due = self._host_watch.next_round(addresses, 1 if self._state.leading else seen.nodes)
+        if not seen.restarts:
+            addresses, watchers = self._addresses_of_mates(), 1
+        elif self._state.leading:
+            addresses, watchers = self._others_addresses(), 1
+        else:
+            addresses, watchers = self._leader_watch.addresses, seen.nodes
+        due = self._host_watch.next_round(addresses, watchers)
         if due:
             self._touching_since_s = now_s
             self._leadership.touch({agent_id: addresses[agent_id] for agent_id in due})
@@ -228,14 +253,28 @@ class JobMembership:
         others = (a for a in self._state.view.agents.values() if a.agent_id != self._job.agent_id)
         return {a.agent_id: a.control_address for a in others}
 
+    def _addresses_of_mates(self) -> dict[str, str]:
+        """Of agents that hold parts of this node's replicas, or did: whether they answer this host is remembered, as a
+        replica that is formed anew across a cut would else wait for one that was never met."""
+        view, own = self._state.view, self._job.agent_id
+        mine = (r for r in groups(view).records.values() if own in r.agent_ids)
+        self._mates.update(a for r in mine for a in r.agent_ids if a != own)
+        self._mates.intersection_update(view.agents)
+        return {a: view.agents[a].control_address for a in self._mates}
+
     def _touched(self, found: Mapping[str, Touch], now_s: float) -> None:
         began_s, self._touching_since_s = self._touching_since_s or now_s, None
         self._job.timers.set("hosts", began_s + ROUND_S, self._watch_hosts)
         for agent_id in self._host_watch.touched(found):
-            if self._state.leading:
+            restarts = self._job.seen.restarts
+            if not restarts:
+                self.on_silent_mate(agent_id, now_s)
+            if restarts and self._state.leading:
                 self.advance(ev.AgentDoubted(now_s=now_s, agent_id=agent_id))
             elif agent_id == self._leader_watch.leader_id:
                 self._probe_leader(now_s)
+        if not self._job.seen.restarts:
+            self.on_cut_off(self._host_watch.cut_off)
 
     def _leader_is_dead(self, leader: DeadLeader) -> None:
         """The next leader finds its keys gone and need not probe it again, which would cost another probe window."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bagua_agent.autotune.study import Study
 from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.metrics.job_picture import JobPicture, WorkerPicture
@@ -20,6 +21,7 @@ def picture_of(
     *,
     leads: bool,
     now_s: float,
+    study: Study | None = None,
 ) -> JobPicture:
     """exits: of workers here so far, by slot and how they ended."""
     seen = job.seen
@@ -30,12 +32,16 @@ def picture_of(
         if worker is None:
             continue
         placement = None if generation is None else generation.placement_of(worker_id)
+        sharded = None if seen.replica_size == 1 else placement
         shown.append(
             WorkerPicture(
                 worker.slot,
                 worker.process.pid,
                 None if placement is None else placement.global_rank,
                 way.progress_of(worker_id),
+                None if sharded is None else sharded.replica_rank,
+                None if sharded is None else sharded.shard_rank,
+                worker_id,
             )
         )
     return JobPicture(
@@ -52,4 +58,8 @@ def picture_of(
         store_answers=outage.connected,
         store_outages=outage.count,
         store_away_s=outage.total_s(now_s),
+        trials=0 if study is None else len(study.trials),
+        best_steps_per_s=0.0 if study is None or study.best is None else study.best.rate,
+        trials_lost_s=0.0 if study is None else study.lost_s,
+        replica_size=seen.replica_size,
     )

@@ -16,19 +16,19 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
-from bagua_agent.base.errors import BaguaError, JobIsOver, JobReplaced
+from bagua_agent.base.errors import BaguaError, JobIsOver, JobReplaced, UserError
 from bagua_agent.base.messages import HelperFailed, SignalCame, WorkerExited
 from bagua_agent.base.plain_logging import log_to_stderr
 from bagua_agent.base.plain_text import plain_lines
 from bagua_agent.base.signals import SignalsToInbox
-from bagua_agent.config.job_config import JobConfig, launcher_variables
+from bagua_agent.config.job_config import JobConfig, launcher_variables, workers_of_a_replica
 from bagua_agent.node.environment_of_workers import NO_GRPC_FORK_HANDLERS
 from bagua_agent.node.local_address import UnknownStoreName
 from bagua_agent.node.node_address import node_address
 from bagua_agent.node.node_name import hold_name
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.runtime_directory import make_runtime_directory
-from bagua_agent.node.script.script_mode import Mode, guess_mode
+from bagua_agent.node.script.script_mode import Mode, guess_mode, makes_torch_group
 from bagua_agent.node.torchrun.health_server import health_port, health_server
 from bagua_agent.node.torchrun.launcher_error_file import write_own_error
 
@@ -101,10 +101,32 @@ def _run_as(node_name: str, config: JobConfig, environment: Mapping[str, str]) -
                 health = health_server(port, inbox.put)
                 helpers.callback(health.stop)
                 health.start()
-            mode = guess_mode(config.command, Path.cwd()).mode
+            guess = guess_mode(config.command, Path.cwd())
+            # a job with replicas is live
+            replica_size = workers_of_a_replica(config)
+            is_for_torchrun = replica_size > 1 and guess.mode is Mode.RESTART
+            if is_for_torchrun and makes_torch_group(config.command, Path.cwd()):
+                raise UserError(
+                    f"--replica-size {replica_size}: {guess.reason}, and makes torch's default process group itself, "
+                    "as scripts of torchrun do; such a script is started again after each change and forms no "
+                    "replicas. Leave --replica-size out, or call bagua_core.init_process_group(), which makes torch's "
+                    "group for the replica"
+                )
+            mode = Mode.LIVE if replica_size > 1 else guess.mode
+            if mode is not guess.mode:  # only a guess: it may be called by a module that the script imports
+                workers.output.say(
+                    f"bagua-launch: {guess.reason}; unless its workers call it, they form no replicas and "
+                    f"--replica-size {replica_size} changes nothing"
+                )
+            if config.virtual_shards and mode is Mode.RESTART:
+                raise UserError(
+                    f"a deterministic job's script calls bagua_core.init_process_group, but {guess.reason}; scripts "
+                    "that are restarted after a change do not have virtual shards. Leave --deterministic out for them"
+                )
             workers.start(at_once=mode is Mode.LIVE and bool(address))
             # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
             from bagua_agent.job.loop import JobLoop
+            from bagua_agent.job.watching import open_dashboard
 
             if config.metrics_port is not None:
                 from bagua_agent.metrics.endpoint import MetricsEndpoint
@@ -114,7 +136,13 @@ def _run_as(node_name: str, config: JobConfig, environment: Mapping[str, str]) -
                 metrics.start()
                 if config.metrics_port == 0 and metrics.port is not None:
                     workers.output.say(f"bagua-launch: metrics at port {metrics.port}")
-            loop = JobLoop(config, agent_id, node_name, address, directory, workers, inbox, signals, mode)
+            watching = None
+            if config.dashboard is not None:
+                watching = open_dashboard(config, node_name, inbox.put, workers.output.say)
+                helpers.callback(watching.stop)
+            loop = JobLoop(
+                config, agent_id, node_name, address, directory, workers, inbox, signals, mode, watching
+            )
             try:
                 return loop.run()
             finally:

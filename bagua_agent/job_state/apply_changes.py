@@ -15,6 +15,7 @@ from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.decode import LeaderKey, StoreEvents
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.hang import HangOrder
+from bagua_agent.membership.replica_groups import lists_whole_replicas
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind
 
@@ -79,6 +80,15 @@ class StoreNews:
                 continue  # its state belongs to the other job: a generation of ours must not contain it
             if isinstance(event, ev.ModeSeen) and not self._is_own_spec(change):
                 continue
+            if isinstance(event, ev.ReplicaSeen) and event.replica.nonce != self._seen.spec.nonce:
+                continue  # of another job's workers
+            if isinstance(event, ev.GenerationSeen) and not lists_whole_replicas(
+                event.generation, self._seen.replica_size
+            ):
+                self._unreadable(
+                    change.key, f"generation {event.generation.number} does not list whole replicas"
+                )
+                event = None
             if event is not None:
                 happened.append(event)
             self._note(change, event, now_s)
@@ -125,9 +135,16 @@ class StoreNews:
             self._agents.add(event.agent.agent_id)
         elif isinstance(event, ev.AgentGone):
             self._agents.discard(event.agent_id)
+        elif isinstance(event, ev.ReplicaSeen):
+            self._history.of_job(job_history.replica_written(event.replica))
         elif isinstance(event, ev.MemberRefused):
             refusal = self._events.message_of(pb.Refusal, change)
             self._followers.refuse(event.worker_id, refusal.difference if refusal else "(unreadable)")
+        elif isinstance(event, ev.SettingsPinned):
+            if event.settings != seen.view.pinned_settings:
+                text = f"settings of steps: {event.settings}"
+                self._narrator.tell_once("tuned", text)
+                self._history.of_job(job_history.tuned(change.mod_revision, text))
         elif change.key == keys.desired and isinstance(event, ev.DesiredChanged):
             before = seen.view.desired
             if before is not None:
@@ -146,7 +163,7 @@ class StoreNews:
             spec = self._events.message_of(pb.JobSpec, change)
             if spec is not None and spec.nonce == self._seen.spec.nonce:
                 remembered[change.key] = change.value
-        elif change.key in (keys.desired, keys.closing, keys.result) and event is not None:
+        elif change.key in (keys.desired, keys.settings, keys.closing, keys.result) and event is not None:
             remembered[change.key] = change.value
 
     def _is_own_spec(self, change: Change) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from bagua_agent.base.plain_text import counted, shortened, some
+from bagua_agent.base.plain_text import counted, duration, shortened, some
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.membership.failures import root_cause
 from bagua_agent.membership.view import FailureView
@@ -18,9 +18,11 @@ from bagua_contract import session_pb2
 from bagua_contract.addresses import is_loopback, parted
 from bagua_contract.distribution import original_beside
 from bagua_contract.records import Generation, GenerationKind, Placement
+from bagua_contract.replica import Replica
 
 PROGRESS_EVERY_S = 5.0
 MOST_NAMES = 6
+LEAST_LOST_S = 0.01  # less is not worth a word
 LONGEST_WORKER_LINE = 4000
 
 
@@ -59,21 +61,87 @@ def generation_written(before: Generation | None, after: Generation) -> str:
         if not after.members:
             return after.reason
         return (
-            f"generation {after.number}, before the loop: {counted(after.world_size, 'worker')} on "
+            f"generation {after.number}, before the loop: {_workers_of(after)} on "
             f"{counted(after.node_count, 'node')} have their ranks; {after.reason}"
         )
     if not after.members:
         return f"generation {after.number}, {when}: no workers; {after.reason}"
     return (
-        f"generation {after.number}, {when}: {counted(after.world_size, 'worker')} on "
+        f"generation {after.number}, {when}: {_workers_of(after)} on "
         f"{counted(after.node_count, 'node')} ({describe_change(before, after)}); {after.reason}"
     )
 
 
-def progress(epoch: int, step: int, steps_per_s: float, metrics: Mapping[str, float], generation: int) -> str:
+def _workers_of(generation: Generation) -> str:
+    workers, size = counted(generation.world_size, "worker"), generation.replica_size
+    return workers if size == 1 else f"{counted(generation.world_size // size, 'replica')} ({workers})"
+
+
+def replica_assembled(replica: Replica) -> str:
+    return f"{counted(replica.size, 'worker')} on {_nodes_of(replica)} form a replica"
+
+
+def replica_over(replica: Replica, here: int) -> str:
+    return (
+        f"the replica on {_nodes_of(replica)} is over: {replica.over}; its {counted(here, 'worker')} here "
+        f"{'starts' if here == 1 else 'start'} again"
+    )
+
+
+def replica_leaves(replica: Replica, leaving: str, here: int) -> str:
+    return (
+        f"{leaving} leaves, and with it the replica on {_nodes_of(replica)}: its {counted(here, 'worker')} here "
+        f"{'leaves' if here == 1 else 'leave'} at the next step boundary and "
+        f"{'starts' if here == 1 else 'start'} again"
+    )
+
+
+def replica_cut(replica: Replica, other: str) -> str:
+    return (
+        f"{other} does not answer this host: the replica on {_nodes_of(replica)} can't go on, and its workers here "
+        "start again"
+    )
+
+
+def _nodes_of(replica: Replica) -> str:
+    return some(dict.fromkeys(m.node_name for m in replica.members), MOST_NAMES)
+
+
+def in_force(entered: session_pb2.Entered) -> str:
+    """With what the change took of the worker that says so, if it trained before."""
+    text = f"generation {entered.generation} is in force from step {entered.step}"
+    lost = {use: s for use, s in entered.lost_s.items() if s >= LEAST_LOST_S}
+    if not lost:
+        return text
+    uses = ", ".join(
+        f"{use.replace('_', ' ')} {s:.2g} s" for use, s in sorted(lost.items(), key=lambda u: -u[1])
+    )
+    return f"{text}; {sum(lost.values()):.2g} s without steps: {uses}"
+
+
+def progress(told: session_pb2.Progress, metrics: Mapping[str, float]) -> str:
+    """Of the job, by a worker's report. metrics: what is shown in the place of the worker's own."""
     shown = "".join(f"  {name} {value:.4g}" for name, value in sorted(metrics.items()))
-    pace = f"  {steps_per_s:.1f} steps/s" if steps_per_s else ""  # not known yet after the first step
-    return f"epoch {epoch}  step {step}{pace}{shown}  (generation {generation})"
+    rate = told.steps_per_s  # 0: not known yet after the first step
+    pace = f"  {rate:.1f} steps/s" if rate else ""
+    if rate and told.step_samples:
+        pace += f"  {rate * told.step_samples:.4g} samples/s"
+    total = f" of {told.total_steps}" if told.total_steps else ""
+    left = (
+        f"  {duration((told.total_steps - told.step) / rate)} left"
+        if rate and told.total_steps > told.step
+        else ""
+    )
+    return f"epoch {told.epoch}  step {told.step}{total}{pace}{left}{shown}  (generation {told.generation})"
+
+
+def mean_metrics(reports: Iterable[session_pb2.Progress]) -> dict[str, float]:
+    """What the workers' scripts report, each number as the mean over those that report it."""
+    values: dict[str, list[float]] = {}
+    for told in reports:
+        for name, value in told.metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 def joining(config: JobConfig, endpoint: str) -> str:

@@ -29,6 +29,8 @@ from bagua_agent.rpc.control_client import endpoint_of
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.records import LARGEST_NUMBER, Generation, Stage, StateName, SuspicionKind
+from bagua_contract.replica import Replica
+from bagua_contract.step_settings import StepSettings
 
 M = TypeVar("M", bound=Message)
 
@@ -85,6 +87,8 @@ class StoreEvents:
             return ev.MemberGone(now_s=now_s, worker_id=worker_id)
         if worker_id := keys.id_in(keys.suspicions, change.key):
             return ev.SuspicionCleared(now_s=now_s, worker_id=worker_id)
+        if replica_id := keys.id_in(keys.replicas, change.key):
+            return ev.ReplicaGone(now_s=now_s, replica_id=replica_id)
         if change.key == keys.hang:
             return ev.HangOrderSeen(now_s=now_s, order=None)
         return None
@@ -105,6 +109,7 @@ class StoreEvents:
                 ready=a.ready,
                 run_generation=a.run_generation,
                 run=Run(a.run),
+                cut_off=frozenset(a.cut_off),
             )
             return ev.AgentSeen(now_s=now_s, agent=agent)
         if worker_id := keys.id_in(keys.members, key):
@@ -162,7 +167,16 @@ class StoreEvents:
         if key == keys.spec:
             spec = pb.JobSpec.FromString(value)
             restarts = spec.mode == pb.JobSpec.RESTART
-            return ev.ModeSeen(now_s=now_s, restarts=restarts, size_policy=SizePolicy.of(spec.size_policy))
+            return ev.ModeSeen(
+                now_s=now_s,
+                restarts=restarts,
+                size_policy=SizePolicy.of(spec.size_policy),
+                replica_size=max(1, spec.replica_size),
+            )
+        if replica_id := keys.id_in(keys.replicas, key):
+            replica = Replica.decode(value)
+            _check_owner(replica_id, replica.replica_id)
+            return ev.ReplicaSeen(now_s=now_s, replica=replica, order=change.create_revision)
         if key == keys.generation:
             return ev.GenerationSeen(now_s=now_s, generation=Generation.decode(value))
         if key == keys.desired:
@@ -170,6 +184,12 @@ class StoreEvents:
             if not 1 <= d.min_nodes <= d.max_nodes:
                 raise ValueError(f"desired nodes {d.min_nodes}:{d.max_nodes} are not 1 <= least <= most")
             return ev.DesiredChanged(now_s=now_s, min_nodes=d.min_nodes, max_nodes=d.max_nodes)
+        if key == keys.settings:
+            pinned = pb.PinnedSettings.FromString(value).settings
+            return ev.SettingsPinned(now_s=now_s, settings=StepSettings.from_proto(pinned))
+        if key == keys.study:
+            tuned = pb.Study.FromString(value).current
+            return ev.SettingsTuned(now_s=now_s, settings=StepSettings.from_proto(tuned))
         if key == keys.hang:
             return ev.HangOrderSeen(now_s=now_s, order=_hang_order(pb.HangOrder.FromString(value)))
         if key == keys.closing:

@@ -54,6 +54,11 @@ class JobSeen:
         return bool(self.spec.mode == pb.JobSpec.RESTART)
 
     @property
+    def replica_size(self) -> int:
+        """Workers that together hold one copy of the model; 1: each holds one."""
+        return max(1, int(self.spec.replica_size))
+
+    @property
     def stopping(self) -> bool:
         """Ends of workers are expected."""
         return self.result is not None or self.leaving_since_s is not None

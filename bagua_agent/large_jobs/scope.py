@@ -1,8 +1,8 @@
 """Decides which of the job's keys this agent follows: all, or in a large job its own and those for every agent.
 
 The leader needs all keys. If each of N agents followed the keys of all others, every join would be sent N times and a
-start N squared times; so the other agents of a large job follow `control/`, which the leader writes, and refusals of
-their own workers. If their own keys vanish, they notice it by a record without them. Pure.
+start N squared times; so the other agents of a large job follow `control/` and `replicas/`, which the leader writes,
+and refusals of their own workers. If their own keys vanish, they notice it by a record without them. Pure.
 """
 
 from __future__ import annotations
@@ -54,4 +54,8 @@ def ranges_of(scope: Scope, keys: JobKeys, agent_id: str) -> tuple[KeyRange, ...
     if scope is Scope.WHOLE:
         return (KeyRange.of_prefix(keys.prefix),)
     # a worker is named after its agent
-    return KeyRange.of_prefix(keys.control), KeyRange.of_prefix(f"{keys.refusals}{agent_id}.")
+    return (
+        KeyRange.of_prefix(keys.control),
+        KeyRange.of_prefix(keys.replicas),
+        KeyRange.of_prefix(f"{keys.refusals}{agent_id}."),
+    )

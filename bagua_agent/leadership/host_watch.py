@@ -25,6 +25,17 @@ class HostWatch:
         self._silent: dict[str, int] = {}  # agents in doubt, with the silent rounds in a row
         self._met: set[str] = set()  # agents that have answered
         self._after = ""  # the last agent whose turn it was
+        self._cut_off: set[str] = set()
+
+    @property
+    def cut_off(self) -> frozenset[str]:
+        """Agents that were suspected and have not answered since."""
+        return frozenset(self._cut_off)
+
+    @property
+    def met(self) -> frozenset[str]:
+        """Agents that have answered."""
+        return frozenset(self._met)
 
     def next_round(self, agent_ids: Iterable[str], watchers: int) -> list[str]:
         """The agents to touch now: those in doubt, and those whose turn it is. watchers: agents that watch the same
@@ -33,6 +44,7 @@ class HostWatch:
         self._round += 1
         self._silent = {a: n for a, n in self._silent.items() if a in targets}
         self._met.intersection_update(targets)
+        self._cut_off.intersection_update(targets)
         doubted = list(self._silent)[:MOST_IN_A_ROUND]
         if self._round % max(1, -(-watchers // MOST_IN_A_ROUND)):
             return doubted
@@ -49,10 +61,12 @@ class HostWatch:
             if touch is Touch.ANSWERED:
                 self._silent.pop(agent_id, None)
                 self._met.add(agent_id)
+                self._cut_off.discard(agent_id)
                 continue
             if agent_id not in self._met:
                 continue
             self._silent[agent_id] = self._silent.get(agent_id, 0) + 1
             if touch is Touch.REFUSED or self._silent[agent_id] >= SILENT_ROUNDS:
                 suspected.append(agent_id)
+                self._cut_off.add(agent_id)
         return suspected

@@ -46,6 +46,7 @@ from bagua_agent.rpc.touch import Touch, touch_all
 from bagua_contract import control_pb2
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
+from bagua_contract.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -244,6 +245,18 @@ class Leadership:
             "writing the hang order",
             puts=[Put(self._keys.hang, value.SerializeToString())],
         )
+
+    def write_replicas(self, replicas: Sequence[Replica], forgotten: Sequence[str]) -> None:
+        self._fenced(
+            Act.REPLICAS,
+            "writing replicas",
+            puts=[Put(self._keys.replica(r.replica_id), r.encode()) for r in replicas],
+            deletes=[self._keys.replica(replica_id) for replica_id in forgotten],
+        )
+
+    def write_study(self, value: bytes) -> None:
+        """What the tuner tries now."""
+        self._fenced(Act.STUDY, "writing the study", puts=[Put(self._keys.study, value)])
 
     def remove_agent(self, agent_id: str, join_revision: int, worker_ids: list[str]) -> None:
         """Remove a dead agent's keys, if its key is still the one that was confirmed dead."""

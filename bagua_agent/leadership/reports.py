@@ -38,6 +38,8 @@ class Act(Enum):
     REFUSAL = "refusal"
     HANG_ORDER = "hang-order"
     AGENT_REMOVAL = "agent-removal"
+    REPLICAS = "replicas"
+    STUDY = "study"
 
 
 @dataclass(frozen=True, slots=True)

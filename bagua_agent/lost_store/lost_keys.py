@@ -45,7 +45,9 @@ class LostKeys:
         self._job = job
         self._found = found
         keys = job.keys
-        self._kept = frozenset({keys.spec, keys.desired, keys.generation, keys.closing, keys.result})
+        self._kept = frozenset(
+            {keys.spec, keys.desired, keys.settings, keys.generation, keys.closing, keys.result}
+        )
         self._settled_at_s = float("-inf")
         self._losses = 0
 
@@ -77,7 +79,11 @@ class LostKeys:
 
     def mend(self, changes: tuple[Change, ...], now_s: float) -> None:
         """After JobSeen took `changes` in."""
-        if any(change.key in self._kept for change in changes):
+        remembered, replicas = self._job.seen.remembered, self._job.keys.replicas
+        if any(
+            change.key in self._kept or (change.key.startswith(replicas) and change.key in remembered)
+            for change in changes
+        ):
             self._mend(now_s)
 
     def _is_removed(self) -> bool:

@@ -30,7 +30,8 @@ SETTLE_S = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """nonce: of the job that this agent is in. values: by key, as last seen: spec, identity, desired, closing, result.
+    """nonce: of the job that this agent is in. values: by key, as last seen: spec, identity, desired, settings,
+    closing, result.
     committed: a step of this job was committed, as far as this agent knows."""
 
     nonce: str
@@ -91,7 +92,8 @@ def _another_job(
         return GiveWay("the job was written anew by others, and nothing was trained here")
     if keys.result in found or _has_committed(keys, memory, found):
         return GiveWay("etcd lost its keys, and another job of this id has trained since")
-    over = {key: kv.mod_revision for key in (keys.spec, keys.desired) if (kv := found.get(key)) is not None}
+    begun = (keys.spec, keys.desired, keys.settings)
+    over = {key: kv.mod_revision for key in begun if (kv := found.get(key)) is not None}
     return _missing(keys, memory, found, limits, over)
 
 

@@ -9,6 +9,7 @@ from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import FailureView, Waiting
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
+from bagua_contract.replica import Replica
 
 
 class ResultOutcome(Enum):
@@ -81,6 +82,14 @@ class WriteHangOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteReplicas:
+    """Put the records of `replicas`, new ones and ones that are over, and remove those of the ids in `forgotten`."""
+
+    replicas: tuple[Replica, ...]
+    forgotten: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send TimePassed at time_s; replaces an earlier WakeAt."""
 
@@ -88,7 +97,14 @@ class WakeAt:
 
 
 Action = (
-    WriteGeneration | WriteResult | ProbeAgents | RefuseMember | RemoveDeadAgent | WriteHangOrder | WakeAt
+    WriteGeneration
+    | WriteResult
+    | ProbeAgents
+    | RefuseMember
+    | RemoveDeadAgent
+    | WriteHangOrder
+    | WriteReplicas
+    | WakeAt
 )
 
 

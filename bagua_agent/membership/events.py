@@ -19,6 +19,8 @@ from bagua_agent.membership.view import (
     SuspicionView,
 )
 from bagua_contract.records import Generation
+from bagua_contract.replica import Replica
+from bagua_contract.step_settings import StepSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,21 @@ class MemberRefused(Event):
     """refused/<worker> was put."""
 
     worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSeen(Event):
+    """replicas/<replica> was put. order: create revision of the key."""
+
+    replica: Replica
+    order: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaGone(Event):
+    """replicas/<replica> was deleted."""
+
+    replica_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +165,26 @@ class DesiredChanged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsPinned(Event):
+    """control/settings was put. It is never removed: a removal means that the store lost it."""
+
+    settings: StepSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsTuned(Event):
+    """tuning/study was put: the settings that the tuner wants now."""
+
+    settings: StepSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModeSeen(Event):
     """The spec was put. restarts: its workers are started again for each generation."""
 
     restarts: bool
     size_policy: SizePolicy = ANY_SIZE
+    replica_size: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ outside is only the absence of such a report. Hence the rules:
     all inside                        renew_s, doubling each     RENEW: same members, new communicator
       and most_renewals made          time                       GIVE_UP: their collectives do not match
     all inside, in operations that    disagreement_s             DISAGREE: the job fails with what each waits in
-      certainly differ
+      certainly differ; or of each
+      replica at least one worker is
 
 notice_s and renew_s are floors: where the usual step is long, usual_factor times that counts. A member that waited and
 went on is outside since then and not since the others began to wait, so one that makes progress within a step is
@@ -35,7 +36,7 @@ Level-triggered: the same picture gives the same answer, so acting on it must be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,8 @@ class MemberState:
     """waiting_since_s: None while it is outside. outside_since_s: when its last reported wait ended; None if it
     reported none in this generation. answers: its agent does, or was not asked yet. holder: it has the job's state.
     newcomer: it has committed nothing yet. cannot_reach: hosts that don't acknowledge what it sends. waits_in:
-    the operation that it waits in; None if it reported none that can be compared."""
+    the operation that it waits in; None if it reported none that can be compared. mate_waits: another worker of its
+    replica waits; it may be held up by that one, in collectives of the replica, which are not reported."""
 
     worker_id: str
     global_rank: int
@@ -88,6 +90,7 @@ class MemberState:
     newcomer: bool = False
     cannot_reach: tuple[str, ...] = ()
     waits_in: CollectiveWait | None = None
+    mate_waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +162,21 @@ def decide_hang(situation: HangSituation, now_s: float, limits: HangLimits) -> H
         if differs is not None:
             return differs
         return _all_inside(situation, now_s - max(waits), now_s, limits)
+    soon_s: float | None = None
+    if outside and all(m.mate_waits for m in outside):
+        inside = tuple(m for m in situation.members if m.waiting_since_s is not None)
+        differs = _disagreement(replace(situation, members=inside), now_s - max(waits), now_s, limits)
+        if differs is not None and differs.outcome is HangOutcome.DISAGREE:
+            return differs
+        soon_s = None if differs is None else differs.wake_at_s
     if any(m.cannot_reach for m in situation.members) and all(m.newcomer for m in outside):
         return _cut(situation, now_s - max(waits), now_s, limits)
     first_s = min(waits)
     late_s = {m.worker_id: now_s - max(first_s, m.outside_since_s or first_s) for m in outside}
-    return _some_outside(situation, outside, late_s, now_s, limits)
+    decision = _some_outside(situation, outside, late_s, now_s, limits)
+    if soon_s is None:
+        return decision
+    return replace(decision, wake_at_s=min(soon_s, decision.wake_at_s or soon_s))
 
 
 def wait_began_s(seen_at_s: float, waited_s: float) -> float:

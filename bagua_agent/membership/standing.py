@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.replica_groups import Groups, groups, present_as_whole
 from bagua_agent.membership.view import Evidence, JobView, MemberView, SuspicionView
 from bagua_contract.records import Generation, GenerationKind, Placement, SuspicionKind
 
@@ -48,7 +49,9 @@ class Survivor:
 class Standing:
     """in_force: the newest generation known to be in force (a lower bound); 0: none.
 
-    present: workers that are there, by id. survivors: see above. lost: members that break what may be in
+    present: workers that are there, by id; in a job with replicas those whose replicas are there as a whole.
+    unassigned: workers that are there and in no replica, in such a job.
+    survivors: see above. lost: members that break what may be in
     force. newcomers_gone: members of the pending record that died before it was in force.
     missing: members whose keys are gone, but that are given until missing_until_s to put them again.
     unbuilt: those of the suspicions that say that the pending record can't come into force.
@@ -64,6 +67,7 @@ class Standing:
     missing_until_s: float
     suspicions: tuple[SuspicionView, ...]
     unbuilt: tuple[SuspicionView, ...] = ()
+    unassigned: tuple[MemberView, ...] = ()
 
     @property
     def has_holder(self) -> bool:
@@ -82,13 +86,15 @@ def in_force(view: JobView, record: Generation | None) -> int:
 def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Standing:
     record = view.generation
     bound = in_force(view, record)
-    present = _present(view, evidence)
+    known = groups(view)
+    alive = _present(view, evidence)
+    present = alive if view.replica_size <= 1 else present_as_whole(alive, known)
     since = {} if record is None else {m.worker_id: m.since_generation for m in record.members}
     weighed = tuple(
         _weigh(s, record, bound, since)
         for s in sorted(view.suspicions.values(), key=lambda s: s.worker_id)
         # Rule 4: suspicions older than the generation in force are obsolete.
-        if record is not None and bound <= s.generation <= record.number and s.worker_id in present
+        if record is not None and bound <= s.generation <= record.number and s.worker_id in alive
     )
     suspicions = tuple(s for s, weight in weighed if weight is not _Weight.NOTHING)
     pending = record is not None and bound < record.number
@@ -100,7 +106,10 @@ def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> St
         for placement in record.members:
             if is_there(placement, present):
                 continue
-            if _is_excused(view, evidence, placement, suspicions, now_s < grace_until_s):
+            absent = _absent_with(view, record, placement, alive)
+            if absent and all(
+                _is_excused(view, evidence, p, suspicions, now_s < grace_until_s) for p in absent
+            ):
                 missing.append(placement.worker_id)
             elif placement.since_generation > bound:
                 newcomers_gone.append(placement.worker_id)
@@ -112,13 +121,41 @@ def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> St
         in_force=bound,
         pending=pending,
         present=present,
-        survivors=_survivors(view, bound, present),
+        survivors=_holding_together(_survivors(view, bound, present), present),
         lost=tuple(lost),
         newcomers_gone=tuple(newcomers_gone),
         missing=tuple(missing),
         missing_until_s=grace_until_s,
         suspicions=suspicions,
         unbuilt=tuple(s for s, weight in weighed if weight is _Weight.UNBUILT),
+        unassigned=_unassigned(view, alive, known),
+    )
+
+
+def _absent_with(
+    view: JobView, record: Generation, placement: Placement, alive: Mapping[str, MemberView]
+) -> list[Placement]:
+    """Workers whose absence makes the member of `placement` absent: itself, or others of its replica."""
+    if view.replica_size <= 1:
+        return [placement]
+    start = placement.global_rank - placement.global_rank % view.replica_size
+    return [p for p in record.members[start : start + view.replica_size] if not is_there(p, alive)]
+
+
+def _unassigned(view: JobView, alive: Mapping[str, MemberView], known: Groups) -> tuple[MemberView, ...]:
+    if view.replica_size <= 1:
+        return ()
+    return tuple(m for w, m in alive.items() if w not in known.of and w not in known.over)
+
+
+def _holding_together(
+    survivors: tuple[Survivor, ...], present: Mapping[str, MemberView]
+) -> tuple[Survivor, ...]:
+    """A replica holds the state only if all its workers do."""
+    holders = {s.worker_id for s in survivors if s.holder}
+    return tuple(
+        replace(s, holder=all(w in holders for w in present[s.worker_id].replica or (s.worker_id,)))
+        for s in survivors
     )
 
 

@@ -16,6 +16,8 @@ from bagua_contract import control_pb2
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.records import Generation, Stage, StateName, SuspicionKind
+from bagua_contract.replica import Replica
+from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 
 
 class Run(Enum):
@@ -30,7 +32,8 @@ class Run(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """agents/<agent>. join_revision: create revision of the key, so the order in which nodes came.
+    """agents/<agent>. join_revision: create revision of the key, so the order in which nodes came. cut_off: agents
+    whose hosts do not answer this one, of those that held parts of its replicas.
 
     The rest is for restart mode. ready: workers can be started at once. run: what it does for run_generation.
     ready_since_s, run_since_s: when this agent first saw that.
@@ -48,11 +51,13 @@ class AgentView:
     run_generation: int = 0
     run: Run = Run.NONE
     run_since_s: float = 0.0
+    cut_off: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """members/<worker>. ready_since_s: when this agent first saw the key, or this stage of it."""
+    """members/<worker>. ready_since_s: when this agent first saw the key, or this stage of it. replica: its replica's
+    workers in the order of their shards, once standing.py knows it; none in a job without replicas."""
 
     worker_id: str
     agent_id: str
@@ -63,6 +68,15 @@ class MemberView:
     join_revision: int
     ready_since_s: float = 0.0
     stage: Stage = Stage.LOOP
+    replica: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """replicas/<replica>. order: create revision of the key."""
+
+    replica: Replica
+    order: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +227,8 @@ class JobView:
     this generation was reported and ended, with the time. replacements: workers that were to be replaced since the last
     generation that worked.
     gone: agents of the newest record whose keys went, as they stood last; empty at an agent that came later.
+    replica_size: workers that hold one copy of the model together, from the spec. replicas: their records, by id.
+    pinned_settings: of steps, as people fixed them. tuned_settings: as the tuner wants them, where people fixed none.
     has_checkpoints: if no worker holds the state any more, the job can begin again from its newest checkpoint.
     """
 
@@ -242,6 +258,15 @@ class JobView:
     replaced_number: int = 0
     size_policy: SizePolicy = ANY_SIZE
     resized_since_s: float = float("-inf")
+    replica_size: int = 1
+    replicas: Mapping[str, ReplicaView] = field(default_factory=dict)
+    pinned_settings: StepSettings = AS_SCRIPTED
+    tuned_settings: StepSettings = AS_SCRIPTED
+
+    @property
+    def settings(self) -> StepSettings:
+        """That the next generation has."""
+        return self.pinned_settings.over(self.tuned_settings)
 
     @property
     def wanted(self) -> Desired | None:

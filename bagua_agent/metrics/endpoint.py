@@ -26,12 +26,38 @@ NO_PICTURE = Answer(
 )
 
 
+class MetricsAnswers:
+    """The pages' content. put: gives the agent's loop a message."""
+
+    def __init__(self, put: Callable[[object], None]) -> None:
+        self._put = put
+        self._health = LoopHealth(put)
+
+    def answer(self, path: str) -> Answer | None:
+        """None for another path."""
+        if path == "/metrics":
+            picture = self._picture()
+            return NO_PICTURE if picture is None else Answer(200, exposition(picture), CONTENT_TYPE_LATEST)
+        if path == "/healthz":
+            return self._health.answer()
+        if path == "/readyz":
+            return readiness(self._picture())
+        return None
+
+    def _picture(self) -> JobPicture | None:
+        asked = PictureAsked()
+        self._put(asked)
+        try:
+            return asked.answer.get(timeout=PICTURE_TIMEOUT_S)
+        except queue.Empty:
+            return None
+
+
 class MetricsEndpoint:
     """Serves between `start` and `stop`. port: 0 takes a free one. put: gives the agent's loop a message."""
 
     def __init__(self, port: int, put: Callable[[object], None]) -> None:
-        self._put = put
-        self._health = LoopHealth(put)
+        self._answers = MetricsAnswers(put)
         self._server = SmallHttpServer(port, "metrics", self._answer)
 
     @property
@@ -46,22 +72,7 @@ class MetricsEndpoint:
         self._server.stop()
 
     def _answer(self, path: str) -> Answer:
-        if path == "/metrics":
-            picture = self._picture()
-            return NO_PICTURE if picture is None else Answer(200, exposition(picture), CONTENT_TYPE_LATEST)
-        if path == "/healthz":
-            return self._health.answer()
-        if path == "/readyz":
-            return readiness(self._picture())
-        return Answer(404, b"there are /metrics, /healthz and /readyz\n")
-
-    def _picture(self) -> JobPicture | None:
-        asked = PictureAsked()
-        self._put(asked)
-        try:
-            return asked.answer.get(timeout=PICTURE_TIMEOUT_S)
-        except queue.Empty:
-            return None
+        return self._answers.answer(path) or Answer(404, b"there are /metrics, /healthz and /readyz\n")
 
 
 def readiness(picture: JobPicture | None) -> Answer:

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from bagua_agent.metrics.job_picture import JobPicture
+from bagua_contract import session_pb2
 from bagua_contract.time_use import STEP_TIME_BOUNDS_S
 
 LABELS = ("bagua_job", "node")
@@ -62,6 +63,10 @@ def families(picture: JobPicture, net: Mapping[int, Mapping[str, int]]) -> Itera
     yield make.gauge("generation", "Number of the newest generation.", (), {alone: picture.generation})
     yield make.gauge("world_size", "Workers in the newest generation.", (), {alone: picture.world_size})
     yield make.gauge("nodes", "Nodes in the newest generation.", (), {alone: picture.nodes})
+    yield make.gauge(
+        "replicas", "Copies of the model in the newest generation.", (), {alone: picture.replicas}
+    )
+    yield make.gauge("replica_size", "Workers that hold one copy.", (), {alone: picture.replica_size})
     wanted: Samples = dict(zip((("min",), ("max",)), map(float, picture.wanted), strict=True))
     yield make.gauge("wanted_nodes", "Nodes that the job may have.", ("bound",), wanted)
     yield make.gauge("leader", "1 on the node whose agent leads the job.", (), {alone: picture.leads})
@@ -78,6 +83,17 @@ def families(picture: JobPicture, net: Mapping[int, Mapping[str, int]]) -> Itera
         ("slot", "how"),
         {(str(slot), how): count for (slot, how), count in picture.exits.items()},
     )
+    running = {worker.slot for worker in picture.workers}
+    yield make.counter(
+        "worker_restarts",
+        "Workers that were started in the place of one that had ended.",
+        ("slot",),
+        {
+            (str(slot),): float(sum(n for (of, _), n in picture.exits.items() if of == slot))
+            for slot in sorted(running)
+        },
+    )
+    yield from _tuning(make, picture)
     yield from _reports(make, picture)
     yield make.gauge("etcd_up", "1 while etcd answers this agent.", (), {alone: picture.store_answers})
     yield make.counter("etcd_outages", "Outages of etcd.", (), {alone: picture.store_outages})
@@ -89,6 +105,22 @@ def families(picture: JobPicture, net: Mapping[int, Mapping[str, int]]) -> Itera
         yield make_one(f"net_{name}", help, ("slot",), samples)
 
 
+def _tuning(make: _Families, picture: JobPicture) -> Iterator[Metric]:
+    """Of the leader alone, once there is a trial."""
+    if picture.trials:
+        alone: tuple[str, ...] = ()
+        yield make.gauge("autotune_trials", "Trials of the study under way.", (), {alone: picture.trials})
+        yield make.gauge(
+            "autotune_best_steps_per_second", "Rate of its best trial.", (), {alone: picture.best_steps_per_s}
+        )
+        yield make.gauge(
+            "autotune_lost_seconds",
+            "Time of training that its trials cost.",
+            (),
+            {alone: picture.trials_lost_s},
+        )
+
+
 def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
     """From the last report of each worker; a worker's counters begin at 0 when it starts."""
     told = {str(w.slot): w.progress for w in picture.workers if w.progress is not None}
@@ -97,6 +129,19 @@ def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
         "Global rank of a slot's worker in the newest generation; absent outside it.",
         ("slot",),
         {(str(w.slot),): w.global_rank for w in picture.workers if w.global_rank is not None},
+    )
+    sharded = [w for w in picture.workers if w.replica_rank is not None and w.shard_rank is not None]
+    yield make.gauge(
+        "worker_replica",
+        "Replica rank of a slot's worker; absent outside the newest generation, and where a worker is a replica.",
+        ("slot",),
+        {(str(w.slot),): float(w.replica_rank or 0) for w in sharded},
+    )
+    yield make.gauge(
+        "worker_shard",
+        "Shard rank of a slot's worker in its replica; absent where its replica rank is.",
+        ("slot",),
+        {(str(w.slot),): float(w.shard_rank or 0) for w in sharded},
     )
     yield make.gauge(
         "step", "Steps that the job has committed.", ("slot",), {(s,): p.step for s, p in told.items()}
@@ -108,6 +153,7 @@ def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
         ("slot",),
         {(s,): p.steps_per_s for s, p in told.items()},
     )
+    yield from _amounts(make, told)
     yield make.gauge(
         "script_metric",
         "What the script reports by bagua.report().",
@@ -121,3 +167,43 @@ def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
         {(s, use): seconds for s, p in told.items() for use, seconds in p.spent_s.items()},
     )
     yield make.step_times(picture)
+
+
+def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Iterator[Metric]:
+    """Samples, computing, and bytes. told: the last report by slot."""
+    yield make.gauge(
+        "total_steps",
+        "Steps of all epochs that the script asked for; absent where this is unknown.",
+        ("slot",),
+        {(s,): p.total_steps for s, p in told.items() if p.total_steps},
+    )
+    yield make.gauge(
+        "samples_per_second",
+        "Samples of the whole job a second, lately; absent where batches have no known size.",
+        ("slot",),
+        {(s,): p.steps_per_s * p.step_samples for s, p in told.items() if p.step_samples},
+    )
+    yield make.counter(
+        "computing_seconds",
+        "Time of committed steps without waits in collectives.",
+        ("slot",),
+        {(s,): p.computing_s for s, p in told.items()},
+    )
+    yield make.counter(
+        "sent_bytes",
+        "Bytes handed to Gloo's collectives, compressed where the algorithm compresses; copies of the state included.",
+        ("slot", "algorithm"),
+        {(s, p.algorithm): p.sent_bytes for s, p in told.items()},
+    )
+    yield make.gauge(
+        "gradient_bytes",
+        "Size of the trained parameters' gradients, uncompressed: what plain data parallelism exchanges in a step.",
+        ("slot", "algorithm"),
+        {(s, p.algorithm): p.gradient_bytes for s, p in told.items() if p.gradient_bytes},
+    )
+    yield make.counter(
+        "heal_bytes",
+        "Bytes of copies of the state that a worker received; time_seconds has the time of those that it waited for.",
+        ("slot",),
+        {(s,): p.copied_bytes for s, p in told.items()},
+    )

@@ -19,19 +19,24 @@ def how_it_ended(returncode: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPicture:
-    """global_rank: None outside the generation in force. progress: its last report; None before the first."""
+    """global_rank: None outside the generation in force. progress: its last report; None before the first.
+    replica_rank, shard_rank: in a job with replicas of several workers, in the generation in force; else None.
+    worker_id: empty where only numbers are wanted."""
 
     slot: int
     pid: int
     global_rank: int | None
     progress: session_pb2.Progress | None
+    replica_rank: int | None = None
+    shard_rank: int | None = None
+    worker_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPicture:
     """generation: the newest record's number; 0: none yet. nodes: in it. wanted: the least and the most nodes.
     generations: that this agent saw, by kind. exits: of its workers, by slot and how_it_ended. store_away_s: all
-    outages of etcd, the present one included."""
+    outages of etcd, the present one included. replica_size: workers of a replica."""
 
     job_id: str
     node_name: str
@@ -46,6 +51,15 @@ class JobPicture:
     store_answers: bool
     store_outages: int
     store_away_s: float
+    trials: int = 0  # of the study under way, at the leader; as the next two
+    best_steps_per_s: float = 0.0  # 0: not known
+    trials_lost_s: float = 0.0
+    replica_size: int = 1
+
+    @property
+    def replicas(self) -> int:
+        """In the newest generation."""
+        return self.world_size // self.replica_size
 
 
 @dataclass(frozen=True, slots=True)

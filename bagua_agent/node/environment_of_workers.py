@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bagua_agent.config.job_config import STATIC_MASTER_PORT, JobConfig, launcher_variables
+from bagua_agent.config.job_config import (
+    STATIC_MASTER_PORT,
+    JobConfig,
+    launcher_variables,
+    workers_of_a_replica,
+)
 from bagua_agent.node.runtime_directory import session_socket
 from bagua_agent.node.torchrun.file_timers import FILE_VARIABLE, timer_file
 from bagua_agent.workers.process.account import Account
@@ -18,6 +23,16 @@ from bagua_contract.environment import PREFIX, WorkerEnvironment
 # DataLoader processes are forked from a worker whose session is open. They never use gRPC, and its own fork handlers
 # are what can hang or crash such a fork (grpc issue 32992); a script that needs them sets the variable itself.
 NO_GRPC_FORK_HANDLERS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
+
+# Of a deterministic job, unless the user sets them. Libraries read these when they are loaded or first used: threads,
+# by
+# which sums on the CPU are cut; cuBLAS's and MKL's reproducible modes; the order of Python's sets of strings.
+DETERMINISTIC = {
+    "OMP_NUM_THREADS": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "MKL_CBWR": "AUTO",
+    "PYTHONHASHSEED": "0",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +92,16 @@ class EnvironmentOfWorkers:
             checkpoint_every=config.checkpoint_every,
             error_file=str(error_file),
             virtual_local_rank=int(config.virtual_local_rank),
+            replica_size=workers_of_a_replica(config),
+            virtual_shards=config.virtual_shards,
         )
         torchrun = torchrun_variables(place, self.base, virtual_local_rank=config.virtual_local_rank)
         torchrun["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(config.signals_to_handle)
         if (timers := self.timer_file) is not None:
             torchrun[FILE_VARIABLE] = str(timers)
         whose = {} if self.account is None else self.account.environment
-        return {**NO_GRPC_FORK_HANDLERS, **self.base, **whose, **torchrun, **own.encode()}
+        fixed = DETERMINISTIC if config.virtual_shards else {}
+        return {**NO_GRPC_FORK_HANDLERS, **fixed, **self.base, **whose, **torchrun, **own.encode()}
 
     def of_helper(self, error_file: Path, bind_host: str) -> Mapping[str, str]:
         """A worker's, without what makes it one."""

@@ -10,18 +10,22 @@ import signal
 import time
 from collections.abc import Callable
 
+from bagua_agent.config.job_config import SHUTDOWN_TIMEOUT_S
 from bagua_agent.etcd.client import Put
+from bagua_agent.history import job_history
 from bagua_agent.job_state import console
 from bagua_agent.job_state.context import JoinedJob
-from bagua_agent.membership.failures.casualty import NO_COMPANY, Company, company_after
+from bagua_agent.membership.failures.casualty import NO_COMPANY, Company, company_after, company_in
 from bagua_agent.membership.policy import Policy
 from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.node.replicas_here import ReplicasHere
 from bagua_agent.node.worker_exits import LastSeen, WorkerExits
 from bagua_agent.node.worker_lifecycle import LEADER_AGAIN_S
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind, Stage
+from bagua_contract.replica import Replica
 
 EXIT_BEFORE_SUSPICION_S = 0.02
 # Workers that leave have so much less than their node's grace period: to end, and for their node to say so in etcd.
@@ -54,7 +58,7 @@ def must_start_again(
     may list such a worker, because its key said WAITING until a moment ago."""
     if answered or 0 < listed_in < gathering.number:
         return True
-    return stage is not Stage.WAITING and gathering.placement_of(worker_id) is None
+    return stage not in (Stage.WAITING, Stage.ASSEMBLING) and gathering.placement_of(worker_id) is None
 
 
 _STAGES = frozenset(stage.value for stage in Stage)
@@ -72,16 +76,21 @@ class LiveWorkers:
         policy: Policy,
         on_suspicion: Callable[[float], None],
         on_slot_given_up: Callable[[], None],
+        shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
     ) -> None:
         self._job = job
         self._workers = workers
         self._sessions = sessions
         self._on_suspicion = on_suspicion
         self._exits = WorkerExits(job, workers, policy, on_slot_given_up)
+        self._replicas = ReplicasHere(
+            job, workers, sessions, workers_share_s(shutdown_timeout_s), self._assembled
+        )
         self._members: dict[str, pb.Member] = {}
         self._suspicion_sequence = 0
         # worker -> generation and kind of its standing suspicion
         self._suspected: dict[str, tuple[int, pb.Suspicion.Kind]] = {}
+        self._told_kinds: set[pb.Suspicion.Kind] = set()  # of suspicions, since the newest record
         self._progress_of: dict[str, session_pb2.Progress] = {}  # the last report of each worker here
         self._training_done: set[str] = set()
         self._listed: dict[
@@ -90,6 +99,7 @@ class LiveWorkers:
         self._answered: set[str] = set()  # workers that a job that trained answered before their loops
         self._last_checkpoints: dict[str, pb.LastCheckpoint] = {}  # of workers that left, as they said
         self._company: dict[str, Company] = {}  # of this node's workers
+        self._in_force = 0  # the newest generation that a worker here has entered
         self._interrupted = False  # workers here got SIGINT in the middle of a step
 
     # -- what the job says
@@ -114,6 +124,7 @@ class LiveWorkers:
         if generation.is_gathering:
             self._end_those_before(generation)
         self._sessions.tell_generation(generation)
+        self._told_kinds.clear()
         for member in generation.members:
             if self._workers.get(member.worker_id) is not None:
                 known = self._company.get(member.worker_id, NO_COMPANY)
@@ -134,6 +145,18 @@ class LiveWorkers:
             answered = worker_id in self._answered
             if must_start_again(Stage(member.stage), worker_id, listed_in, gathering, answered=answered):
                 self._workers.kill(worker_id, STARTS_AGAIN)
+
+    def follow_replicas(self, now_s: float) -> None:
+        self._replicas.look(now_s)
+
+    def lost_touch(self, agent_id: str, now_s: float) -> None:
+        self._replicas.lost_touch(agent_id, now_s)
+
+    def _assembled(self, replica: Replica) -> None:
+        """Its workers' ends explain each other's from now on, before a generation lists them too."""
+        for worker_id in replica.worker_ids:
+            if self._workers.get(worker_id) is not None and worker_id not in self._company:
+                self._company[worker_id] = company_in(replica, worker_id)
 
     def close_joins(self) -> None:
         self._sessions.tell_close()
@@ -202,8 +225,10 @@ class LiveWorkers:
             company=self._company.pop(worker_id, NO_COMPANY),
             listed=self._listed.pop(worker_id, (0, 0)),
             last_checkpoint=self._last_checkpoints.pop(worker_id, None),
+            left_alone=self._replicas.leaves_alone(worker_id),
         )
-        self._exits.take(worker_id, returncode, last, now_s)
+        unexpected = self._exits.take(worker_id, returncode, last, now_s)
+        self._replicas.ended(worker_id, unexpected=unexpected)
 
     def progress_of(self, worker_id: str) -> session_pb2.Progress | None:
         return self._progress_of.get(worker_id)
@@ -228,6 +253,7 @@ class LiveWorkers:
         seen = self._job.seen
         if seen.generation is not None and seen.generation.kind is not GenerationKind.RESTART:
             self._sessions.tell_generation(seen.generation, [worker_id])
+        self._replicas.greet(worker_id)
         if seen.leaving_since_s is not None:
             self._tell_leave()
         if seen.closing:
@@ -270,22 +296,24 @@ class LiveWorkers:
         if (worker := self._workers.get(worker_id)) is not None:
             worker.has_committed = True
         self._put_member(member)
-        self._job.narrator.tell_of_worker(
-            now_s, "in force", f"generation {entered.generation} is in force from step {entered.step}"
-        )
+        text = console.in_force(entered)
+        if entered.generation > self._in_force:  # its workers' times differ; the line has the first one's
+            self._in_force = entered.generation
+            self._job.narrator.tell_of_worker(now_s, "in force", text)
+        record = self._job.seen.generation
+        placement = None if record is None else record.placement_of(worker_id)
+        is_first = placement is not None and placement.global_rank == 0
+        if is_first and record is not None and record.number == entered.generation:
+            lost_s = sum(entered.lost_s.values())
+            self._job.history.own(job_history.in_force(entered.generation, text, lost_s))
 
     def _progress(self, worker_id: str, progress: session_pb2.Progress, now_s: float) -> None:
         self._progress_of[worker_id] = progress
         if progress.generation and worker_id == min(self._workers.worker_ids, default=worker_id):
             self._job.narrator.tell_progress(
                 now_s,
-                console.progress(
-                    progress.epoch,
-                    progress.step,
-                    progress.steps_per_s,
-                    dict(progress.metrics),
-                    progress.generation,
-                ),
+                # a worker's loss is of its own share of the batch
+                console.progress(progress, console.mean_metrics(self._progress_of.values())),
             )
 
     def _suspects(self, worker_id: str, suspected: session_pb2.Suspected, now_s: float) -> None:
@@ -315,7 +343,9 @@ class LiveWorkers:
             waits_in=suspected.waits_in if suspected.HasField("waits_in") else None,
         )
         job.leased.put(job.keys.suspicion(worker_id), suspicion.SerializeToString())
-        if suspected.kind != pb.Suspicion.STALLED:  # which may pass
+        # A stall may pass. Of what the workers here say of one loss the first line is enough.
+        if suspected.kind != pb.Suspicion.STALLED and suspected.kind not in self._told_kinds:
+            self._told_kinds.add(suspected.kind)
             job.narrator.tell_of_worker(now_s, f"suspicion {worker_id}", console.suspicion(suspected))
         self._ask_for_the_leader(now_s)
 

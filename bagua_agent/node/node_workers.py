@@ -325,11 +325,20 @@ class NodeWorkers:
             self._ends.will_be_killed(worker_id, why)
             worker.process.signal_group(signal.SIGKILL)
 
+    def stack_target_of(self, slot: int) -> StackTarget | None:
+        """Of the slot's worker; None without one. From any thread."""
+        for w in list(self._workers.values()):
+            if w.slot == slot:
+                return self._stack_target(w)
+        return None
+
     def stack_targets(self) -> list[StackTarget]:
-        return [
-            StackTarget(w.worker_id, w.process.pid, w.files.directory, w.process.stack_channel, self._account)
-            for w in self._workers.values()
-        ]
+        return [self._stack_target(w) for w in self._workers.values()]
+
+    def _stack_target(self, w: NodeWorker) -> StackTarget:
+        return StackTarget(
+            w.worker_id, w.process.pid, w.files.directory, w.process.stack_channel, self._account
+        )
 
     def open_meeting(self) -> str:
         """host:port of a new store for one RESTART generation; the one before is closed. Bounded.

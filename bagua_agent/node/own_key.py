@@ -53,6 +53,12 @@ class OwnKey:
         self._agent.slots -= 1
         self.put()
 
+    def cut_off(self, agent_ids: frozenset[str]) -> None:
+        """These agents' hosts do not answer this one: no worker here can be in a replica with theirs."""
+        if frozenset(self._agent.cut_off) != agent_ids:
+            self._agent.cut_off[:] = sorted(agent_ids)
+            self.put()
+
     def ready(self) -> None:
         """Workers can be started here at once."""
         if not self._agent.ready:

@@ -78,6 +78,12 @@ class RestartedWorkers:
         else:
             self._meet()
 
+    def follow_replicas(self, now_s: float) -> None:
+        """A job with replicas is live."""
+
+    def lost_touch(self, agent_id: str, now_s: float) -> None:
+        """A job with replicas is live."""
+
     def met(self, generation: int, address: str) -> None:
         """The agent of rank 0 says where the workers of that generation meet."""
         self._meeting = (generation, address)

@@ -36,7 +36,8 @@ END_BYTES = 4 << 10  # in etcd, of the keys that come and go with a worker, and 
 class LastSeen:
     """What is known of a worker at its end. generation, steps: of its last report. was_member: its member key exists.
     trained: it confirmed the last commit. company: its fellows in generations. listed: the newest generation that
-    listed it, and its world size. last_checkpoint: its report when it left."""
+    listed it, and its world size. last_checkpoint: its report when it left. left_alone: it was asked to leave though
+    its node stays."""
 
     was_member: bool
     trained: bool
@@ -45,6 +46,7 @@ class LastSeen:
     company: Company = NO_COMPANY
     listed: tuple[int, int] = (0, 0)
     last_checkpoint: pb.LastCheckpoint | None = None
+    left_alone: bool = False
 
 
 class Record(Enum):
@@ -82,7 +84,8 @@ def consequence(
 @dataclass(slots=True)
 class _Unexplained:
     """A failure that mentions another worker's end which is not reported yet, or that waits for such a failure: its
-    slot has no successor so far, since the job would end with it. at_s: when the worker ended."""
+    slot has no successor so far, since the job would end with it. at_s: when the worker ended, or its record was still
+    not written."""
 
     failure: pb.Failure
     company: Company
@@ -108,11 +111,11 @@ class WorkerExits:
         self._written: defaultdict[int, BytesBudget] = defaultdict(etcd_budget)  # by slot
         self.exit_code = 0
 
-    def take(self, worker_id: str, returncode: int, last: LastSeen, now_s: float) -> None:
-        """Once per worker, which must be known to `workers`."""
+    def take(self, worker_id: str, returncode: int, last: LastSeen, now_s: float) -> bool:
+        """Once per worker, which must be known to `workers`. Whether its end was unexpected."""
         worker, cause = self._workers.ended(worker_id, returncode)
         seen, keys, store = self._job.seen, self._job.keys, self._job.store
-        leaving = seen.leaving_since_s is not None
+        leaving = seen.leaving_since_s is not None or last.left_alone
         failure = self._failure(worker, returncode, cause, last)
         happened = job_history.worker_ended(failure)  # of the exit itself, whatever explains it
         explained_by = self._casualty_of(failure, last.company)
@@ -135,6 +138,11 @@ class WorkerExits:
         elif now.record is Record.DEPARTED:
             departed = self._departure(worker_id, last).SerializeToString()
             self._record(worker_id, "departed", lambda: store.put(keys.departed(worker_id), departed))
+            if last.left_alone and not seen.stopping:
+                self._job.narrator.tell(f"worker in slot {worker.slot} has left; starting another")
+                self._job.timers.set(
+                    f"respawn {worker.slot}", now_s, lambda at_s: self.start_worker(worker.slot, at_s)
+                )
         elif now.record is Record.FAILURE:
             self._put(failure)
             self._job.history.own(happened)
@@ -142,6 +150,7 @@ class WorkerExits:
             if waits or (failure.script_failure and tells_of_another(failure.cause, failure.traceback_tail)):
                 self._unexplained[worker_id] = _Unexplained(failure, last.company, now_s, waits)
                 self._look_again_at(now_s + LOOK_AGAIN_S)
+        return now.unexpected
 
     def _put(self, failure: pb.Failure) -> None:
         key, store = self._job.keys.failure(failure.worker_id), self._job.store
@@ -223,6 +232,8 @@ class WorkerExits:
                     f"{where} was {_casualty(explained_by)}: it does not count as a script failure"
                 )
             one.waits = one.waits and self._respawn(one.failure, now_s, explained_by, again=True)
+            if worker_id not in self._job.seen.view.failures:
+                one.at_s = now_s  # without etcd its record is not written yet, and other ends are not known
             if not one.waits and (explained_by or now_s >= one.at_s + self._policy.cause_window_s):
                 del self._unexplained[worker_id]
         if self._unexplained:

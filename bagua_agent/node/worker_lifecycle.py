@@ -32,6 +32,12 @@ class WorkerWay(Protocol):
     def refuse(self, worker_id: str, difference: str) -> None:
         """The leader does not let this worker in; it may be another node's."""
 
+    def follow_replicas(self, now_s: float) -> None:
+        """Replicas may have changed, or nodes that hold parts of one leave. Live mode alone has replicas."""
+
+    def lost_touch(self, agent_id: str, now_s: float) -> None:
+        """An agent that holds a part of a replica of this node does not answer this host."""
+
     def met(self, generation: int, address: str) -> None:
         """Where the workers of a RESTART generation meet."""
 

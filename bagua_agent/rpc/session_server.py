@@ -21,8 +21,10 @@ import grpc
 from bagua_agent.base.background import Failed, OperationEnd, background_thread
 from bagua_agent.rpc.first_message import first_of
 from bagua_agent.rpc.message_pace import MessagePace
-from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
+from bagua_agent.rpc.trace_relay import TraceRelay
+from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc, trace_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation
+from bagua_contract.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         self._outboxes: dict[str, _Outbox] = {}
         self._paces: defaultdict[str, MessagePace] = defaultdict(MessagePace)  # by slot
         self._welcome: session_pb2.AgentMessage | None = None
+        self.traces = TraceRelay(self._tell_trace)
         # A stream keeps one thread for what comes in; respawned workers overlap with the ones that end.
         self._server = grpc.server(
             ThreadPoolExecutor(2 * slots + 2 + _THREADS_FOR_STRANGERS, thread_name_prefix="bagua-session"),
@@ -103,10 +106,15 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
             worker_ids,
         )
 
-    def tell_leave(self, within_s: float = 0.0, interrupt: bool = False) -> None:
+    def tell_replica(self, replica: Replica, worker_ids: list[str]) -> None:
+        self._tell(session_pb2.AgentMessage(replica=replica.to_proto()), worker_ids)
+
+    def tell_leave(
+        self, within_s: float = 0.0, interrupt: bool = False, worker_ids: list[str] | None = None
+    ) -> None:
         """within_s: how long workers have for it; 0: not said. interrupt: the node leaves because of a SIGINT."""
         leave = session_pb2.Leave(within_s=within_s, interrupt=interrupt)
-        self._tell(session_pb2.AgentMessage(leave=leave), None)
+        self._tell(session_pb2.AgentMessage(leave=leave), worker_ids)
 
     def tell_close(self) -> None:
         self._tell(session_pb2.AgentMessage(close=session_pb2.Close()), None)
@@ -119,11 +127,16 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         told = session_pb2.Disagreement(difference=difference)
         self._tell(session_pb2.AgentMessage(disagreement=told), None)
 
-    def _tell(self, message: session_pb2.AgentMessage, worker_ids: list[str] | None) -> None:
+    def _tell_trace(self, order: trace_pb2.TraceOrder, worker_ids: list[str] | None) -> list[str]:
+        return self._tell(session_pb2.AgentMessage(trace=order), worker_ids)
+
+    def _tell(self, message: session_pb2.AgentMessage, worker_ids: list[str] | None) -> list[str]:
+        """The workers that get the message: those of worker_ids, None for all, that have a session."""
         with self._lock:
-            for worker_id, outbox in self._outboxes.items():
-                if worker_ids is None or worker_id in worker_ids:
-                    outbox.put(message)
+            told = [w for w in self._outboxes if worker_ids is None or w in worker_ids]
+            for worker_id in told:
+                self._outboxes[worker_id].put(message)
+        return told
 
     # -- from workers
 
@@ -163,6 +176,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
             with self._lock:
                 if self._outboxes.get(worker_id) is outbox:
                     del self._outboxes[worker_id]
+            self.traces.gone(worker_id)
             self._on_ended(worker_id)
 
         reader = background_thread("bagua-session-in", lambda: self._read(worker_id, messages), ended)
@@ -177,7 +191,8 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         slot = slot_of(worker_id)
         try:
             for message in messages:
-                self._on_message(worker_id, message)
+                if not self.traces.heard(worker_id, message):
+                    self._on_message(worker_id, message)
                 delay_s = self._pace(slot, message)
                 if delay_s and self._stopping.wait(delay_s):
                     return

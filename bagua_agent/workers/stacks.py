@@ -88,6 +88,12 @@ def save_stacks(
         return list(pool.map(lambda target: _save(target, why, within_s, tool), targets))
 
 
+def readable_stacks(target: StackTarget, why: str, *, within_s: float = WITHIN_S) -> tuple[str, str]:
+    """The stacks of one worker with its children as text, and why its own Python stacks are missing or incomplete
+    (empty if they are whole). Writes no file. Takes at most about within_s (plus NATIVE_WITHIN_S with py-spy)."""
+    return _text_of(target, why, within_s, shutil.which("py-spy"))
+
+
 def stacks_of(target: StackTarget, pid: int, within_s: float = ANSWER_WITHIN_S) -> str:
     """The Python stacks of the worker's process `pid`, as faulthandler writes them. Raises NoAnswer."""
     channel = target.channel
@@ -178,6 +184,17 @@ def _why_late(pid: int, before: SignalStatus, now: SignalStatus, text: str) -> s
 
 
 def _save(target: StackTarget, why: str, within_s: float, tool: str | None) -> SavedStacks:
+    text, problem = _text_of(target, why, within_s, tool)
+    try:
+        path = _write(target.directory, text, target.account)
+        return SavedStacks(target.worker_id, path, problem)
+    except OSError as error:
+        lost = f"{target.directory} can't be written: {error.strerror}"
+        return SavedStacks(target.worker_id, None, f"{problem}; {lost}" if problem else lost)
+
+
+def _text_of(target: StackTarget, why: str, within_s: float, tool: str | None) -> tuple[str, str]:
+    """With the problem of its own Python stacks. tool: py-spy; None: without native stacks."""
     deadline_s = time.monotonic() + within_s
     pids = processes_of(target.pid)
     problem = ""
@@ -197,12 +214,7 @@ def _save(target: StackTarget, why: str, within_s: float, tool: str | None) -> S
         left_out -= 1
     if left_out:
         parts.append(f"{left_out} more processes of this worker are not shown\n")
-    try:
-        path = _write(target.directory, "\n".join(parts), target.account)
-        return SavedStacks(target.worker_id, path, problem)
-    except OSError as error:
-        lost = f"{target.directory} can't be written: {error.strerror}"
-        return SavedStacks(target.worker_id, None, f"{problem}; {lost}" if problem else lost)
+    return "\n".join(parts), problem
 
 
 def _head(target: StackTarget, why: str) -> str:

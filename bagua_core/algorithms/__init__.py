@@ -13,6 +13,7 @@ from bagua_core.algorithms.local_sgd import LocalSGD
 from bagua_core.algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from bagua_core.algorithms.qadam import QAdam
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
+from bagua_core.algorithms.streaming_diloco import StreamingDiLoCo
 from bagua_core.communication.compressed.compressor import Compressor
 from bagua_core.communication.compressed.compressor import register as register_compressor
 from bagua_core.errors import UserError
@@ -25,6 +26,7 @@ _BY_NAME: dict[str, type[Algorithm]] = {
     QAdam.name: QAdam,
     LocalSGD.name: LocalSGD,
     LowPrecisionDecentralized.name: LowPrecisionDecentralized,
+    StreamingDiLoCo.name: StreamingDiLoCo,
 }
 
 
@@ -62,6 +64,7 @@ __all__ = [
     "LowPrecisionDecentralized",
     "QAdam",
     "QAdamOptimizer",
+    "StreamingDiLoCo",
     "UnknownAlgorithmError",
     "algorithm_names",
     "find_algorithm",

@@ -12,17 +12,21 @@ import torch
 from bagua_core.communication.communicator import Lane
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.step_interface import StepEngine
+from bagua_core.model.shard_buffers import ShardBuffers
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """The model that an algorithm acts on. parameters: those that need gradients, in registration order, each once."""
+    """The model that an algorithm acts on. parameters: those that need gradients, in registration order, each once.
+    shard_buffers: of a model in a deterministic job, else None.
+    """
 
     parameters: tuple[torch.nn.Parameter, ...]
     optimizers: Sequence[torch.optim.Optimizer]
     engine: StepEngine
     bucket_cap_bytes: int
     find_unused_parameters: bool = False
+    shard_buffers: ShardBuffers | None = None
 
 
 class Algorithm(ABC):
@@ -33,6 +37,17 @@ class Algorithm(ABC):
     equal_states: ClassVar[bool] = True
     """Whether all ranks hold the same parameters after each step. If not, digests are not compared, a joiner copies
     from one holder instead of all, and `Exchange.finish` averages the replicas at the end."""
+
+    @property
+    def round_steps(self) -> int | None:
+        """Local steps of a round for a worker of average speed, if the round is the unit of commit: then workers share
+        nothing until a round ends (Exchange.close_round). None: every step is committed by all."""
+        return None
+
+    @property
+    def has_fixed_order(self) -> bool:
+        """Whether it can sum shards in an order that does not depend on the workers, as deterministic jobs do."""
+        return False
 
     @property
     def lanes(self) -> frozenset[Lane]:

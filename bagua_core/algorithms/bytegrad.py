@@ -11,9 +11,11 @@ from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.communication.communicator import Lane
 from bagua_core.communication.compressed.compressed_sum import CompressedSum
 from bagua_core.communication.compressed.compression import MinMax
+from bagua_core.communication.reduction.bucket_operation import BucketOperation
 from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.step_interface import StepEngine
 from bagua_core.communication.topology.routes import lanes_for
 
 
@@ -35,13 +37,16 @@ class ByteGrad(Algorithm):
     def described(self) -> str:
         return f"{self.name}(hierarchical={self.hierarchical}, average={self.average})"
 
+    def operation(self, engine: StepEngine) -> BucketOperation:
+        """On a full bucket."""
+        return CompressedSum(conveyor_of(engine), MinMax(), self.hierarchical)
+
     def attach(self, attachment: Attachment) -> Exchange:
-        operation = CompressedSum(conveyor_of(attachment.engine), MinMax(), self.hierarchical)
         return Reducer(
             attachment.parameters,
             attachment.engine,
             attachment.bucket_cap_bytes,
-            operation=operation,
+            operation=self.operation(attachment.engine),
             find_unused_parameters=attachment.find_unused_parameters,
             average=self.average,
         )

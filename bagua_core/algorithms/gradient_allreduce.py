@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.communication.communicator import Lane
+from bagua_core.communication.reduction.bucket_operation import BucketOperation, Sum
 from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.shards.shard_reducer import ShardReducer
+from bagua_core.communication.step_interface import StepEngine
 from bagua_core.communication.topology.hierarchical_sum import HierarchicalSum
 from bagua_core.communication.topology.routes import lanes_for
 
@@ -31,12 +34,30 @@ class GradientAllreduce(Algorithm):
             return self.name
         return f"{self.name}(hierarchical={self.hierarchical}, average={self.average})"
 
+    @property
+    def has_fixed_order(self) -> bool:
+        """See Algorithm."""
+        return self.average  # else the scale would be the number of workers
+
+    def operation(self, engine: StepEngine) -> BucketOperation:
+        """On a full bucket."""
+        return HierarchicalSum(conveyor_of(engine)) if self.hierarchical else Sum()
+
     def attach(self, attachment: Attachment) -> Exchange:
+        if attachment.shard_buffers is not None:
+            return ShardReducer(
+                attachment.parameters,
+                attachment.engine,
+                attachment.bucket_cap_bytes,
+                attachment.find_unused_parameters,
+                conveyor_of(attachment.engine),
+                attachment.shard_buffers,
+            )
         return Reducer(
             attachment.parameters,
             attachment.engine,
             attachment.bucket_cap_bytes,
-            operation=HierarchicalSum(conveyor_of(attachment.engine)) if self.hierarchical else None,
+            operation=self.operation(attachment.engine),
             find_unused_parameters=attachment.find_unused_parameters,
             average=self.average,
         )

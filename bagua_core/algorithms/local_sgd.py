@@ -17,32 +17,26 @@ beside its first step. Nothing of them may be written meanwhile: a round that is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
+from bagua_core.algorithms.round_average import RoundAverage
 from bagua_core.communication.communicator import Communicator
-from bagua_core.communication.devices.device_wait import Followed, last_awaited
+from bagua_core.communication.compressed.feedback_sum import COMPRESSIONS, form_of
+from bagua_core.communication.devices.device_wait import last_awaited
 from bagua_core.communication.reduction.conveyor import Job
+from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.step_interface import StepPlan
+from bagua_core.communication.weights.compressed_mean import compressed_mean
+from bagua_core.communication.weights.outer_step import OUTER_LR, OUTER_MOMENTUM, OuterStep
 from bagua_core.communication.weights.weight_buckets import FlatWeights, check_compressible
 from bagua_core.communication.weights.weight_exchange import WeightExchange
-from bagua_core.kernels import minmax_compress, minmax_decompress, minmax_reduce
 
 # A sixteenth of the traffic; replicas of common models stay close enough for the mean to be as good as each of them.
 DEFAULT_SYNC_EVERY = 16
-# What DiLoCo's authors found best over a wide range of models.
-OUTER_LR = 0.7
-OUTER_MOMENTUM = 0.9
 NESTEROV = "nesterov"
-COMPRESSIONS = ("none", "uint8")
-
-
-@dataclass(frozen=True, slots=True)
-class _Outer:
-    lr: float
-    momentum: float
+STEP, ROUND = "step", "round"
 
 
 class LocalSGD(Algorithm):
@@ -50,8 +44,11 @@ class LocalSGD(Algorithm):
 
     sync_every: steps of a round. outer_optimizer: None (the mean as it is), or "nesterov": outer_lr and
     outer_momentum act on what a round has changed, as in DiLoCo, which goes with long rounds (hundreds of steps).
-    compress: "uint8" sends what a round has changed as one byte a weight. Raises ValueError; `attach` does for
-    parameters that can't be compressed.
+    compress: "uint8" sends what a round has changed as one byte a weight, "int4" in about half a byte (by rounds alone,
+    where both have error feedback). unit: what all workers commit together.
+    "step": every step, so that the slowest worker sets the pace. "round": a whole round, in which each worker takes as
+    many local steps as its speed allows (docs/design/rounds.md); needs ElasticDataLoader. Raises ValueError; `attach`
+    does for parameters that can't be compressed.
 
     Commits: a step is final when all members have computed it; one that begins a round, when all have the new model
     too. Heals: a joiner copies one holder's model and optimizer, and the round's anchor and outer momentum. Exactly
@@ -69,35 +66,47 @@ class LocalSGD(Algorithm):
         outer_lr: float = OUTER_LR,
         outer_momentum: float = OUTER_MOMENTUM,
         compress: str = "none",
+        unit: str = STEP,
     ) -> None:
         if sync_every < 1:
             raise ValueError(f"sync_every={sync_every}; use 1 or more steps")
         if outer_optimizer not in (None, NESTEROV):
             raise ValueError(f'outer_optimizer={outer_optimizer!r} is unknown; use None or "{NESTEROV}"')
-        if not outer_lr > 0:
-            raise ValueError(f"outer_lr={outer_lr} must be positive")
-        if not 0 <= outer_momentum < 1:
-            raise ValueError(f"outer_momentum={outer_momentum} must be at least 0 and below 1")
+        outer = OuterStep(outer_lr, outer_momentum)
         if compress not in COMPRESSIONS:
             raise ValueError(f"compress={compress!r} is unknown; use one of {', '.join(COMPRESSIONS)}")
+        if unit not in (STEP, ROUND):
+            raise ValueError(f'unit={unit!r} is unknown; use "{STEP}" or "{ROUND}"')
+        if compress == "int4" and unit == STEP:
+            raise ValueError(
+                'compress="int4" needs unit="round"; by steps, use StreamingDiLoCo(compress="int4")'
+            )
         self.sync_every = sync_every
-        self.outer = None if outer_optimizer is None else _Outer(outer_lr, outer_momentum)
+        self.unit = unit
+        self.outer = None if outer_optimizer is None else outer
         self.compress = compress
 
     @property
     def described(self) -> str:
-        outer = "mean" if self.outer is None else f"{NESTEROV} {self.outer.lr:g} {self.outer.momentum:g}"
-        return f"{self.name}(every {self.sync_every}, {outer}, {self.compress})"
+        outer = "mean" if self.outer is None else self.outer.described
+        unit = "" if self.unit == STEP else f", unit {self.unit}"
+        return f"{self.name}(every {self.sync_every}, {outer}, {self.compress}{unit})"
 
-    def attach(self, attachment: Attachment) -> LocalSGDExchange:
+    @property
+    def round_steps(self) -> int | None:
+        return self.sync_every if self.unit == ROUND else None
+
+    def attach(self, attachment: Attachment) -> Exchange:
         if self.compress != "none":
             check_compressible(attachment.parameters, f"{self.name}(compress={self.compress!r})")
+        if self.unit == ROUND:
+            return RoundAverage(attachment, self.outer, form_of(self.compress))
         return LocalSGDExchange(attachment, self.sync_every, self.outer, self.compress != "none")
 
 
 class LocalSGDExchange(WeightExchange):
     def __init__(
-        self, attachment: Attachment, sync_every: int, outer: _Outer | None, compresses: bool
+        self, attachment: Attachment, sync_every: int, outer: OuterStep | None, compresses: bool
     ) -> None:
         super().__init__(
             attachment.parameters,
@@ -131,7 +140,9 @@ class LocalSGDExchange(WeightExchange):
                 self._engine.wait(pending)
             self._is_under_way = False
         if self._outer is not None:
-            self._step_outside(self._outer)
+            for model, anchor in zip(self._next.flats, self._anchor.flats, strict=True):
+                model.neg_().add_(anchor)
+            self._outer.take(self._anchor.flats, self._momentum, self._next.flats, self._next_momentum)
         self._engine.parameters_change()
         self._is_changed = True
         self._next.write_back()
@@ -173,29 +184,5 @@ class LocalSGDExchange(WeightExchange):
             torch._foreach_div_(models, count)
             return
         for model, anchor in zip(models, self._anchor.flats, strict=True):
-            yield from _compressed_mean(communicator, model.sub_(anchor))
+            yield from compressed_mean(communicator, model.sub_(anchor))
             model.add_(anchor)
-
-    def _step_outside(self, outer: _Outer) -> None:
-        """Nesterov's step from the anchor, against what the round has changed."""
-        for model, anchor, momentum, following in zip(
-            self._next.flats, self._anchor.flats, self._momentum, self._next_momentum, strict=True
-        ):
-            gradient = model.neg_().add_(anchor)
-            torch.mul(momentum, outer.momentum, out=following).add_(gradient)
-            gradient.add_(following, alpha=outer.momentum)
-            torch.sub(anchor, gradient, alpha=outer.lr, out=model)
-
-
-def _compressed_mean(communicator: Communicator, values: torch.Tensor) -> Job:
-    """In place; all ranks get the same bits. Each makes the mean of one part, and all get it from there."""
-    count = communicator.world_size
-    padded = values.new_zeros((count, -(-values.numel() // count)))
-    padded.view(-1)[: values.numel()] = values
-    sent = minmax_compress(padded)
-    received = torch.empty_like(sent)
-    yield Followed(communicator.alltoall(received, sent))
-    part = minmax_reduce(received, padded.shape[1], scale=1 / count)
-    yield communicator.allgather(sent, part)
-    minmax_decompress(sent, padded)
-    values.copy_(padded.view(-1)[: values.numel()])

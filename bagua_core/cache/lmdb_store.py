@@ -18,6 +18,7 @@ import lmdb
 
 from bagua_core.cache.errors import StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
+from bagua_core.cache.fork_gate import ForkGate
 from bagua_core.cache.frames import Buffer
 from bagua_core.cache.node_directory import lock_within
 from bagua_core.cache.placement import KEPT_FREE_BYTES
@@ -39,7 +40,7 @@ def _close_inherited() -> None:
     _environments.clear()
 
 
-os.register_at_fork(after_in_child=_close_inherited)
+_calls = ForkGate(_close_inherited)
 
 
 def _environment(directory: Path, capacity_bytes: int) -> lmdb.Environment:
@@ -54,6 +55,13 @@ def _environment(directory: Path, capacity_bytes: int) -> lmdb.Environment:
         os.posix_fallocate(lock, 0, _LOCK_BYTES)
     finally:
         os.close(lock)
+    with _calls.entered():
+        opened = _opened(directory, capacity_bytes)
+    _environments[status.st_dev, status.st_ino] = opened
+    return opened
+
+
+def _opened(directory: Path, capacity_bytes: int) -> lmdb.Environment:
     opened = lmdb.open(
         str(directory),
         map_size=capacity_bytes,
@@ -68,7 +76,6 @@ def _environment(directory: Path, capacity_bytes: int) -> lmdb.Environment:
         opened.close()
         raise StoreFault("damaged", f"{directory / _DATA} is shorter than its {needed_bytes} bytes")
     opened.reader_check()  # processes that were killed while they read
-    _environments[status.st_dev, status.st_ino] = opened
     return opened
 
 
@@ -101,11 +108,12 @@ class LmdbStore:
 
     def read(self, keys: Sequence[bytes]) -> Sequence[Buffer | None]:
         try:
-            if self._reading is not None:
-                self._reading.abort()
-            # open until the next read: the frames lie in the map, since copies of large ones cost a fifth of the pace
-            self._reading = self._environment.begin(buffers=True)
-            return [self._reading.get(key) for key in keys]
+            with _calls.entered():
+                if self._reading is not None:
+                    self._reading.abort()
+                # open until the next read: the frames lie in the map, and copies of large ones cost a fifth of the pace
+                self._reading = self._environment.begin(buffers=True)
+                return [self._reading.get(key) for key in keys]
         except lmdb.Error as error:
             self._notices.say("read", f"{self._directory} cannot be read, values are loaded anew: {error}")
             return [None] * len(keys)
@@ -151,7 +159,7 @@ class LmdbStore:
 
     def _put(self, items: Sequence[Item]) -> int:
         """All of them or none. Returns how many were not there. Raises lmdb.Error."""
-        with self._environment.begin(write=True) as transaction:
+        with _calls.entered(), self._environment.begin(write=True) as transaction:
             return sum(transaction.put(item.key, item.frame, overwrite=item.replaces) for item in items)
 
     def _lose(self, count: int, error: lmdb.Error, written: Written) -> None:
@@ -174,8 +182,8 @@ class LmdbStore:
         return max(0, system.f_bavail * system.f_frsize - self._kept_free_bytes)
 
     def usage(self) -> Usage:
-        environment = self._environment
-        table, pages = environment.stat(), environment.info()
+        with _calls.entered():
+            table, pages = self._environment.stat(), self._environment.info()
         used_bytes = (pages["last_pgno"] + 1) * table["psize"]
         return Usage(table["entries"], used_bytes, pages["map_size"], str(self._directory))
 
@@ -186,7 +194,7 @@ class LmdbStore:
         lock_within(self._writers, _LOCKED_WITHIN_S)
         try:
             environment = self._environment
-            with environment.begin(write=True) as transaction:
+            with _calls.entered(), environment.begin(write=True) as transaction:
                 transaction.drop(environment.open_db(txn=transaction), delete=False)
         except lmdb.Error as error:
             raise StoreFault("clear", f"{self._directory} cannot be cleared: {error}") from error

@@ -34,12 +34,14 @@ class ReduceOp(Enum):
 class Lane(Enum):
     """A communicator beside a generation's main one. NODE: the workers of this rank's node. LEADERS: the first worker
     of each node; only they have it. BACKGROUND: all workers, for what runs beside the steps. STATISTICS: all workers,
-    for what layers exchange within forward and backward."""
+    for what layers exchange within forward and backward. SHARD: in a job with replicas, the workers that hold the same
+    shard, one of each replica, by replica rank; the others are then among these workers alone, and its own lanes."""
 
     NODE = "node"
     LEADERS = "leaders"
     BACKGROUND = "background"
     STATISTICS = "statistics"
+    SHARD = "shard"
 
 
 class CollectiveFailed(InfrastructureLost):

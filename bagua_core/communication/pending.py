@@ -13,6 +13,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from bagua_core import tracing
 from bagua_core.communication.communicator import AbortFlag, CollectiveAborted, CollectiveFailed, Pending
 
 
@@ -74,6 +75,20 @@ class _AbortWake:
 
     def __call__(self) -> None:
         self._wakes.put(self)
+
+
+def trace_operation(pending: Pending, name: str, value: int) -> None:
+    """Record the span from now to the operation's end. Of one that is done already, or whose transport does not call
+    back (NCCL: it runs on a device), nothing is recorded."""
+    recorder = tracing.active
+    if recorder is None or not isinstance(pending, WakeablePending):
+        return
+    begin_ns = time.monotonic_ns()
+
+    def ended(_: object) -> None:
+        recorder.span(name, begin_ns, value=value, track=tracing.COLLECTIVES)
+
+    pending._call_when_done(ended)
 
 
 class Completion:

@@ -6,12 +6,14 @@ types, so each is tested with a small fake of the other side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from bagua_contract.step_settings import StepSettings
 from bagua_core.communication.communicator import Communicator, Lane, Pending, ReduceOp
 
 
@@ -32,6 +34,7 @@ class StepPlan:
     global_rank: int
     world_size: int
     healing: frozenset[int] = frozenset()
+    workers: tuple[str, ...] = ()  # worker ids by global rank; empty where they do not matter
 
     @property
     def active_count(self) -> int:
@@ -51,10 +54,46 @@ class MicroBatch:
 
     weight: what this rank's mean gradient over the micro-batch counts in the global mean (its samples
     over the global batch's); 0 means that its gradient is replaced by zero. last: reduce after it.
+    part: by what this worker's gradients are multiplied before those of its replica's workers are averaged; 1 where
+    all of them have equally many samples. shards: of a deterministic job, the virtual shards of the step's batch, else
+    0. shard: the number of the one that the micro-batch is; None for a worker without any.
     """
 
     weight: float
     last: bool
+    shard: int | None = None
+    shards: int = 0
+    part: float = 1.0
+
+
+MOST_LEASE_RANGES = 8  # rows of fixed size say what a worker used
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What one worker did in a round. ranges: half-open intervals of places in the epoch's order, which it trained on;
+    speed: samples per second of its local steps, 0 if it took none."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    speed: float = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(stop - start for start, stop in self.ranges)
+
+
+class Rounds(Protocol):
+    """The leases of samples as the engine sees them; see docs/design/rounds.md."""
+
+    @property
+    def has_work(self) -> bool:
+        """This worker took local steps that no committed round contains."""
+
+    def used(self) -> Used:
+        """What this worker did in the round under way."""
+
+    def closed(self, plan: StepPlan, used: Sequence[Used]) -> None:
+        """The round is committed; used: by global rank of `plan`."""
 
 
 class DataSource(Protocol):
@@ -63,6 +102,10 @@ class DataSource(Protocol):
     @property
     def global_batch_size(self) -> int:
         """Samples of a batch, at most."""
+
+    @property
+    def job_steps(self) -> int:
+        """Steps of all epochs that the script asked for; 0 where this is unknown."""
 
     def fingerprint(self) -> dict[str, str]:
         """The properties that must agree on all workers: dataset length, seed, global batch size, ..."""
@@ -77,6 +120,14 @@ class DataSource(Protocol):
 
     def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
         """Indices of the dataset that `global_rank` uses at `position` under `plan`. Pure."""
+
+    @property
+    def place_in_replica(self) -> tuple[int, int]:
+        """This worker's place among those of its replica that get samples of their own, and their number."""
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """The leases of a job whose unit of commit is the round; None where it is the step."""
 
     def training_over(self) -> None:
         """The training whose steps it defined is over: stop what runs for it, and serve no more batches."""
@@ -100,8 +151,26 @@ class Model(Protocol):
         """All ranks hold the same parameters after each step."""
 
     @property
+    def round_steps(self) -> int | None:
+        """Local steps of a round, if the round is the algorithm's unit of commit; see Algorithm.round_steps."""
+
+    def close_round(self, communicator: Communicator | None, weight: float) -> None:
+        """See Exchange.close_round."""
+
+    def at_round_begin(self) -> AbstractContextManager[None]:
+        """See Exchange.at_round_begin."""
+
+    @property
     def lanes(self) -> frozenset[Lane]:
         """What each generation's communicator must bring for it."""
+
+    def use_settings(self, settings: StepSettings) -> str:
+        """Those of the generation that this worker enters; `communicator_changed` follows. Why they have no effect on
+        this model; empty: they have."""
+
+    @property
+    def readiness(self) -> tuple[int, ...]:
+        """See Exchange.readiness."""
 
     def travelling(self) -> Mapping[str, torch.Tensor]:
         """See Exchange.travelling."""
@@ -146,6 +215,10 @@ class StepReductions(Protocol):
         """The generation's communicator; None in a world of one (nothing to reduce)."""
 
     @property
+    def replica_size(self) -> int:
+        """Workers that hold one copy of the model together."""
+
+    @property
     def step_failed(self) -> bool:
         """A collective of this step failed: no more are started, gradients are zeroed."""
 
@@ -162,6 +235,10 @@ class StepReductions(Protocol):
 
     def reduction_failed(self, error: Exception) -> None: ...
 
+    def reduction_given_up(self) -> None:
+        """A reduction of the step that was due here was not done, for the step has failed: each one ends with
+        `reduction_done` or this, so that the other shards of the replica hear of it."""
+
     def parameters_change(self) -> None:
         """Call it before parameters change other than by the optimizer: blocks until copies of the state that are
         being sent to others no longer read them."""
@@ -175,11 +252,29 @@ class StepEngine(StepReductions, Protocol):
 
     def attach_model(self, model: Model) -> None: ...
 
+    def share_in_replica(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Give all workers of this worker's replica shard 0's values of `tensors`, which are whole on each of them."""
+
     def detach_model(self, model: Model) -> None:
         """`model` takes part in no step from now on. Between two steps, on all workers alike."""
 
+    @property
+    def virtual_shards(self) -> int:
+        """Most virtual shards of a batch in a deterministic job; 0 in any other."""
+
     # -- for the loader
+    @property
+    def round_steps(self) -> int | None:
+        """Local steps of a round, where the round is the models' unit of commit. Raises ValueError if only some of them
+        have rounds, or rounds of another length."""
+
+    def closes_round_early(self) -> bool:
+        """A change of membership waits for the end of the round: take no further local step."""
+
     def attach_source(self, source: DataSource) -> None: ...
+
+    def shard_place(self) -> tuple[int, int]:
+        """This worker's place in its replica, and the workers of that."""
 
     def register_state(self, name: str, stateful: Stateful) -> None:
         """See bagua_core.register_state."""

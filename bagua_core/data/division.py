@@ -11,6 +11,8 @@ import functools
 import zlib
 from typing import NamedTuple, Protocol
 
+import torch
+
 from bagua_core.data.partition import (
     batch_count,
     epoch_order,
@@ -32,6 +34,9 @@ class Piece(NamedTuple):
     weight: float
 
 
+NO_PIECE = Piece([], 0.0)  # of a worker without a share
+
+
 class DivisionSettings(NamedTuple):
     """Of the loader; see ElasticDataLoader."""
 
@@ -48,16 +53,28 @@ class Division(Protocol):
 
     def batch_count(self, epoch: int) -> int: ...
 
+    def known_steps(self, epochs: int) -> int:
+        """Steps of so many epochs; 0 where this is not known before the epochs have begun."""
+        return 0
+
     def has_batch(self, epoch: int, batch: int) -> bool:
         """Known for the batch behind one that was read."""
         return batch < self.batch_count(epoch)
+
+    def samples_before(self, epoch: int, batch: int) -> int:
+        """Samples of all batches before this one, over all epochs. Raises TypeError where they are not known
+        beforehand."""
+        raise TypeError(
+            "committed_samples needs a map-style data set without sampler and balance; count batches by loader.step"
+        )
 
     def read(self, epoch: int, batch: int) -> None:
         """Called before pieces of the batch are used, but not on a worker without a share."""
         return None
 
-    def micro_batches(self, epoch: int, batch: int, parts: int) -> int:
-        """The same on every worker, also on one that has no state yet."""
+    def micro_batches(self, epoch: int, batch: int, parts: int, part: int | None = None) -> int:
+        """Of worker `part` of `parts`, None for one without a share. The same on every worker, also on one that has no
+        state yet, except where workers own virtual shards."""
 
     def piece(self, key: BatchKey) -> Piece:
         """key.active_index is not None."""
@@ -78,6 +95,20 @@ class EvenDivision(Division):
         self._batch_count = batch_count(length, settings.global_batch_size, settings.drop_last)
         order_of = functools.partial(epoch_order, settings.seed, length=length, shuffle=settings.shuffle)
         self._order = functools.lru_cache(KEPT_EPOCHS)(order_of)
+        self._drop_last = settings.drop_last
+
+    @property
+    def used_length(self) -> int:
+        """Places of an epoch that are used."""
+        return self._batch_count * self._size if self._drop_last else self._length
+
+    def samples_before(self, epoch: int, batch: int) -> int:
+        """Samples of all batches before this one, over all epochs."""
+        return epoch * self.used_length + min(batch * self._size, self.used_length)
+
+    def order(self, epoch: int) -> torch.Tensor:
+        """Indices of the data set by place."""
+        return self._order(epoch)
 
     def prepare(self) -> None:
         pass
@@ -85,16 +116,25 @@ class EvenDivision(Division):
     def batch_count(self, epoch: int) -> int:
         return self._batch_count
 
-    def micro_batches(self, epoch: int, batch: int, parts: int) -> int:
-        return micro_batch_count(self._samples(epoch, batch), parts, self._most_local)
+    def known_steps(self, epochs: int) -> int:
+        return epochs * self._batch_count
+
+    def micro_batches(self, epoch: int, batch: int, parts: int, part: int | None = None) -> int:
+        return micro_batch_count(self.samples(epoch, batch), parts, self._most_local)
 
     def piece(self, key: BatchKey) -> Piece:
         assert key.active_index is not None
-        samples = self._samples(key.epoch, key.batch)
+        samples = self.samples(key.epoch, key.batch)
         micro_batches = micro_batch_count(samples, key.active_count, self._most_local)
         places = micro_share(samples, key.active_count, key.active_index, micro_batches, key.micro)
-        indices = global_batch(self._order(key.epoch), key.batch, self._size)
-        return Piece(indices[places.start : places.stop].tolist(), len(places) / samples)
+        return Piece(self.indices(key.epoch, key.batch, places), len(places) / samples)
+
+    def indices(self, epoch: int, batch: int, places: range) -> list[int]:
+        """Indices of the data set at these places of the batch."""
+        found: list[int] = global_batch(self._order(epoch), batch, self._size)[
+            places.start : places.stop
+        ].tolist()
+        return found
 
     def filler(self, epoch: int) -> list[int]:
         return self._order(epoch)[:2].tolist()
@@ -104,5 +144,6 @@ class EvenDivision(Division):
         # a torch that shuffles otherwise would train on other samples than it claims
         return {"order_of_epoch_0": f"{zlib.crc32(bytes(str(order[:1024].tolist()), 'ascii')):08x}"}
 
-    def _samples(self, epoch: int, batch: int) -> int:
+    def samples(self, epoch: int, batch: int) -> int:
+        """Of the batch; the last one of an epoch may be short."""
         return len(global_batch_range(self._length, batch, self._size))

@@ -9,29 +9,26 @@ Invariant: one boundary per step.
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from bagua_core.communication.step_interface import MicroBatch, StepEngine, StepPlan
-from bagua_core.data import own_counters, stream_division
+from bagua_core.data import loader_arguments, own_counters, stream_division
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.balancing.balanced_division import BalancedDivision
-from bagua_core.data.division import Division, DivisionSettings, EvenDivision
+from bagua_core.data.division import NO_PIECE, Division, DivisionSettings, EvenDivision
+from bagua_core.data.loader_shards import LoaderShards
 from bagua_core.data.prefetch import BatchKey, Prefetcher
+from bagua_core.data.replica_parts import ReplicaParts
+from bagua_core.data.rounds.open_round import Rounds
 from bagua_core.data.sample_seeding import has_no_randomness
 from bagua_core.data.sampled_division import SampledDivision
 from bagua_core.data.stream_division import StreamDivision, is_stream
 from bagua_core.data.stream_reader import StreamReader
 from bagua_core.errors import TrainingOver
-
-_REFUSED = {
-    "batch_size": "use global_batch_size: the samples of one step over all workers",
-    "batch_sampler": "use global_batch_size; the split follows the workers there are",
-    "generator": "use seed",
-    "in_order": "batches always come in order",
-}
 
 
 class ElasticDataLoader:
@@ -69,6 +66,7 @@ class ElasticDataLoader:
         persistent_workers: bool = True,
         seed_samples: bool = True,
         balance: Balance | None = None,
+        divide_in_replica: Any = True,
         engine: StepEngine | None = None,
         **others: Any,
     ) -> None:
@@ -78,25 +76,18 @@ class ElasticDataLoader:
         max_local_batch_size: a larger share is split into micro-batches whose gradients add up.
         seed_samples: random numbers drawn while a sample is read follow from (seed, epoch, sample).
         balance: shares of equal cost instead of equal size. With a budget global_batch_size is the most samples of
-        a step.
+        a step. divide_in_replica: with --replica-size, see replica_parts.py.
 
         Raises TypeError or ValueError, naming the value, for what an elastic job cannot have.
         """
-        _refuse(others, dataset)
-        if global_batch_size is None:
-            raise TypeError("global_batch_size is required: the samples of one step over all workers")
-        _require_positive("global_batch_size", global_batch_size)
-        if max_local_batch_size is not None:
-            _require_positive("max_local_batch_size", max_local_batch_size)
-        if num_workers > 0 and not persistent_workers:
-            raise ValueError("persistent_workers=False: loader workers outlive epochs here; leave it out")
+        loader_arguments.refuse(others, dataset)
+        global_batch_size = loader_arguments.require_sizes(global_batch_size, max_local_batch_size)
+        loader_arguments.refuse_together(sampler, balance, num_workers, persistent_workers)
         self.dataset = dataset
         self.seed = seed
         streams = is_stream(dataset)
         if streams:
-            stream_division.refuse(
-                dataset, shuffle=shuffle, num_workers=num_workers, sampler=sampler, balance=balance
-            )
+            stream_division.refuse(dataset, shuffle, num_workers, sampler, balance)
         self.shuffle = shuffle = not streams if shuffle is None else shuffle
         self.drop_last = drop_last
         self.max_local_batch_size = max_local_batch_size
@@ -105,8 +96,6 @@ class ElasticDataLoader:
         sample_seed = seed if seed_samples and not has_no_randomness(dataset) else None
         settings = DivisionSettings(seed, shuffle, drop_last, global_batch_size, max_local_batch_size)
         self._division: Division
-        if balance is not None and sampler is not None:
-            raise ValueError("balance and sampler both say what a batch consists of; leave one of them out")
         self._stream: StreamReader | None = None
         if self._length is None:
             self._division = division = StreamDivision(dataset, settings, sample_seed)
@@ -118,14 +107,19 @@ class ElasticDataLoader:
         else:
             self._division = BalancedDivision(dataset, balance, settings)
         if sampler is None and self._length is not None:
-            _require_batch(self._length, global_batch_size, drop_last)
-        self._epoch = 0
-        self._batch = 0
+            loader_arguments.require_batch(self._length, global_batch_size, drop_last)
+        self._parts = ReplicaParts(divide_in_replica)
+        self._epoch = self._batch = 0
+        self._shards: LoaderShards | None = None  # in a deterministic job
+        self._shard_settings = (seed, seed_samples, max_local_batch_size)
+        self._rounds: Rounds | None = None  # where the round is the unit of commit
         self._next_plan: StepPlan | None = None  # its boundary was taken, its step has not begun
         self._announced: int | None = None  # the epoch that epochs() has yielded, until its iteration begins
+        self._left_early: int | None = None  # the epoch whose iteration has not come to its end
         self._looks_again = False  # the plan was taken a while ago: a loss may have come since
         self._steady = (0, 1)  # rank and world size of the plan last taken, for the prediction
         self._iteration = 0
+        self.job_steps = 0
         self._iterator: Callable[[], Iterator[Any] | None] = lambda: None  # the newest one, while it lives
         self._looked_for_enumerate = False
         self._prefetcher = Prefetcher(
@@ -161,6 +155,7 @@ class ElasticDataLoader:
         A joiner begins with the epoch that the others are in. An epoch comes again if its loop was
         left early.
         """
+        self.job_steps = 0 if self._rounds is not None else self._division.known_steps(count)
         while True:
             if self._next_plan is None:
                 self._take_boundary()
@@ -175,6 +170,9 @@ class ElasticDataLoader:
     def __iter__(self) -> Iterator[Any]:
         """The batches that are left of the epoch that `epochs` named, or else of the job's current one."""
         epoch, self._announced = self._announced, None
+        if epoch is None and self._rounds is not None:
+            # Workers break a round at different places, and its end may be the epoch's: none of them runs ahead.
+            epoch = self._left_early
         self._iteration += 1
         iterator = self._iterate(epoch, self._iteration)
         self._iterator = weakref.ref(iterator)
@@ -197,6 +195,18 @@ class ElasticDataLoader:
         """
         return self._attached_engine().plan.step
 
+    @property
+    def committed_samples(self) -> int:
+        """Samples that committed steps or rounds have used, over all epochs; equal on all workers, 0 before the first.
+
+        For a schedule of the learning rate that depends on the job's progress and not on how many steps this worker has
+        taken. Within a round it does not change. Raises TypeError where the samples of a batch are not known beforehand
+        (a stream, a sampler, balance).
+        """
+        if self._rounds is not None:
+            return self._rounds.committed_samples
+        return self._division.samples_before(self._epoch, self._batch)
+
     def end_step(self, *, confirmed: bool = False) -> bool:
         """End the step under way here, and not at the next draw: for loops that do something between two steps.
 
@@ -212,7 +222,15 @@ class ElasticDataLoader:
     def has_share(self) -> bool:
         """Whether this worker's batch is a share of the step's samples, and not a filler."""
         plan = self._attached_engine().plan
-        return bool(self.samples_of(self.position(), plan, plan.global_rank))
+        if self._rounds is not None:
+            return self._rounds.has_work
+        return bool(self._parts.of(self.samples_of(self.position(), plan, plan.global_rank)))
+
+    @property
+    def is_at_last_batch(self) -> bool:
+        """Whether the batch under way is its epoch's last. A worker that joins on a stream knows it once it has copied
+        the job's state: from the end of its first backward on."""
+        return not self._division.has_batch(self._epoch, self._batch + 1)
 
     def close(self) -> None:
         """Stop the loader's worker processes, within a few seconds."""
@@ -243,22 +261,31 @@ class ElasticDataLoader:
             assert plan is not None
             if epoch is None:
                 epoch = self._epoch
+            self._left_early = epoch
             if self._epoch != epoch:
+                self._left_early = None
                 # Forward at the epoch's end. Backward for a worker that was left out after a commit that
                 # the others then did without it.
                 return
+            if self._rounds is not None:
+                yield from self._round(self._rounds, plan, iteration)
+                continue
             batch = self._batch
             active_index, active_count = plan.active_index, plan.active_count
             if active_index is not None:
                 self._division.read(epoch, batch)
-            micro_batches = self._division.micro_batches(epoch, batch, active_count)
+            micro_batches = self._division.micro_batches(epoch, batch, active_count, active_index)
             for micro in range(micro_batches):
                 key = BatchKey(active_index, active_count, epoch, batch, micro)
-                weight = 0.0 if active_index is None else self._division.piece(key).weight
+                piece = NO_PIECE if active_index is None else self._division.piece(key)
                 data = self._read(key)
                 # only now: a sample that cannot be read leaves the step unbegun
                 self._next_plan = None
-                engine.begin_micro_batch(MicroBatch(weight, micro == micro_batches - 1))
+                shard = (None, 0) if self._shards is None else self._shards.of(key)
+                part = self._parts.weight(len(piece.indices))
+                engine.begin_micro_batch(
+                    MicroBatch(piece.weight, micro == micro_batches - 1, *shard, part=part)
+                )
                 if drawn is None:
                     # An iteration that begins again after a break counts from 0 in one process too.
                     drawn = 0 if iteration == 1 else batch
@@ -270,20 +297,35 @@ class ElasticDataLoader:
                 if iteration != self._iteration:
                     raise RuntimeError("this iteration has ended: the loader was iterated again meanwhile")
 
+    def _round(self, rounds: Rounds, plan: StepPlan, iteration: int) -> Iterator[Any]:
+        """This worker's lease of one round, a local batch at a time."""
+        engine = self._attached_engine()
+        batches = rounds.open(plan)
+        for batch in range(batches):
+            data = self._read(rounds.key(batch))
+            self._next_plan = None
+            engine.begin_micro_batch(MicroBatch(1.0, True, part=self._parts.weight(rounds.samples_in(batch))))
+            rounds.draw(batch, time.monotonic())
+            yield data
+            del data
+            rounds.pause(time.monotonic())
+            if iteration != self._iteration:
+                raise RuntimeError("this iteration has ended: the loader was iterated again meanwhile")
+            if engine.closes_round_early():
+                break
+        if not batches:  # it copies the state, or came to the end of an epoch: it takes part in the average
+            self._next_plan = None
+            engine.begin_micro_batch(MicroBatch(0.0, True))
+
     def _read(self, key: BatchKey) -> Any:
         """The micro-batch `key`. Called before it begins, in order."""
         return self._prefetcher.take(key)
 
     def _warn_if_enumerated(self, drawn: int) -> None:
         """This process drew another number of batches of the epoch than the job has. Looked into once per loader."""
-        if self._looked_for_enumerate:
-            return
-        self._looked_for_enumerate = True
-        script, iterator = sys._getframe(2), self._iterator()
-        if iterator is None or not own_counters.may_enumerate(script.f_code):
-            return
-        if own_counters.is_enumerated(iterator):
-            print(f"bagua: {own_counters.warning(drawn, self._batch)}", file=sys.stderr, flush=True)
+        if not self._looked_for_enumerate:
+            self._looked_for_enumerate = True
+            own_counters.warn_if_enumerated(sys._getframe(2).f_code, self._iterator(), drawn, self._batch)
 
     def _take_boundary(self, goes_on: bool = False, confirmed: bool = False) -> None:
         engine = self._attached_engine()
@@ -291,6 +333,8 @@ class ElasticDataLoader:
         self._prefetcher.start()
         self._next_plan = plan = engine.boundary(goes_on, confirmed)
         self._steady = (plan.global_rank, plan.world_size)
+        if self._shards is not None:
+            self._shards.boundary(plan)
 
     def _attached_engine(self) -> StepEngine:
         if self._is_over:
@@ -302,14 +346,36 @@ class ElasticDataLoader:
 
             engine = self._engine = runtime.engine()
         if not self._attached:
+            self._parts.join(engine)
             self._division.prepare()
+            if engine.virtual_shards:
+                self._shards = LoaderShards(self._division, engine.virtual_shards, *self._shard_settings)
+                self._division = self._shards.division
+                self._prefetcher.seed_samples(self.seed)
+            if (steps := engine.round_steps) is not None:
+                is_even = type(self._division) is EvenDivision
+                loader_arguments.refuse_rounds(is_even, self.max_local_batch_size)
+                division = cast("EvenDivision", self._division)
+                self._rounds = Rounds(division.used_length, steps, self._global_batch_size, division.order)
             engine.attach_source(self)
             if self._stream is not None:
                 engine.register_state("bagua.stream", self._stream)
+            if self._rounds is not None:
+                engine.register_state("bagua.rounds", self._rounds)
             self._attached = True
         return engine
 
     # -- for the engine (DataSource)
+
+    @property
+    def place_in_replica(self) -> tuple[int, int]:
+        """See step_interface.DataSource."""
+        return self._parts.place
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """See step_interface.DataSource."""
+        return self._rounds
 
     @property
     def global_batch_size(self) -> int:
@@ -334,17 +400,21 @@ class ElasticDataLoader:
     def seek(self, position: dict[str, int]) -> None:
         """Continue at `position`. Raises ValueError for a batch that no epoch has."""
         epoch, batch = position["epoch"], position["batch"]
-        if epoch < 0 or batch < 0 or not self._division.has_batch(epoch, batch):
+        known = self._rounds is not None or self._division.has_batch(epoch, batch)
+        if epoch < 0 or batch < 0 or not known:
             raise ValueError(f"position {position} is another job's: no such batch is in this one's epochs")
         self._epoch, self._batch = epoch, batch
 
     def after(self, position: dict[str, int]) -> dict[str, int]:
         """The position behind the batch at `position`."""
-        epoch, batch = self._after(position["epoch"], position["batch"])
-        return {"epoch": epoch, "batch": batch}
+        if self._rounds is not None:
+            return self._rounds.position  # the round at `position` is closed by now
+        return dict(zip(("epoch", "batch"), self._after(**position), strict=True))
 
     def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
         """Indices of the dataset that this rank processes in the batch at `position`; none where it has no share."""
+        if self._rounds is not None:
+            return self._rounds.samples_of(position, global_rank)
         active_index = replace(plan, global_rank=global_rank).active_index
         if active_index is None:
             return []
@@ -352,7 +422,7 @@ class ElasticDataLoader:
         first = BatchKey(active_index, parts, epoch, batch, 0)
         return [
             index
-            for micro in range(self._division.micro_batches(epoch, batch, parts))
+            for micro in range(self._division.micro_batches(epoch, batch, parts, active_index))
             for index in self._division.piece(first._replace(micro=micro)).indices
         ]
 
@@ -360,44 +430,21 @@ class ElasticDataLoader:
 
     def indices_of(self, key: BatchKey) -> list[int]:
         """Indices to load for `key`: a worker without a share loads filler samples, which do not count."""
-        indices = [] if key.active_index is None else self._division.piece(key).indices
-        return indices or self._division.filler(key.epoch)
+        if self._rounds is None:
+            indices = NO_PIECE.indices if key.active_index is None else self._division.piece(key).indices
+        else:
+            indices = self._rounds.indices_of(key)
+        return self._parts.of(indices) or self._division.filler(key.epoch)
 
     def following(self, key: BatchKey) -> BatchKey:
         """The key to load after `key`, unless a membership change comes between them."""
-        if key.micro + 1 < self._division.micro_batches(key.epoch, key.batch, key.active_count):
-            return key._replace(micro=key.micro + 1)
+        if self._rounds is not None:
+            return self._rounds.following(key)
+        index, count, epoch, batch, micro = key
+        if micro + 1 < self._division.micro_batches(epoch, batch, count, index):
+            return key._replace(micro=micro + 1)
         # a worker that heals now takes its share in the next step
-        return BatchKey(*self._steady, *self._after(key.epoch, key.batch), 0)
+        return BatchKey(*self._steady, *self._after(epoch, batch), 0)
 
     def _after(self, epoch: int, batch: int) -> tuple[int, int]:
         return (epoch, batch + 1) if self._division.has_batch(epoch, batch + 1) else (epoch + 1, 0)
-
-
-def _refuse(others: dict[str, Any], dataset: Any) -> None:
-    for name, value in others.items():
-        if name not in _REFUSED:
-            raise TypeError(f"ElasticDataLoader has no argument {name}={value!r}")
-        if value is None or (name == "in_order" and value):
-            continue
-        raise TypeError(f"{name}={value!r} does not go with an elastic job: {_REFUSED[name]}")
-    if not is_stream(dataset) and not hasattr(dataset, "__len__"):
-        raise TypeError(
-            f"{type(dataset).__name__} has __getitem__ and no __len__: an epoch must have a known length, or be a "
-            "stream (torch.utils.data.IterableDataset)"
-        )
-
-
-def _require_batch(length: int, global_batch_size: int, drop_last: bool) -> None:
-    if length < (global_batch_size if drop_last else 1):
-        dropped = " with drop_last=True" if length else ""
-        raise ValueError(
-            f"a data set of {length} samples has no batch of global_batch_size={global_batch_size}{dropped}"
-        )
-
-
-def _require_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} is not an integer")
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1")

@@ -7,6 +7,7 @@ worker that joined, and a script that decides by it (`if (i + 1) % 4 == 0: optim
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from types import CodeType
 from typing import Any
@@ -20,6 +21,12 @@ def may_enumerate(code: CodeType) -> bool:
 def is_enumerated(iterator: Iterator[Any]) -> bool:
     """Whether an enumerate object draws from `iterator`. Walks all objects of the process, which can take a second."""
     return any(type(referrer) is enumerate for referrer in gc.get_referrers(iterator))
+
+
+def warn_if_enumerated(code: CodeType, iterator: Iterator[Any] | None, counted: int, position: int) -> None:
+    """To stderr. code: that draws from `iterator`; counted, position: see `warning`."""
+    if iterator is not None and may_enumerate(code) and is_enumerated(iterator):
+        print(f"bagua: {warning(counted, position)}", file=sys.stderr, flush=True)
 
 
 def warning(counted: int, position: int) -> str:

@@ -24,6 +24,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
+from bagua_core import tracing
 from bagua_core.data.sample_seeding import load_samples, load_seeded_samples, random_sources_kept
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,11 @@ class BatchReader(Dataset[Any]):
         self._collate_fn = default_collate if collate_fn is None else collate_fn
         self._sample_seed = sample_seed
         self._oldest_wanted = oldest_wanted
+
+    def seed_samples(self, seed: int) -> None:
+        """See Prefetcher. A data set without random numbers may have a collate_fn that draws some."""
+        if self._sample_seed is None and self._collate_fn is not default_collate:
+            self._sample_seed = seed
 
     def __getitem__(self, request: Request) -> Any:
         if self._oldest_wanted is None:
@@ -242,8 +248,9 @@ class Prefetcher:
             oldest_wanted = torch.ones((), dtype=torch.int64)
             oldest_wanted.share_memory_()  # type: ignore[no-untyped-call]
         self._worker_start = _WorkerStart(worker_init_fn)
+        self._reader = BatchReader(dataset, collate_fn, sample_seed, oldest_wanted)
         self._loader: DataLoader[Any] = DataLoader(
-            BatchReader(dataset, collate_fn, sample_seed, oldest_wanted),
+            self._reader,
             batch_size=None,
             sampler=self._requests,
             num_workers=num_workers,
@@ -258,6 +265,11 @@ class Prefetcher:
         )
         self._running = _Running(oldest_wanted)
         self._finalizer = weakref.finalize(self, self._running.stop)
+
+    def seed_samples(self, seed: int) -> None:
+        """Random numbers that are drawn while a batch is read follow from `seed`, the epoch and the samples. Before
+        `start`."""
+        self._reader.seed_samples(seed)
 
     def start(self) -> None:
         """Start the worker processes, if they are not there. They wait for the first `take`."""
@@ -291,7 +303,8 @@ class Prefetcher:
         assert iterator is not None
         while True:
             try:
-                data = self._next(iterator)
+                with tracing.span("load"):
+                    data = self._next(iterator)
             except BaseException:
                 # a worker died or the wait was interrupted: what is under way is no longer known
                 self.close()

@@ -46,13 +46,16 @@ class SampledDivision(EvenDivision):
     def batch_count(self, epoch: int) -> int:
         return batch_count(len(self._order(epoch)), self._size, self._drop_last)
 
+    def known_steps(self, epochs: int) -> int:
+        return 0  # a sampler may give another number of samples in each epoch
+
     def fingerprint(self) -> dict[str, str]:
         return {
             "sampler": _kind(self._sampler),
             "order_of_epoch_0": f"{zlib.crc32(self._order(0).numpy().tobytes()):08x}",
         }
 
-    def _samples(self, epoch: int, batch: int) -> int:
+    def samples(self, epoch: int, batch: int) -> int:
         return min(self._size, len(self._order(epoch)) - batch * self._size)
 
     def _checked_order(self, epoch: int) -> torch.LongTensor:

@@ -23,7 +23,7 @@ def is_stream(dataset: Any) -> bool:
     )
 
 
-def refuse(dataset: Any, *, shuffle: bool | None, num_workers: int, sampler: Any, balance: Any) -> None:
+def refuse(dataset: Any, shuffle: bool | None, num_workers: int, sampler: Any, balance: Any) -> None:
     """Raises TypeError or ValueError for what does not go with a stream."""
     kind = type(dataset).__name__
     if hasattr(dataset, "__next__") and not isinstance(dataset, IterableDataset):
@@ -75,7 +75,7 @@ class StreamDivision(Division):
     def read(self, epoch: int, batch: int) -> None:
         self.reader.read(epoch, batch)
 
-    def micro_batches(self, epoch: int, batch: int, parts: int) -> int:
+    def micro_batches(self, epoch: int, batch: int, parts: int, part: int | None = None) -> int:
         return micro_batch_count(self._size, parts, self._most_local)
 
     def piece(self, key: BatchKey) -> Piece:

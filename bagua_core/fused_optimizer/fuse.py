@@ -24,6 +24,7 @@ from bagua_core.fused_optimizer.trial import (
     kinds_of,
     same_with_foreach,
 )
+from bagua_core.model.sharded_tensors import is_sharded
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -68,6 +69,11 @@ def fuse_optimizer(
                 f"{known[1]}, now {settings}; fuse it once"
             )
         return optimizer
+    if any(is_sharded(p) for group in optimizer.param_groups for p in group["params"]):
+        raise FusedOptimizerError(
+            f"this {type(optimizer).__name__} has sharded parameters (DTensor), whose memory fully_shard keeps; leave "
+            "fuse_optimizer out, or give the optimizer its own foreach=True or fused=True"
+        )
     judgement = _Judgement(strict)
     judgement(optimizer)  # now, and not in the middle of training
     step = FusedStep(

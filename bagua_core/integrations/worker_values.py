@@ -17,7 +17,8 @@ def mean(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather_unequal(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """Every worker's tensor, by rank. Their shapes may differ in size, not in the number of dimensions."""
+    """Every worker's tensor, by rank. Their shapes may differ in size, not in the number of dimensions. A joiner has no
+    value in its first step: its tensor is empty, and a single number is left out."""
     flat = tensor.reshape(1) if tensor.dim() == 0 else tensor
     shapes, rows = _shapes_and_rows(flat)
     # a worker was lost between the two: all that are left see it, and do both again
@@ -26,7 +27,7 @@ def gather_unequal(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor
     parts = [
         row[: int(shape.prod())].reshape(shape.tolist()) for row, shape in zip(rows, shapes, strict=True)
     ]
-    return [part.reshape(()) for part in parts] if tensor.dim() == 0 else parts
+    return [part.reshape(()) for part in parts if part.numel()] if tensor.dim() == 0 else parts
 
 
 def _shapes_and_rows(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,31 +15,17 @@ from torch.nn.functional import pad
 
 from bagua_core.kernels.formats import minmax_payload_at, one_bit_payload_at
 from bagua_core.kernels.interface import Code
+from bagua_core.kernels.minmax_grid import in_blocks, minmax_codes
 
 NAN_BITS = {torch.float32: 0x7FC00000, torch.float16: 0x7E00, torch.bfloat16: 0x7FC0}
-LARGEST = 2.0**126
-SMALLEST_STEP = 2.0**-126
-ROUNDER = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer
 SUM_LANES = 1024
 STEPS_BLOCK = 4096
 
 
 class FallbackKernels:
     def minmax_compress(self, values: Tensor, out: Tensor, block_size: int) -> None:
-        x, payload_at = _floats(values), minmax_payload_at(values.shape[1], block_size)
-        blocks = _in_blocks(x, block_size, "replicate")
-        is_representable = (blocks.abs() <= LARGEST).all(-1)
-        least, most = blocks.aminmax(dim=-1)
-        step = ((most - least) / torch.full_like(most, 255.0)).clamp(min=SMALLEST_STEP)
-        inverse = torch.ones_like(step) / step
-        zero_code = (-least * inverse + ROUNDER) - ROUNDER
-        low = torch.where((least <= 0.0) & (most >= 0.0), 0.0 - zero_code * step, least)
-        codes = (blocks - low[..., None]).mul_(inverse[..., None]).clamp_(0.0, 255.0)
-        codes = (
-            codes.add_(ROUNDER).sub_(ROUNDER).masked_fill_(~is_representable[..., None], 0.0).to(torch.uint8)
-        )
-        low, step = low.where(is_representable, torch.nan), step.where(is_representable, 0.0)
-        _write(out, torch.stack((low, step), -1).flatten(1), codes.flatten(1)[:, : x.shape[1]], payload_at)
+        headers, codes = minmax_codes(_floats(values), block_size, 255)
+        _write(out, headers, codes, minmax_payload_at(values.shape[1], block_size))
 
     def minmax_reduce(
         self, compressed: Tensor, count: int, out: Tensor, scale: float, block_size: int
@@ -52,7 +38,7 @@ class FallbackKernels:
     ) -> None:
         count, before = values.shape[1], error.detach()
         t = _floats(values) + before
-        blocks = _in_blocks(t, block_size)
+        blocks = in_blocks(t, block_size)
         total = _sums_of_magnitudes(blocks)
         is_finite = total.isfinite()
         scale = (total / _lengths(count, block_size, t)).where(is_finite, torch.nan)
@@ -105,7 +91,7 @@ class FallbackKernels:
     ) -> None:
         count = values.numel()
         steps = _floats(values) / _adam_scale(second, eps)
-        blocks = _in_blocks(steps[None], STEPS_BLOCK)
+        blocks = in_blocks(steps[None], STEPS_BLOCK)
         limit = reach * (_sums_of_magnitudes(blocks) / _lengths(count, STEPS_BLOCK, steps))[..., None]
         blocks = torch.where(blocks > limit, limit, torch.where(blocks < -limit, -limit, blocks))
         steps = blocks.flatten()[:count]
@@ -152,11 +138,6 @@ def _store(x: Tensor, out: Tensor) -> None:
     out.copy_(x)
     integer = torch.int32 if out.dtype == torch.float32 else torch.int16
     out.view(integer).masked_fill_(x.isnan(), NAN_BITS[out.dtype])
-
-
-def _in_blocks(x: Tensor, block_size: int, mode: str = "constant") -> Tensor:
-    """[rows, count] as [rows, blocks, block_size]; what is missing in the last block is 0 or the last value."""
-    return pad(x, (0, -x.shape[1] % block_size), mode).view(len(x), -1, block_size)
 
 
 def _of_each(of_block: Tensor, count: int, block_size: int) -> Tensor:

@@ -12,6 +12,12 @@ from typing import Any
 
 import torch
 
+from bagua_core.errors import UserError
+
+
+class UnscalableOutputs(UserError, TypeError):
+    """Gradients of an uneven part of a batch cannot be weighted."""
+
 
 def announce_backward(outputs: Any, begins: Callable[[], None]) -> None:
     """Have `begins` called when a backward through `outputs` begins; now, if they hold no result that is known here.
@@ -29,6 +35,22 @@ def announce_backward(outputs: Any, begins: Callable[[], None]) -> None:
 
     for tensor in tensors:
         tensor.register_hook(gradient_computed)  # type: ignore[no-untyped-call]
+
+
+def scale_gradients(outputs: Any, factor: float) -> None:
+    """Multiply every gradient that a backward through `outputs` brings to what they were made of.
+
+    outputs: as in `announce_backward`. Raises UnscalableOutputs if they hold no result that is known here.
+    """
+    tensors = [t for t in _tensors(outputs) if t.requires_grad and not t.is_leaf]
+    if not tensors:
+        raise UnscalableOutputs(
+            "the workers of a replica have different numbers of samples in this batch, and the model's output, a "
+            f"{type(outputs).__name__}, holds no tensor whose gradient could be weighted; return tensors in a list, "
+            "tuple, dict or dataclass, or choose a global_batch_size that divides evenly"
+        )
+    for tensor in tensors:
+        tensor.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

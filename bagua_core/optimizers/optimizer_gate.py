@@ -16,6 +16,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from bagua_core import tracing
 from bagua_core.communication.step_interface import StepEngine, StepPlan
 from bagua_core.model.optimizer_steps import optimizer_steps_of
 from bagua_core.model.scaler_state import unchanged_scale
@@ -87,7 +88,7 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
             loss = job_loss(loss, engine)
         if engine.step_failed or not engine.takes_optimizer_step(final=not repeats) or engine.step_failed:
             return loss
-        with gated_step():
+        with gated_step(), tracing.span("optimizer"):
             if closure is None:
                 result = original(*args, **kwargs)
             elif not repeats:
@@ -129,6 +130,11 @@ def _refusal(optimizer: torch.optim.Optimizer, engine: StepEngine, parts: list[S
         return (
             f"{kind} calls its closure several times, and each call sees the last micro-batch of the step only; leave "
             "out max_local_batch_size"
+        )
+    if engine.replica_size > 1:
+        return (
+            f"{kind} calls its closure several times, and the workers of a replica may see different ends of a call "
+            "that fails; use an optimizer that calls it once"
         )
     if engine.communicator() is not None and not checks_of(engine).has_equal_states(optimizer):
         return (

@@ -13,7 +13,7 @@ from typing import Any
 from bagua_core.torch_api.errors import not_offered
 
 _PACKAGE = "bagua_core.torch_api"
-_AUTOTUNE = "there is no autotuning service; choose the bucket size by bucket_cap_mb, and measure"
+_AUTOTUNE = "the job's leader tunes, and no service of its own; start the job with --autotune-level 1"
 _TENSORS = "tensors are passed to collectives and hold their gradients as they are; leave the conversion out"
 _RUNS_IN_CORE = (
     "this algorithm runs in the core, whose implementation is not made of hooks; pass the Algorithm to with_bagua, or "

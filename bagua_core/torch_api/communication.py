@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from bagua_contract.environment import WorkerEnvironment
 from bagua_core.communication.communicator import ReduceOp
+from bagua_core.elastic.replica.refusals import NotForReplicas
 from bagua_core.torch_api import torch_default_group
 from bagua_core.torch_api.group_communicator import GroupCommunicator
 from bagua_core.torch_api.process_group import (
@@ -89,6 +90,11 @@ def init_process_group(
     if store is not None:
         raise ValueError("store: workers meet through bagua-launch; leave it out")
     script = this_script()
+    if script.engine.replica_size_asked > 1:
+        raise NotForReplicas(
+            f"bagua.torch_api in a job with --replica-size {script.engine.replica_size_asked}: inside a replica "
+            "torch's default process group is the replica's; import bagua_core and call its init_process_group()"
+        )
     script.world.begin(elastic)
     torch_default_group.take_over()
     if elastic:

@@ -12,6 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 
@@ -20,7 +21,8 @@ from torch import nn
 
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind
-from bagua_core.communication.communicator import Lane
+from bagua_contract.step_settings import StepSettings
+from bagua_core.communication.communicator import Communicator, Lane
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.membership.session import News
 from bagua_core.elastic.script_collectives import default_group
@@ -169,16 +171,27 @@ class BeforeModels:
     equal_states = True
     lanes = frozenset(Lane)
     is_unfinished = False
+    round_steps = None
+    readiness = ()
 
     def __init__(self, engine: Engine, world: ScriptWorld) -> None:
         self._engine = engine
         self._world = world
+
+    def use_settings(self, settings: StepSettings) -> str:
+        return ""
 
     def travelling(self) -> Mapping[str, torch.Tensor]:
         return {}
 
     def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
         return None
+
+    def close_round(self, communicator: Communicator | None, weight: float) -> None:
+        return None
+
+    def at_round_begin(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def step_committed(self) -> None:
         return None

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 GATE_VARIABLE = "BAGUA_GATE_FD"
 ERROR_FILE_VARIABLES = ("TORCHELASTIC_ERROR_FILE", "BAGUA_ERROR_FILE")
+SHARDS_VARIABLE = "BAGUA_VIRTUAL_SHARDS"
 RUNTIME_MODULE = "bagua_core.elastic.step.runtime"
 
 # Imports of the standard library stand inside functions: at this point sys.path[0] is still the
@@ -62,7 +63,7 @@ def main(arguments: list[str], loaded_before: set[str] | None = None) -> None:
         run = _prepare(*(command or (options.form, options.target, options.arguments)))
     end = _sibling("script_end")  # now, for the script may change how modules are found
     _pass_gate()
-    outcome = _run_to_end(run)
+    outcome = _run_to_end(run if os.environ.get(SHARDS_VARIABLE, "0") == "0" else _deterministic(run))
     bring_back()
     end.finish(outcome, sys.modules.get(RUNTIME_MODULE))
 
@@ -211,6 +212,19 @@ def _is_application(path: str) -> bool:
     return pkgutil.get_importer(path) is not None
 
 
+def _deterministic(run: Callable[[], None]) -> Callable[[], None]:
+    """The script of a deterministic job: torch is imported before it, with the job's settings and random state."""
+
+    def run_seeded() -> None:
+        from bagua_core.elastic.step import deterministic_worker
+
+        deterministic_worker.use_deterministic_kernels()
+        deterministic_worker.seed_before_script()
+        run()
+
+    return run_seeded
+
+
 def _run_file(path: str) -> None:
     code = _code_of(path)
     namespace = sys.modules["__main__"].__dict__
@@ -315,6 +329,8 @@ def _run_to_end(run: Callable[[], None]) -> BaseException | None:
         outcome = None
     in_worker = os.getpid() == started_in  # a child that the script forked returns through here too
     if outcome is not None and not isinstance(outcome, SystemExit):
+        if in_worker and isinstance(outcome, Exception) and (runtime := sys.modules.get(RUNTIME_MODULE)):
+            runtime.script_failed(outcome)
         outcome = _uncaught(outcome, record=in_worker)
     if not in_worker:
         raise outcome or SystemExit(0)

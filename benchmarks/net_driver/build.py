@@ -1,4 +1,4 @@
-"""Compiles the driver, and the plugin for it under a sanitizer, once for each version of their sources."""
+"""Compiles the driver, the relay, and the plugin under a sanitizer, once for each version of their sources."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ SABOTAGE = HERE / "sabotage.cc"
 _COMPILE_TIMEOUT_S = 600.0
 _FLAGS = ("-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Werror", f"-I{net.SOURCES}")
 
-# Of the driver and of the plugin that it loads: the runtime of a sanitizer belongs to the program.
+# Of the driver and of the plugin that it loads: the runtime of a sanitizer belongs to the program. Not optimized, and
+# with lines alone for a debugger: to compile takes longer than to run, twice as long with more of both.
 SANITIZERS = {
     "": (),
-    "address": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
-    "thread": ("-O1", "-fsanitize=thread"),
+    "address": ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+    "thread": ("-O0", "-g1", "-fsanitize=thread"),
 }
 
 
@@ -38,13 +39,24 @@ def driver(sanitizer: str = "") -> Path:
     flags = (*_FLAGS, *SANITIZERS[sanitizer])
     target = _target("driver", flags, [*sources, *HERE.glob("*.h"), net.SOURCES / "nccl_net.h"])
     if not target.exists():
-        compile_once(target, lambda fresh: _compile_driver(fresh, sources, flags))
+        compile_once(
+            target, lambda fresh: _compile(fresh, sources, flags, "the driver of NCCL's network interface")
+        )
+    return target
+
+
+def relay() -> Path:
+    """The program of benchmarks/relay.py. Raises CompilationError and OSError."""
+    source = HERE.parent / "relay_forwarder.cc"
+    target = _target("relay", _FLAGS, [source])
+    if not target.exists():
+        compile_once(target, lambda fresh: _compile(fresh, [source], _FLAGS, "the relay"))
     return target
 
 
 def plugin(sanitizer: str) -> Path:
     """The plugin for `driver(sanitizer)`, with the faults of sabotage.cc. Raises CompilationError and OSError."""
-    flags = (*SANITIZERS[sanitizer], "-g", f"-I{net.SOURCES}", str(SABOTAGE))
+    flags = (*SANITIZERS[sanitizer], f"-I{net.SOURCES}", str(SABOTAGE))
     target = _target("plugin", flags, [SABOTAGE, *net.SOURCES.iterdir()])
     if not target.exists():
         compile_once(target, lambda fresh: net.compile_plugin(fresh, flags))
@@ -58,6 +70,6 @@ def _target(name: str, flags: Sequence[str], read: Iterable[Path]) -> Path:
     return cache_directory() / f"{name}-{digest.hexdigest()[:16]}"
 
 
-def _compile_driver(fresh: Path, sources: list[Path], flags: Sequence[str]) -> None:
+def _compile(fresh: Path, sources: list[Path], flags: Sequence[str], what: str) -> None:
     command = [*net.find_compiler(), *flags, "-o", str(fresh), *map(str, sources), "-ldl", "-pthread"]
-    compilation.run_compiler(command, "the driver of NCCL's network interface", _COMPILE_TIMEOUT_S)
+    compilation.run_compiler(command, what, _COMPILE_TIMEOUT_S)

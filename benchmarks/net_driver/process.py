@@ -112,7 +112,7 @@ class Driver:
     def errors(self) -> str:
         """The last lines of standard error: a sanitizer's report, for one."""
         self._errors.seek(0)
-        return "".join(self._errors.readlines()[-150:])
+        return "".join(self._errors.readlines()[-1000:])
 
     def close(self) -> int:
         """End of input; the exit status. Kills a driver that does not end."""

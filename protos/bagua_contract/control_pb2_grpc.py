@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from bagua_contract import control_pb2 as bagua__contract_dot_control__pb2
+from bagua_contract import trace_pb2 as bagua__contract_dot_trace__pb2
 
 GRPC_GENERATED_VERSION = '1.65.5'
 GRPC_VERSION = grpc.__version__
@@ -54,6 +55,31 @@ class AgentControlStub(object):
                 request_serializer=bagua__contract_dot_control__pb2.ReadRecordRequest.SerializeToString,
                 response_deserializer=bagua__contract_dot_control__pb2.ReadRecordReply.FromString,
                 _registered_method=True)
+        self.ReadNode = channel.unary_unary(
+                '/bagua.v1.AgentControl/ReadNode',
+                request_serializer=bagua__contract_dot_control__pb2.ReadNodeRequest.SerializeToString,
+                response_deserializer=bagua__contract_dot_control__pb2.ReadNodeReply.FromString,
+                _registered_method=True)
+        self.ReadOutput = channel.unary_unary(
+                '/bagua.v1.AgentControl/ReadOutput',
+                request_serializer=bagua__contract_dot_control__pb2.ReadOutputRequest.SerializeToString,
+                response_deserializer=bagua__contract_dot_control__pb2.ReadOutputReply.FromString,
+                _registered_method=True)
+        self.ReadStacks = channel.unary_unary(
+                '/bagua.v1.AgentControl/ReadStacks',
+                request_serializer=bagua__contract_dot_control__pb2.ReadStacksRequest.SerializeToString,
+                response_deserializer=bagua__contract_dot_control__pb2.ReadStacksReply.FromString,
+                _registered_method=True)
+        self.Trace = channel.unary_stream(
+                '/bagua.v1.AgentControl/Trace',
+                request_serializer=bagua__contract_dot_trace__pb2.TraceRequest.SerializeToString,
+                response_deserializer=bagua__contract_dot_trace__pb2.TraceReply.FromString,
+                _registered_method=True)
+        self.ReadClock = channel.unary_unary(
+                '/bagua.v1.AgentControl/ReadClock',
+                request_serializer=bagua__contract_dot_trace__pb2.ClockRequest.SerializeToString,
+                response_deserializer=bagua__contract_dot_trace__pb2.ClockReply.FromString,
+                _registered_method=True)
 
 
 class AgentControlServicer(object):
@@ -79,6 +105,40 @@ class AgentControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadNode(self, request, context):
+        """For people who look at the job: what an agent knows of its node, the newest output of a slot, stacks taken now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadOutput(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadStacks(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Trace(self, request, context):
+        """Record spans of this node's workers and stream them. One trace at a time: FAILED_PRECONDITION names the other asker.
+        The trace ends with the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadClock(self, request, context):
+        """For the offset between this host's clock and the caller's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +156,31 @@ def add_AgentControlServicer_to_server(servicer, server):
                     servicer.ReadRecord,
                     request_deserializer=bagua__contract_dot_control__pb2.ReadRecordRequest.FromString,
                     response_serializer=bagua__contract_dot_control__pb2.ReadRecordReply.SerializeToString,
+            ),
+            'ReadNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadNode,
+                    request_deserializer=bagua__contract_dot_control__pb2.ReadNodeRequest.FromString,
+                    response_serializer=bagua__contract_dot_control__pb2.ReadNodeReply.SerializeToString,
+            ),
+            'ReadOutput': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadOutput,
+                    request_deserializer=bagua__contract_dot_control__pb2.ReadOutputRequest.FromString,
+                    response_serializer=bagua__contract_dot_control__pb2.ReadOutputReply.SerializeToString,
+            ),
+            'ReadStacks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadStacks,
+                    request_deserializer=bagua__contract_dot_control__pb2.ReadStacksRequest.FromString,
+                    response_serializer=bagua__contract_dot_control__pb2.ReadStacksReply.SerializeToString,
+            ),
+            'Trace': grpc.unary_stream_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=bagua__contract_dot_trace__pb2.TraceRequest.FromString,
+                    response_serializer=bagua__contract_dot_trace__pb2.TraceReply.SerializeToString,
+            ),
+            'ReadClock': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadClock,
+                    request_deserializer=bagua__contract_dot_trace__pb2.ClockRequest.FromString,
+                    response_serializer=bagua__contract_dot_trace__pb2.ClockReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +264,141 @@ class AgentControl(object):
             '/bagua.v1.AgentControl/ReadRecord',
             bagua__contract_dot_control__pb2.ReadRecordRequest.SerializeToString,
             bagua__contract_dot_control__pb2.ReadRecordReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.AgentControl/ReadNode',
+            bagua__contract_dot_control__pb2.ReadNodeRequest.SerializeToString,
+            bagua__contract_dot_control__pb2.ReadNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadOutput(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.AgentControl/ReadOutput',
+            bagua__contract_dot_control__pb2.ReadOutputRequest.SerializeToString,
+            bagua__contract_dot_control__pb2.ReadOutputReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadStacks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.AgentControl/ReadStacks',
+            bagua__contract_dot_control__pb2.ReadStacksRequest.SerializeToString,
+            bagua__contract_dot_control__pb2.ReadStacksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/bagua.v1.AgentControl/Trace',
+            bagua__contract_dot_trace__pb2.TraceRequest.SerializeToString,
+            bagua__contract_dot_trace__pb2.TraceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadClock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.AgentControl/ReadClock',
+            bagua__contract_dot_trace__pb2.ClockRequest.SerializeToString,
+            bagua__contract_dot_trace__pb2.ClockReply.FromString,
             options,
             channel_credentials,
             insecure,

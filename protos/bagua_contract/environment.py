@@ -33,7 +33,9 @@ class WorkerEnvironment:
     staging_bytes: the most that a copy of the job's state may take beside the live one (0: always copy in place); -1:
     as much as there is. transport: what carries tensors of a GPU, see bagua_core/communication/transport_choice.py.
     default_bucket_size: bytes of a bucket of gradients in scripts of the original Bagua, whose name it keeps; -1: the
-    core's default. Users set these three; the agent has no options for them.
+    core's default. Users set these three; the agent has no options for them. replica_size: workers that together hold
+    one copy of the model; 1: each worker holds one. virtual_shards: parts into which a deterministic job cuts each
+    global batch; 0: the job is not deterministic.
     """
 
     job_id: str
@@ -55,6 +57,8 @@ class WorkerEnvironment:
     transport: str = "auto"
     default_bucket_size: int = -1
     virtual_local_rank: int = 0
+    replica_size: int = 1
+    virtual_shards: int = 0
 
     @property
     def local_rank(self) -> int:

@@ -11,9 +11,11 @@ class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOOP: _ClassVar[Stage]
     WAITING: _ClassVar[Stage]
     PREPARING: _ClassVar[Stage]
+    ASSEMBLING: _ClassVar[Stage]
 LOOP: Stage
 WAITING: Stage
 PREPARING: Stage
+ASSEMBLING: Stage
 
 class StateName(_message.Message):
     __slots__ = ("generation", "step", "operations")
@@ -26,7 +28,7 @@ class StateName(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., operations: _Optional[int] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("protocol", "nonce", "max_restarts", "script", "mode", "size_policy")
+    __slots__ = ("protocol", "nonce", "max_restarts", "script", "mode", "size_policy", "autotune", "replica_size")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         MODE_UNSPECIFIED: _ClassVar[JobSpec.Mode]
@@ -41,13 +43,17 @@ class JobSpec(_message.Message):
     SCRIPT_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     SIZE_POLICY_FIELD_NUMBER: _ClassVar[int]
+    AUTOTUNE_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_SIZE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     nonce: str
     max_restarts: int
     script: str
     mode: JobSpec.Mode
     size_policy: SizePolicy
-    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., max_restarts: _Optional[int] = ..., script: _Optional[str] = ..., mode: _Optional[_Union[JobSpec.Mode, str]] = ..., size_policy: _Optional[_Union[SizePolicy, _Mapping]] = ...) -> None: ...
+    autotune: Autotune
+    replica_size: int
+    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., max_restarts: _Optional[int] = ..., script: _Optional[str] = ..., mode: _Optional[_Union[JobSpec.Mode, str]] = ..., size_policy: _Optional[_Union[SizePolicy, _Mapping]] = ..., autotune: _Optional[_Union[Autotune, _Mapping]] = ..., replica_size: _Optional[int] = ...) -> None: ...
 
 class SizePolicy(_message.Message):
     __slots__ = ("sizes", "start_size", "cooldown_s")
@@ -67,6 +73,121 @@ class Desired(_message.Message):
     max_nodes: int
     def __init__(self, min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
 
+class StepSettings(_message.Message):
+    __slots__ = ("bucket_bytes", "hierarchical", "algorithm", "order")
+    class Switch(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        SCRIPT: _ClassVar[StepSettings.Switch]
+        ON: _ClassVar[StepSettings.Switch]
+        OFF: _ClassVar[StepSettings.Switch]
+    SCRIPT: StepSettings.Switch
+    ON: StepSettings.Switch
+    OFF: StepSettings.Switch
+    BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HIERARCHICAL_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    bucket_bytes: int
+    hierarchical: StepSettings.Switch
+    algorithm: str
+    order: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, bucket_bytes: _Optional[int] = ..., hierarchical: _Optional[_Union[StepSettings.Switch, str]] = ..., algorithm: _Optional[str] = ..., order: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PinnedSettings(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: StepSettings
+    def __init__(self, settings: _Optional[_Union[StepSettings, _Mapping]] = ...) -> None: ...
+
+class Autotune(_message.Message):
+    __slots__ = ("level", "max_samples", "confidence_s", "warmup_s", "algorithms")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MAX_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_S_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_S_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHMS_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    max_samples: int
+    confidence_s: float
+    warmup_s: float
+    algorithms: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, level: _Optional[int] = ..., max_samples: _Optional[int] = ..., confidence_s: _Optional[float] = ..., warmup_s: _Optional[float] = ..., algorithms: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class MeasuredSteps(_message.Message):
+    __slots__ = ("generation", "steps", "seconds", "switch_s", "gradient_bytes", "order")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_S_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    steps: int
+    seconds: float
+    switch_s: float
+    gradient_bytes: int
+    order: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., switch_s: _Optional[float] = ..., gradient_bytes: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Study(_message.Message):
+    __slots__ = ("current", "number", "world", "phase", "trials", "trained_s", "lost_s", "generation", "steps", "seconds", "window_steps", "window_s", "drifts", "known")
+    class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        WARMING: _ClassVar[Study.Phase]
+        TRYING: _ClassVar[Study.Phase]
+        RESTING: _ClassVar[Study.Phase]
+        SETTLED: _ClassVar[Study.Phase]
+    WARMING: Study.Phase
+    TRYING: Study.Phase
+    RESTING: Study.Phase
+    SETTLED: Study.Phase
+    class KnownEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: StepSettings
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[StepSettings, _Mapping]] = ...) -> None: ...
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WORLD_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    TRIALS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_S_FIELD_NUMBER: _ClassVar[int]
+    LOST_S_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_STEPS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    DRIFTS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    current: StepSettings
+    number: int
+    world: str
+    phase: Study.Phase
+    trials: _containers.RepeatedCompositeFieldContainer[Trial]
+    trained_s: float
+    lost_s: float
+    generation: int
+    steps: int
+    seconds: float
+    window_steps: int
+    window_s: float
+    drifts: _containers.RepeatedScalarFieldContainer[float]
+    known: _containers.MessageMap[str, StepSettings]
+    def __init__(self, current: _Optional[_Union[StepSettings, _Mapping]] = ..., number: _Optional[int] = ..., world: _Optional[str] = ..., phase: _Optional[_Union[Study.Phase, str]] = ..., trials: _Optional[_Iterable[_Union[Trial, _Mapping]]] = ..., trained_s: _Optional[float] = ..., lost_s: _Optional[float] = ..., generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., window_steps: _Optional[int] = ..., window_s: _Optional[float] = ..., drifts: _Optional[_Iterable[float]] = ..., known: _Optional[_Mapping[str, StepSettings]] = ...) -> None: ...
+
+class Trial(_message.Message):
+    __slots__ = ("settings", "steps", "seconds")
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    settings: StepSettings
+    steps: int
+    seconds: float
+    def __init__(self, settings: _Optional[_Union[StepSettings, _Mapping]] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class Leader(_message.Message):
     __slots__ = ("agent_id", "control_address")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -76,7 +197,7 @@ class Leader(_message.Message):
     def __init__(self, agent_id: _Optional[str] = ..., control_address: _Optional[str] = ...) -> None: ...
 
 class Agent(_message.Message):
-    __slots__ = ("protocol", "agent_id", "node_name", "control_address", "slots", "topology", "leaving", "ready", "run_generation", "run")
+    __slots__ = ("protocol", "agent_id", "node_name", "control_address", "slots", "topology", "leaving", "ready", "run_generation", "run", "cut_off")
     class Run(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NONE: _ClassVar[Agent.Run]
@@ -99,6 +220,7 @@ class Agent(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     RUN_GENERATION_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    CUT_OFF_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     agent_id: str
     node_name: str
@@ -109,7 +231,36 @@ class Agent(_message.Message):
     ready: bool
     run_generation: int
     run: Agent.Run
-    def __init__(self, protocol: _Optional[int] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., control_address: _Optional[str] = ..., slots: _Optional[int] = ..., topology: _Optional[str] = ..., leaving: bool = ..., ready: bool = ..., run_generation: _Optional[int] = ..., run: _Optional[_Union[Agent.Run, str]] = ...) -> None: ...
+    cut_off: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., control_address: _Optional[str] = ..., slots: _Optional[int] = ..., topology: _Optional[str] = ..., leaving: bool = ..., ready: bool = ..., run_generation: _Optional[int] = ..., run: _Optional[_Union[Agent.Run, str]] = ..., cut_off: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Replica(_message.Message):
+    __slots__ = ("protocol", "nonce", "replica_id", "members", "over")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    nonce: str
+    replica_id: str
+    members: _containers.RepeatedCompositeFieldContainer[ReplicaMember]
+    over: str
+    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., replica_id: _Optional[str] = ..., members: _Optional[_Iterable[_Union[ReplicaMember, _Mapping]]] = ..., over: _Optional[str] = ...) -> None: ...
+
+class ReplicaMember(_message.Message):
+    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "store_address")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    agent_id: str
+    node_name: str
+    slot: int
+    store_address: str
+    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., store_address: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("protocol", "worker_id", "agent_id", "slot", "store_address", "fingerprint", "committed_generation", "nonce", "stage")
@@ -141,7 +292,7 @@ class Member(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., slot: _Optional[int] = ..., store_address: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., committed_generation: _Optional[int] = ..., nonce: _Optional[str] = ..., stage: _Optional[_Union[Stage, str]] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "node_rank", "local_rank", "store_address", "since_generation", "join_revision", "holder")
+    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "node_rank", "local_rank", "store_address", "since_generation", "join_revision", "holder", "replica_rank", "shard_rank")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +304,8 @@ class Placement(_message.Message):
     SINCE_GENERATION_FIELD_NUMBER: _ClassVar[int]
     JOIN_REVISION_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_RANK_FIELD_NUMBER: _ClassVar[int]
+    SHARD_RANK_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     agent_id: str
     node_name: str
@@ -164,7 +317,9 @@ class Placement(_message.Message):
     since_generation: int
     join_revision: int
     holder: bool
-    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., store_address: _Optional[str] = ..., since_generation: _Optional[int] = ..., join_revision: _Optional[int] = ..., holder: bool = ...) -> None: ...
+    replica_rank: int
+    shard_rank: int
+    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., store_address: _Optional[str] = ..., since_generation: _Optional[int] = ..., join_revision: _Optional[int] = ..., holder: bool = ..., replica_rank: _Optional[int] = ..., shard_rank: _Optional[int] = ...) -> None: ...
 
 class RecordParts(_message.Message):
     __slots__ = ("folder", "count", "sha256", "node_count", "keepers")
@@ -181,7 +336,7 @@ class RecordParts(_message.Message):
     def __init__(self, folder: _Optional[str] = ..., count: _Optional[int] = ..., sha256: _Optional[bytes] = ..., node_count: _Optional[int] = ..., keepers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("protocol", "nonce", "number", "base", "kind", "members", "reason", "fingerprint", "script_failures", "parts", "again", "answers_at", "restarts")
+    __slots__ = ("protocol", "nonce", "number", "base", "kind", "members", "reason", "fingerprint", "script_failures", "parts", "again", "answers_at", "settings", "restarts")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Generation.Kind]
@@ -213,6 +368,7 @@ class Generation(_message.Message):
     PARTS_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_AT_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     nonce: str
@@ -226,8 +382,9 @@ class Generation(_message.Message):
     parts: RecordParts
     again: bool
     answers_at: _containers.RepeatedScalarFieldContainer[str]
+    settings: StepSettings
     restarts: int
-    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., members: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., reason: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., script_failures: _Optional[int] = ..., parts: _Optional[_Union[RecordParts, _Mapping]] = ..., again: bool = ..., answers_at: _Optional[_Iterable[str]] = ..., restarts: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., kind: _Optional[_Union[Generation.Kind, str]] = ..., members: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., reason: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., script_failures: _Optional[int] = ..., parts: _Optional[_Union[RecordParts, _Mapping]] = ..., again: bool = ..., answers_at: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[StepSettings, _Mapping]] = ..., restarts: _Optional[int] = ...) -> None: ...
 
 class Meeting(_message.Message):
     __slots__ = ("generation", "address")
@@ -432,7 +589,7 @@ class Refusal(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., difference: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("kind", "time_unix_s", "node_name", "text", "generation", "generation_kind", "world_size", "worker_id")
+    __slots__ = ("kind", "time_unix_s", "node_name", "text", "generation", "generation_kind", "world_size", "worker_id", "lost_s")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Event.Kind]
@@ -449,6 +606,10 @@ class Event(_message.Message):
         KEYS_LOST: _ClassVar[Event.Kind]
         JOB_ENDED: _ClassVar[Event.Kind]
         AGENT_FAILED: _ClassVar[Event.Kind]
+        REPLICA_ASSEMBLED: _ClassVar[Event.Kind]
+        REPLICA_OVER: _ClassVar[Event.Kind]
+        TUNED: _ClassVar[Event.Kind]
+        GENERATION_IN_FORCE: _ClassVar[Event.Kind]
     KIND_UNSPECIFIED: Event.Kind
     JOB_CREATED: Event.Kind
     GENERATION_FORMED: Event.Kind
@@ -463,6 +624,10 @@ class Event(_message.Message):
     KEYS_LOST: Event.Kind
     JOB_ENDED: Event.Kind
     AGENT_FAILED: Event.Kind
+    REPLICA_ASSEMBLED: Event.Kind
+    REPLICA_OVER: Event.Kind
+    TUNED: Event.Kind
+    GENERATION_IN_FORCE: Event.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     TIME_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -471,6 +636,7 @@ class Event(_message.Message):
     GENERATION_KIND_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LOST_S_FIELD_NUMBER: _ClassVar[int]
     kind: Event.Kind
     time_unix_s: float
     node_name: str
@@ -479,4 +645,5 @@ class Event(_message.Message):
     generation_kind: Generation.Kind
     world_size: int
     worker_id: str
-    def __init__(self, kind: _Optional[_Union[Event.Kind, str]] = ..., time_unix_s: _Optional[float] = ..., node_name: _Optional[str] = ..., text: _Optional[str] = ..., generation: _Optional[int] = ..., generation_kind: _Optional[_Union[Generation.Kind, str]] = ..., world_size: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
+    lost_s: float
+    def __init__(self, kind: _Optional[_Union[Event.Kind, str]] = ..., time_unix_s: _Optional[float] = ..., node_name: _Optional[str] = ..., text: _Optional[str] = ..., generation: _Optional[int] = ..., generation_kind: _Optional[_Union[Generation.Kind, str]] = ..., world_size: _Optional[int] = ..., worker_id: _Optional[str] = ..., lost_s: _Optional[float] = ...) -> None: ...

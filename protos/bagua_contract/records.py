@@ -15,10 +15,11 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
 
 from bagua_contract import membership_pb2 as pb
+from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 
 M = TypeVar("M", bound=Message)
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 # No agent writes a record of a greater number: after it there would soon be no number left.
 LARGEST_NUMBER = (1 << 63) - 1
 
@@ -61,6 +62,7 @@ class Stage(Enum):
     LOOP = pb.LOOP
     WAITING = pb.WAITING
     PREPARING = pb.PREPARING
+    ASSEMBLING = pb.ASSEMBLING
 
 
 class SuspicionKind(Enum):
@@ -73,7 +75,7 @@ class SuspicionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One worker's place in a generation."""
+    """One worker's place in a generation. replica_rank, shard_rank: 0 in a job without replicas."""
 
     worker_id: str
     agent_id: str
@@ -86,6 +88,8 @@ class Placement:
     since_generation: int
     join_revision: int
     holder: bool
+    replica_rank: int = 0
+    shard_rank: int = 0
 
 
 _PLACEMENT = tuple(field.name for field in fields(Placement))  # alike in the message
@@ -106,6 +110,7 @@ class Generation:
     script_failures: int = 0  # RESTART only: so many of the job's budget are used
     restarts: int = 0  # RESTART only: generations before this one that ended by a worker's failure
     again: bool = False  # GATHERING only: the job trained before
+    settings: StepSettings = AS_SCRIPTED  # of all steps in it; RESTART has none
     answers_at: tuple[str, ...] = ()  # of an empty record: addresses of workers that hold the state and wait
 
     def __post_init__(self) -> None:
@@ -115,10 +120,19 @@ class Generation:
             raise ValueError(f"generation {self.number}: ranks are not 0..{len(self.members) - 1} in order")
         if len({m.worker_id for m in self.members}) != len(self.members):
             raise ValueError(f"generation {self.number}: a worker is listed twice")
+        if (size := self.replica_size) > 1 and any(
+            (m.replica_rank, m.shard_rank) != divmod(m.global_rank, size) for m in self.members
+        ):
+            raise ValueError(f"generation {self.number}: it does not list whole replicas of {size} workers")
 
     @property
     def world_size(self) -> int:
         return len(self.members)
+
+    @property
+    def replica_size(self) -> int:
+        """Workers of each replica; 1 in a job without replicas, and of an empty record."""
+        return 1 + max((m.shard_rank for m in self.members), default=0)
 
     @property
     def is_gathering(self) -> bool:
@@ -149,6 +163,7 @@ class Generation:
             restarts=self.restarts,
             again=self.again,
             answers_at=self.answers_at,
+            settings=None if self.settings.is_empty else self.settings.to_proto(),
         )
 
     @staticmethod
@@ -173,6 +188,7 @@ class Generation:
             restarts=message.restarts,
             again=message.again,
             answers_at=tuple(message.answers_at),
+            settings=StepSettings.from_proto(message.settings),
         )
 
     @staticmethod

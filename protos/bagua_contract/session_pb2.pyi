@@ -1,4 +1,5 @@
 from bagua_contract import membership_pb2 as _membership_pb2
+from bagua_contract import trace_pb2 as _trace_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +8,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "ready", "entered", "progress", "suspected", "left", "training_done", "went_on", "straggler")
+    __slots__ = ("hello", "ready", "entered", "progress", "suspected", "left", "training_done", "went_on", "straggler", "spans")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     ENTERED_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +18,7 @@ class WorkerMessage(_message.Message):
     TRAINING_DONE_FIELD_NUMBER: _ClassVar[int]
     WENT_ON_FIELD_NUMBER: _ClassVar[int]
     STRAGGLER_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ready: Ready
     entered: Entered
@@ -26,7 +28,8 @@ class WorkerMessage(_message.Message):
     training_done: TrainingDone
     went_on: WentOn
     straggler: Straggler
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., entered: _Optional[_Union[Entered, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., suspected: _Optional[_Union[Suspected, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., training_done: _Optional[_Union[TrainingDone, _Mapping]] = ..., went_on: _Optional[_Union[WentOn, _Mapping]] = ..., straggler: _Optional[_Union[Straggler, _Mapping]] = ...) -> None: ...
+    spans: _trace_pb2.Spans
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., entered: _Optional[_Union[Entered, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., suspected: _Optional[_Union[Suspected, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., training_done: _Optional[_Union[TrainingDone, _Mapping]] = ..., went_on: _Optional[_Union[WentOn, _Mapping]] = ..., straggler: _Optional[_Union[Straggler, _Mapping]] = ..., spans: _Optional[_Union[_trace_pb2.Spans, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "worker_id", "pid")
@@ -60,15 +63,24 @@ class Ready(_message.Message):
     def __init__(self, store_address: _Optional[str] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., committed_generation: _Optional[int] = ..., stage: _Optional[_Union[_membership_pb2.Stage, str]] = ..., gathering: _Optional[int] = ...) -> None: ...
 
 class Entered(_message.Message):
-    __slots__ = ("generation", "step")
+    __slots__ = ("generation", "step", "lost_s")
+    class LostSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    LOST_S_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    lost_s: _containers.ScalarMap[str, float]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., lost_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("generation", "step", "epoch", "steps_per_s", "metrics", "spent_s", "step_counts", "step_sum_s")
+    __slots__ = ("generation", "step", "epoch", "steps_per_s", "metrics", "spent_s", "step_counts", "step_sum_s", "computing_s", "total_steps", "step_samples", "sent_bytes", "copied_bytes", "gradient_bytes", "algorithm", "order")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +103,14 @@ class Progress(_message.Message):
     SPENT_S_FIELD_NUMBER: _ClassVar[int]
     STEP_COUNTS_FIELD_NUMBER: _ClassVar[int]
     STEP_SUM_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     epoch: int
@@ -99,7 +119,15 @@ class Progress(_message.Message):
     spent_s: _containers.ScalarMap[str, float]
     step_counts: _containers.RepeatedScalarFieldContainer[int]
     step_sum_s: float
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., spent_s: _Optional[_Mapping[str, float]] = ..., step_counts: _Optional[_Iterable[int]] = ..., step_sum_s: _Optional[float] = ...) -> None: ...
+    computing_s: float
+    total_steps: int
+    step_samples: int
+    sent_bytes: int
+    copied_bytes: int
+    gradient_bytes: int
+    algorithm: str
+    order: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., spent_s: _Optional[_Mapping[str, float]] = ..., step_counts: _Optional[_Iterable[int]] = ..., step_sum_s: _Optional[float] = ..., computing_s: _Optional[float] = ..., total_steps: _Optional[int] = ..., step_samples: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., algorithm: _Optional[str] = ..., order: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Suspected(_message.Message):
     __slots__ = ("generation", "kind", "hosts", "detail", "waited_s", "usual_step_s", "waits_in")
@@ -158,20 +186,24 @@ class TrainingDone(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class AgentMessage(_message.Message):
-    __slots__ = ("welcome", "new_generation", "leave", "close", "refused", "disagreement")
+    __slots__ = ("welcome", "new_generation", "leave", "close", "refused", "disagreement", "replica", "trace")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     NEW_GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     DISAGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     new_generation: NewGeneration
     leave: Leave
     close: Close
     refused: _membership_pb2.Refusal
     disagreement: Disagreement
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., new_generation: _Optional[_Union[NewGeneration, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., refused: _Optional[_Union[_membership_pb2.Refusal, _Mapping]] = ..., disagreement: _Optional[_Union[Disagreement, _Mapping]] = ...) -> None: ...
+    replica: _membership_pb2.Replica
+    trace: _trace_pb2.TraceOrder
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., new_generation: _Optional[_Union[NewGeneration, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., refused: _Optional[_Union[_membership_pb2.Refusal, _Mapping]] = ..., disagreement: _Optional[_Union[Disagreement, _Mapping]] = ..., replica: _Optional[_Union[_membership_pb2.Replica, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.TraceOrder, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol", "nonce")

@@ -30,3 +30,7 @@ class TimeUse(Enum):
     WAITING = "waiting"
     STANDBY = "standby"
     CHECKPOINT = "checkpoint"
+
+
+# What a change of membership costs a worker that trained before it.
+LOST_TO_CHANGES = (TimeUse.FAILED_STEP, TimeUse.FAILOVER, TimeUse.SWITCH, TimeUse.HEAL, TimeUse.WAITING)

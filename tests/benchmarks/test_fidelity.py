@@ -44,8 +44,8 @@ def test_algorithms_are_compared_with_ddp_of_their_optimizer() -> None:
 
 
 def trained(system: str, seed: int, train_loss: float, held_out_loss: float) -> Trained:
-    rounds = 2 if system == "async" else None
-    return Trained("digits", system, seed, train_loss, held_out_loss, (2.0, 1.0), rounds)
+    rounds, sent_bytes = (2, 100.0) if system == "async" else (None, 4000.0)
+    return Trained("digits", system, seed, train_loss, held_out_loss, (2.0, 1.0), rounds, sent_bytes)
 
 
 TRAINED = [
@@ -66,13 +66,19 @@ def test_ratios_are_taken_seed_by_seed() -> None:
     assert bytegrad.train_ratio == pytest.approx((1.03, 1.0)) and bytegrad.is_within
     assert other.held_out_ratio == pytest.approx((1.03, 1.015)) and other.is_within is False
     assert lost.is_within is False, "a loss that is no number is not near DDP's"
+    assert (ddp.step_bytes, other.step_bytes, other.fewer) == (2000.0, 50.0, 40.0)
     words = fidelity_table.in_words([ddp, bytegrad, other, lost])
     assert "1.015 (1.000 to 1.030)" in words and "async (a round every 1.0 steps)" in words
 
 
 def test_without_a_baseline_nothing_is_judged() -> None:
     (row,) = fidelity_table.rows(TRAINED[2:4])
-    assert row.train_ratio == () and row.is_within is None
+    assert row.train_ratio == () and row.is_within is None and row.fewer is None
+
+
+def test_rounds_of_diloco_fit_into_a_short_training() -> None:
+    every = {steps: TASKS["characters"].settings_for(steps).diloco_every for steps in (30, 400, 2048)}
+    assert every == {30: 10, 400: 20, 2048: 100}
 
 
 def test_fidelity_plots_lie_beside_the_table(tmp_path: Path) -> None:
@@ -93,16 +99,20 @@ def characters(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("forked_starts")
 def test_short_trainings_come_out_as_under_ddp(tmp_path: Path, characters: Path) -> None:
-    task, losses, curves = TASKS["characters"], {}, {}
+    task, losses, curves, sent = TASKS["characters"], {}, {}, {}
     for system in ("ddp_sgd", "gradient_allreduce", "bytegrad"):
         (found,) = train(task, system, [0], 1, characters, tmp_path / system)
         losses[system], curves[system] = found.train_loss, found.curve
+        sent[system] = found.sent_bytes / len(found.curve)
     print(f"measured: {losses}")
     assert {len(curve) for curve in curves.values()} == {30}
     assert curves["ddp_sgd"][-1] < curves["ddp_sgd"][0] - 1
     # the same samples, weights and dropout: what is left are roundings
     assert losses["gradient_allreduce"] == pytest.approx(losses["ddp_sgd"], rel=1e-3)
     assert losses["bytegrad"] == pytest.approx(losses["ddp_sgd"], rel=0.02)
+    # 44,000 parameters: a ring of four sends each of them 1.5 times
+    assert sent["ddp_sgd"] == pytest.approx(1.5 * 4 * 44_000, rel=0.2)
+    assert sent["bytegrad"] < 0.4 * sent["ddp_sgd"]
     assert losses["bytegrad"] != losses["gradient_allreduce"], "nothing was compressed"
 
 

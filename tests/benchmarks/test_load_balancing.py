@@ -58,4 +58,4 @@ def test_keeping_writes_where_results_are(
     monkeypatch.setattr(load_balancing.result_file, "ROOT", tmp_path)
     words = ["--part", "imbalance", "--texts", "log-normal", "--count", "2000", "--keep"]
     assert load_balancing.main(words) == 0
-    assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".json"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".json", ".png"}

@@ -9,7 +9,7 @@ import pytest
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.etcd.stubs import etcd3
 from bagua_agent.large_jobs.limits import Limits
-from benchmarks import rendezvous_scale
+from benchmarks import rendezvous_churn, rendezvous_scale
 from benchmarks.etcd_load import EtcdConnection, RequestFailed
 
 rpc = etcd3.etcdrpc
@@ -55,3 +55,17 @@ def test_the_load_asks_as_grpc_does() -> None:
         asyncio.run(asyncio.wait_for(talk(), 30.0))
     finally:
         etcd.stop()
+
+
+def test_churn_is_measured_and_scaled_to_an_hour(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--changes", "2", "--quiet-s", "0.05"]
+    assert rendezvous_churn.main(["--agents", "12", *options]) == 0
+    assert "n=2)" in capsys.readouterr().out
+    database = rendezvous_churn.Database(1, 1, 1)
+    changes = (
+        rendezvous_churn.Change("loss", 1.0, 0.3, 0.1, 1),
+        rendezvous_churn.Change("join", 1.0, 0.2, 0.1, 1),
+    )
+    churn = rendezvous_churn.Churn(1000, changes, 0.01, 0.02, database, database, database)
+    # ten replaced nodes, and 1 and 2 percent of an hour
+    assert churn.an_hour() == (pytest.approx(10 * 0.5 + 36.0), pytest.approx(10 * 0.2 + 72.0))

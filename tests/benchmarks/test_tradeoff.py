@@ -92,7 +92,7 @@ def test_words_show_every_condition() -> None:
     words = tradeoff_table.in_words(tradeoff_table.rows(RUNS))
     assert words.index("## 100mbit\n") < words.index("## 100mbit, 5 ms each way\n")
     (line,) = [line for line in words.splitlines() if line.startswith("| bytegrad") and "3.60" in line]
-    assert [cell.strip() for cell in line.split("|")][3:8] == ["25.6", "3.60", "3.3", "yes", "4.0 MB"]
+    assert [cell.strip() for cell in line.split("|")][3:9] == ["25.6", "3.60", "3.3", "yes", "-", "4.0 MB"]
 
 
 def test_plots_lie_beside_the_table(tmp_path: Path) -> None:

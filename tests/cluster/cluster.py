@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
+
 from bagua_agent.base.sizes import SizePolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, parse_submission, read_node, read_orders
 from bagua_agent.cluster.cluster_view import NodeView, OrderView
@@ -17,7 +19,10 @@ from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.connection import StoreConfig
 from bagua_agent.etcd.endpoints import parse_endpoint
+from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import cluster_pb2 as pb
+from bagua_contract import membership_pb2
+from bagua_contract.records import Generation
 from tests.faults.job import ROOT, SCRIPT
 from tests.lab import ledger
 from tests.lab.etcd import EtcdCluster
@@ -45,7 +50,7 @@ environment = ["PYTHONPATH", "OMP_NUM_THREADS"]
 state = "{directory}/state"
 log = "{directory}/log"
 [times]
-node_lease_s = 2.0
+node_lease_s = {node_lease_s}
 """
 
 
@@ -61,7 +66,13 @@ class Daemon:
         endpoints = ", ".join(f'"{e}"' for e in cluster.etcd.endpoints.split(","))
         self.config = self.directory / "agent.toml"
         self.config.write_text(
-            CONFIG.format(endpoints=endpoints, name=self.name, slots=slots, directory=self.directory)
+            CONFIG.format(
+                endpoints=endpoints,
+                name=self.name,
+                slots=slots,
+                directory=self.directory,
+                node_lease_s=cluster.node_lease_s,
+            )
         )
         self.log = self.directory / "daemon.log"
         self.process: LabProcess | None = None
@@ -83,6 +94,11 @@ class Daemon:
         assert self.process is not None
         self.process.send(signal.SIGTERM)
         assert self.process.wait(STOP_DEADLINE_S) == 0, self.log.read_text()
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers here."""
+        here = [psutil.Process(pid) for pid in self.host.pids()]
+        return [p.pid for p in here if "BAGUA_WORKER_ID" in p.environ()]
 
     def says(self, *words: str) -> bool:
         return any(all(w in line for w in words) for line in self.log.read_text().splitlines())
@@ -113,6 +129,18 @@ class SubmittedJob:
         return sorted(
             n for n, orders in self.cluster.orders().items() if any(o.job_id == self.job_id for o in orders)
         )
+
+    def generations(self) -> list[Generation]:
+        """By number, as etcd's history has them."""
+        changes = self.cluster.etcd.history(JobKeys(self.job_id).generation)
+        values = [change.value for change in changes if change.value is not None]
+        return [Generation.from_proto(membership_pb2.Generation.FromString(value)) for value in values]
+
+    def leaving(self) -> set[str]:
+        """Nodes whose agents want to leave."""
+        records, _ = self.cluster.store.get_prefix(JobKeys(self.job_id).agents)
+        agents = [membership_pb2.Agent.FromString(record.value) for record in records]
+        return {agent.node_name for agent in agents if agent.leaving}
 
     def await_world(self, size: int, after_step: int = 0) -> int:
         """A committed step above after_step by `size` workers; the step."""
@@ -151,10 +179,18 @@ class SubmittedJob:
 
 
 class Cluster:
-    def __init__(self, lab: Lab, directory: Path, slots: int = 1, etcd_beside: bool = False) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        directory: Path,
+        slots: int = 1,
+        etcd_beside: bool = False,
+        node_lease_s: float = 2.0,
+    ) -> None:
         """etcd on the lab's first host, a daemon on every other. etcd_beside: a daemon on every host, and a member of
-        etcd on each of the first three."""
+        etcd on each of the first three. node_lease_s: how long the others miss a daemon that is frozen."""
         self.lab = lab
+        self.node_lease_s = node_lease_s
         self.directory = directory
         nodes = lab.hosts if etcd_beside else lab.hosts[1:]
         self.etcd: EtcdCluster = lab.etcd(*(lab.hosts[:3] if etcd_beside else lab.hosts[:1]))

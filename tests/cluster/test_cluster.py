@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 
 import pytest
 
 from bagua_agent.cluster_client import cluster_requests
-from tests.cluster.cluster import DEADLINE_S
+from tests.cluster.cluster import DEADLINE_S, POLL_S
 from tests.cluster.conftest import MakeCluster
 from tests.lab.wait import eventually
 
@@ -34,8 +35,8 @@ def test_a_second_job_takes_what_the_first_can_spare_and_gives_it_back(make_clus
 
 
 def test_a_job_that_ends_without_a_scheduler_runs_once(make_cluster: MakeCluster) -> None:
-    """Daemons start its units again until there is an outcome."""
-    cluster = make_cluster(2)
+    """Daemons start its units again until there is an outcome. The scheduler stays one while it is frozen."""
+    cluster = make_cluster(2, node_lease_s=DEADLINE_S)
     job = cluster.submit("job", (2, 2))
     job.await_world(2)
     frozen = cluster.daemon(cluster.scheduler())
@@ -90,6 +91,51 @@ def test_a_job_is_scaled_and_stopped(make_cluster: MakeCluster) -> None:
     cluster_requests.stop(cluster.store, "job")
     ended = job.await_outcome()
     assert ended.outcome == "stopped"
+    cluster.await_idle()
+
+
+@pytest.mark.long  # four workers, two of which start again
+def test_a_job_that_hands_over_its_state_while_it_shrinks_keeps_to_its_sizes(
+    make_cluster: MakeCluster,
+) -> None:
+    """The scheduler takes the two nodes that the job's leader would keep: the workers of the others are younger. The
+    state has to be handed over, and the job does not have four nodes again for it."""
+    cluster = make_cluster(4)
+    job = cluster.submit("job", (2, 4), sizes=(2, 4))
+    job.await_world(4)
+    old, young = job.nodes[:2], job.nodes[2:]
+    for name in young:
+        (worker,) = cluster.daemon(name).workers()
+        os.kill(worker, signal.SIGKILL)
+
+    def are_in_order() -> bool:
+        since = {m.node_name: m.since_generation for m in job.generations()[-1].members}
+        return len(since) == 4 and max(since[n] for n in old) < min(since[n] for n in young)
+
+    eventually(are_in_order, DEADLINE_S, lambda: f"successors of the workers\n{cluster.logs()}", POLL_S)
+    four = job.await_world(4, after_step=job.step)
+    (job.out / "hold").touch()
+    seen = job.generations()[-1].number
+    cluster_requests.scale_submitted(cluster.store, "job", 2, 2)
+    eventually(
+        lambda: job.nodes == young and job.leaving() == {m.node_name for m in job.generations()[-1].members},
+        DEADLINE_S,
+        lambda: f"both nodes of the next generation leave\n{cluster.logs()}",
+        POLL_S,
+    )
+    (job.out / "hold").unlink()
+    eventually(
+        lambda: {m.node_name for m in job.generations()[-1].members} == {*young},
+        DEADLINE_S,
+        lambda: f"{young} have the state\n{cluster.logs()}",
+        POLL_S,
+    )
+    later = [g for g in job.generations() if g.number > seen]
+    assert {g.node_count for g in later} == {2}, [str(g) for g in later]
+    job.await_world(2, after_step=four)
+    job.hurry()
+    assert job.await_outcome().exit_code == 0
+    job.check()
     cluster.await_idle()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from bagua_contract import grpc_channel
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("bagua_agent", "bagua_core", "bagua_launch", "protos/bagua_contract")
+PRODUCT = ("bagua_agent", "bagua_core", "bagua_launch", "bagua_torchrun", "protos/bagua_contract")
 
 
 def opens_a_channel(source: str) -> bool:

@@ -251,7 +251,7 @@ def test_micro_batches_of_a_step_train_the_same_parameters() -> None:
         worker.model(X[6:])
 
 
-@pytest.mark.parametrize("algorithm", ["bytegrad", "local_sgd"])
+@pytest.mark.parametrize("algorithm", ["bytegrad", "local_sgd", "streaming_diloco"])
 def test_algorithms_that_know_their_parameters_from_the_start_say_so(algorithm: str) -> None:
     members = [Worker(c, HEAD, algorithm) for c in in_process_world(2)]
 

@@ -62,7 +62,7 @@ def test_a_batch_ends_as_its_job_does(tmp_path: Path, code: int) -> None:
     batch = Batch(tmp_path, "script.py", str(code))
     assert batch.process.wait(90) == code, batch.log.read_text()
     said = (tmp_path / "said").read_text()
-    port = 20000 + os.getpid() % 20000
+    port = 20000 + os.getpid() % 12000
     assert f"--nnodes 1:4 --nproc-per-node 1 --rdzv-id slurm-{os.getpid()}" in said
     assert f"--rdzv-endpoint 127.0.0.1:{port} script.py {code}" in said
 

@@ -16,9 +16,7 @@ BY_NCCL = "bagua: tensors of GPUs travel by NCCL 2.27.7"
 
 def over_nccl(job: MakeJob, **keywords: Any) -> Job:
     """train.py with the emulation."""
-    one = job(**keywords)
-    one._program = [str(SCRIPT), *one._script]
-    return one
+    return job(file=SCRIPT, **keywords)
 
 
 def allreduces(*nodes: Node) -> list[int]:

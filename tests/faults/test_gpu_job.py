@@ -39,8 +39,7 @@ def nccl() -> None:
 def started(
     job: MakeJob, algorithm: str = "gradient_allreduce", more: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Job, Node]:
-    one = job(script=["--algorithm", algorithm])
-    one._program = [str(SCRIPT), *one._script]
+    one = job(file=SCRIPT, script=["--algorithm", algorithm])
     node = one.start(slots=2, environment={**QUIET, **more})
     one.await_world(2, deadline_s=START_S)
     one.await_step(20, deadline_s=START_S)

@@ -66,7 +66,7 @@ class Evaluating:
 
     @property
     def ends(self) -> list[str]:
-        return [path.read_text() for path in self.out.glob("ended-*")]
+        return sorted(path.read_text() for path in self.out.glob("ended-*"))
 
     def goes_on(self, step: int, nodes: int = 1, slots: int = 1, voided: int = 0) -> None:
         """A second start begins where the first one ended, and ends as an undisturbed run."""
@@ -149,7 +149,9 @@ def test_one_of_two_nodes_evaluates_while_the_other_waits_in_the_next_step(
     run.await_long(1)
     run.leave(nodes)
     assert all(node.says(SAVED) for node in nodes) and newest_step(run.saved) == step
-    assert run.ends == ["KeyboardInterrupt"] * 2
+    # The one that evaluates is interrupted. The other may first be freed from its wait by the leave of that one, and
+    # meets its own leave at the guard of the state.
+    assert run.ends in (["KeyboardInterrupt"] * 2, ["KeyboardInterrupt", "LeaveInterrupt"])
     assert any(node.says(f"the checkpoint of step {step} is written") for node in nodes)
     run.goes_on(step, nodes=2)
     assert run.values == undisturbed(2)

@@ -14,7 +14,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_launch.main import cli
 from tests.faults.conftest import MakeJob
-from tests.faults.job import DEADLINE_S
+from tests.faults.job import DEADLINE_S, STEPS
 
 SIGTERM_CODE = 128 + signal.SIGTERM
 
@@ -25,15 +25,26 @@ def said(etcd: EmbeddedEtcd, *words: str) -> str:
 
 
 def test_a_job_without_a_submission_is_shown_followed_and_stopped(job: MakeJob, etcd: EmbeddedEtcd) -> None:
-    one = job(endpoints=etcd.endpoint, nodes="1")
-    node = one.start()
+    one = job(endpoints=etcd.endpoint, nodes="1", script=["--say"])
+    node = one.start(slots=2)
     one.await_step(2)
     for command in ("status", "list", "ps"):
         [shown] = json.loads(said(etcd, command, "--json"))
         assert (shown["job_id"], shown["state"], shown["by_hand"]) == (one.job_id, "running", True)
     assert "started by hand" in said(etcd, "status", one.job_id)
     assert "no job 'other' in this etcd; there are " + repr(one.job_id) in said(etcd, "status", "other")
-    assert "is in the terminals of " + shown["nodes"][0] in said(etcd, "logs", one.job_id)
+    assert said(etcd, "logs", one.job_id, "--rank", "0").startswith("hello from slot ")
+    lines = said(etcd, "logs", one.job_id).splitlines()
+    assert {line.split("] ")[0] for line in lines if "hello from" in line} == {
+        f"[{shown['nodes'][0]}:{rank}" for rank in (0, 1)
+    }
+    assert "has no rank 7" in said(etcd, "logs", one.job_id, "--rank", "7")
+    shown_once = said(etcd, "top", "--once", one.job_id)
+    assert "trains with 2 workers on 1 node" in shown_once and "goodput " in shown_once
+    assert f"step 2 of {STEPS}" not in shown_once and f" of {STEPS} (" in shown_once
+    page = json.loads(said(etcd, "top", "--once", "--json", one.job_id))
+    assert [worker["rank"] for worker in page["workers"]] == [0, 1]
+    assert "no job 'other' in this etcd" in said(etcd, "top", "--once", "other")
     assert "was started by hand" in said(etcd, "delete", one.job_id)
     assert "stops at its next step boundary" in said(etcd, "stop", one.job_id)
     assert node.process.wait(DEADLINE_S) == SIGTERM_CODE
@@ -44,6 +55,8 @@ def test_a_job_without_a_submission_is_shown_followed_and_stopped(job: MakeJob, 
     followed = said(etcd, "events", "-f", one.job_id)
     assert followed.startswith(story) and "\nstopped: " in followed
     assert "has ended" in said(etcd, "stop", one.job_id)
+    assert "no node of it is present" in said(etcd, "logs", one.job_id)
+    assert "The job was stopped." in said(etcd, "top", one.job_id)
 
     again = one.start()
     again.await_line("was stopped before")

@@ -35,6 +35,7 @@ parser.add_argument(
     "--stream", choices=["plain", "state"], help="the data set is only iterated; with a state or not"
 )
 parser.add_argument("--two-parts", action="store_true", help="a second model and optimizer in each step")
+parser.add_argument("--say", action="store_true", help="print a line when the script begins")
 parser.add_argument("--evaluate", action="store_true", help="reduce a loss over all workers after each epoch")
 parser.add_argument("--raise-at", type=int, help="the first worker to reach this step raises there")
 parser.add_argument("--raise-in-slot", type=int, help="only in this slot")
@@ -84,6 +85,10 @@ class Samples(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         return self.x[index], self.y[index]
+
+
+if args.say:
+    print(f"hello from slot {os.environ['BAGUA_SLOT']}", flush=True)
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -194,6 +199,8 @@ for epoch in loader.epochs(args.epochs):
             F.mse_loss(critic_model(x), target).backward()
             critic_optimizer.step()
         scheduler.step()
+        while (args.out / "hold").exists():
+            time.sleep(0.02)
         if not (args.out / "hurry").exists():
             step_s = args.step_s
             if step_s is None:
@@ -212,8 +219,12 @@ end = {
     "parameters": digest(dict(net.named_parameters())),
     # where replicas differ by nature their parameters are averaged at the end, optimizers stay apart
     "optimizer": digest(optimizer.state_dict()) if algorithm.equal_states else "",
+    "travelling": digest(dict(model.travelling())),
+    "dropped": getattr(model._exchange, "dropped", 0),
     "scheduler": digest(scheduler.state_dict()),
     "critic": digest(dict(critic.named_parameters())) if args.two_parts else "",
+    "operation": type(getattr(model._exchange, "_operation", None)).__name__,
+    "buckets": len(model._exchange._buckets) if hasattr(model._exchange, "_buckets") else 0,
     "steps_of_scheduler": scheduler.last_epoch,
     "steps_of_optimizer": int(next(iter(optimizer.state.values()))["step"]) if optimizer.state else 0,
     "batches_of_batch_norm": int(net.layers[1].num_batches_tracked),

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bagua_contract.records import Generation, GenerationKind
@@ -19,7 +19,7 @@ from bagua_core.elastic.script_collectives.before_loop import Answer, BeforeLoop
 from bagua_core.elastic.state.state_codec import StateCodecError
 
 HOST = "127.0.0.1"
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=150)
 ANSWERS = [
     Answer("barrier", torch.zeros(1)),
     Answer("broadcast of 3 elements", torch.arange(3)),
@@ -56,7 +56,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def late_worker() -> BeforeLoop:
-    return BeforeLoop(cast(Any, SimpleNamespace()))
+    return BeforeLoop(cast(Any, SimpleNamespace(replica=None)))
 
 
 def holders_at(nonce: str, *addresses: str) -> Generation:

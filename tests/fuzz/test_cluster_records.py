@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.message import DecodeError, Message
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua_agent.base.errors import UserError
@@ -55,7 +55,6 @@ from tests.lab.wait import eventually
 __all__ = ["plain_etcd", "plain_store"]
 
 EXAMPLES = [50, pytest.param(2_000, marks=pytest.mark.long)]
-SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 KEYS = JobKeys("a")
 KINDS: dict[str, type[Message]] = {
     cluster_keys.submission("a"): pb.Submission,
@@ -120,7 +119,7 @@ def records(draw: st.DrawFn) -> tuple[str, bytes | None]:
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_any_records_leave_a_scheduler_deciding(examples: int) -> None:
-    @settings(max_examples=examples, deadline=None, suppress_health_check=SLOW)
+    @settings(max_examples=examples)
     @given(st.lists(records(), max_size=12), st.sampled_from([0.0, 1.0, 1e6]))
     def decide(written: list[tuple[str, bytes | None]], pause_s: float) -> None:
         said: list[str] = []
@@ -194,7 +193,7 @@ def test_any_launch_makes_a_request_or_is_refused(examples: int) -> None:
     made_or_not: set[bool] = set()
     good = json.loads(pb.Submission.FromString(submission("good")).launch)
 
-    @settings(max_examples=examples, deadline=None, suppress_health_check=SLOW)
+    @settings(max_examples=examples)
     @given(
         Launches.ANY,
         st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
@@ -228,7 +227,7 @@ def test_any_records_leave_a_daemon_serving(
 ) -> None:
     """After all of them it starts the next job, and none was our bug."""
 
-    @settings(max_examples=examples, deadline=None, suppress_health_check=SLOW)
+    @settings(max_examples=examples)
     @given(records(), Launches.ANY)
     def write(record: tuple[str, bytes | None], launch: str) -> None:
         key, value = record
@@ -282,7 +281,7 @@ class FakeStore:
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_any_records_leave_commands_answering(examples: int) -> None:
-    @settings(max_examples=examples, deadline=None, suppress_health_check=SLOW)
+    @settings(max_examples=examples)
     @given(st.lists(records(), max_size=12))
     def ask(written: list[tuple[str, bytes | None]]) -> None:
         values = {cluster_keys.submission("good"): submission("good"), cluster_keys.node("n0"): node("n0")}

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua_agent.rpc import control_server, job_identity
@@ -25,7 +25,7 @@ REFUSED = control_pb2.ProbeReply.REFUSED
 ALIVE = control_pb2.ProbeReply.ALIVE
 UNANSWERED = control_pb2.ProbeReply.UNANSWERED
 DEADLINE_S = 10.0
-FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=40)
 
 
 @pytest.fixture

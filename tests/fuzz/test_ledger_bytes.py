@@ -7,7 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from bagua_core.elastic.ledger.ledger import LedgerLine, Resumption
@@ -15,9 +15,7 @@ from tests.lab import ledger
 
 FUZZ = settings(
     max_examples=100,
-    deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 GOOD = LedgerLine(1.0, 1, 1, 0, 1, 0, (0, 1)).encode()
 VALUES = (

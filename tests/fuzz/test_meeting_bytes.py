@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua_core.communication.transports.meeting_store import (
@@ -23,7 +23,7 @@ from bagua_core.communication.transports.meeting_store import (
 
 HOST = "127.0.0.1"
 DEADLINE_S = 10.0
-FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=80)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua_agent.rpc import session_server
@@ -20,7 +20,7 @@ from tests.lab.wait import eventually
 
 DEADLINE_S = 10.0
 METHOD = "/bagua.v1.WorkerSession/Attach"
-FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=40)
 
 
 class Stranger:

@@ -19,7 +19,7 @@ from bagua_contract.records import Generation, GenerationKind, Stage
 from tests.fuzz.any_message import any_message
 from tests.fuzz.store_picture import KEYS, NONCE, Watcher, generation_of, member_value
 
-FUZZ = settings(max_examples=150, deadline=None)
+FUZZ = settings(max_examples=150)
 WORKER = "a.0.w"
 
 KINDS: dict[str, type[Message]] = {

@@ -20,7 +20,7 @@ from bagua_core.elastic.state.state_codec import (
     encode,
 )
 
-FUZZ = settings(max_examples=200, deadline=None)
+FUZZ = settings(max_examples=200)
 STATE: dict[str, Any] = {
     "weights": torch.arange(12.0).reshape(3, 4).t(),
     "half": torch.ones(3, dtype=torch.bfloat16),

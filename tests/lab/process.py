@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.lab.wait import eventually
 from tests.lab.zygote import ForkedProcess
 
 
@@ -58,10 +59,8 @@ class LabProcess:
 
     def wait(self, deadline_s: float) -> int:
         """Its exit code. Raises AssertionError, with the end of its output, if it still runs then."""
-        try:
-            return self._popen.wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self} still runs after {deadline_s:g} s\n{self.tail()}") from None
+        eventually(lambda: not self.is_running, deadline_s, lambda: f"{self} has ended\n{self.tail()}")
+        return self._popen.wait(deadline_s)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal; none if it has ended."""

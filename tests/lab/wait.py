@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from tests.lab.machine_load import Deadline
+
 T = TypeVar("T")
 
 
@@ -17,17 +19,18 @@ def eventually(
 ) -> T:
     """The first true value of `predicate`.
 
-    Raises AssertionError with `why` (called only then) and the last value when `deadline_s` has passed.
+    Raises AssertionError with `why` (called only then) and the last value when `deadline_s` has passed. While other
+    work than the suite's shares the machine, time passes more slowly (machine_load.py).
     An exception of the predicate is the test's own and comes through. A dear predicate is called less often than
     every interval_s: at most a fourth of a processor goes into it.
     """
-    deadline = time.monotonic() + deadline_s
+    deadline = Deadline(deadline_s)
     while True:
         used = time.thread_time()
         value = predicate()
         if value:
             return value
-        if time.monotonic() >= deadline:
+        if deadline.is_over():
             reason = why if isinstance(why, str) else why()
-            raise AssertionError(f"not within {deadline_s:g} s: {reason} (last value: {value!r})")
+            raise AssertionError(f"not within {deadline}: {reason} (last value: {value!r})")
         time.sleep(max(interval_s, 3 * (time.thread_time() - used)))

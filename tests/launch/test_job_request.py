@@ -289,6 +289,20 @@ def test_plain_values_refused(key: str, text: str) -> None:
     assert line.startswith(f"{flag} {text!r}: ") and "; use " in line and "\n" not in line
 
 
+def test_a_deterministic_job_has_virtual_shards() -> None:
+    assert config().virtual_shards == 0
+    assert config(deterministic="1").virtual_shards == 8
+    assert config(deterministic="1", virtual_shards="12").virtual_shards == 12
+    assert refusal(virtual_shards="12") == (
+        "--virtual-shards '12': only a deterministic job has virtual shards; use --deterministic with it"
+    )
+    for text in ("0", "5000"):
+        assert refusal(deterministic="1", virtual_shards=text).endswith("; use 1 to 4096")
+    assert refusal(deterministic="1", no_python="1").endswith("; use one of them")
+    line = refusal(deterministic="1", replica_size="2", nproc_per_node="2")
+    assert line.startswith("--deterministic with --replica-size 2: ") and line.endswith("; use one of them")
+
+
 def test_options_without_effect_are_told_once() -> None:
     assert asked(event_log_handler="null", logs_specs="default", monitor_interval="5").notes == (
         "accepted for compatibility, ignored: --event-log-handler, --logs-specs, --monitor-interval",

@@ -51,8 +51,15 @@ def test_what_has_none_is_said_once(flag: str) -> None:
     assert translation.notes == (f"{word}: {NO_EFFECT[flag]}",)
 
 
-def test_no_autotuning_is_asked_for_at_level_0() -> None:
-    assert made(LAUNCH, "--autotune_level 0 train.py").notes == ()
+def test_autotuning_is_bagua_launchs_from_level_1_on() -> None:
+    tuned = "--autotune_max_samples 9 --autotune_warmup_time=3 --is_output_autotune_log"
+    assert made(LAUNCH, f"--autotune_level 0 {tuned} train.py").arguments == ("train.py",)
+    translation = made(LAUNCH, f"--autotune_level 1 {tuned} train.py")
+    assert translation.arguments == (
+        *("--autotune-level=1", "--autotune-max-samples=9", "--autotune-warmup-time=3"),
+        *("--is-output-autotune-log", "train.py"),
+    )
+    assert translation.notes == ()
 
 
 def test_an_argument_for_the_local_rank_is_refused() -> None:
@@ -64,7 +71,7 @@ def test_runs_flags_are_torchruns_and_it_survives_three_failures() -> None:
     line = "--nnodes 1:4 --rdzv_backend=c10d --rdzv_endpoint h:29500 --rdzv_id a --autotune_level=1 --tee 3 train.py"
     assert made(RUN, line).arguments == (
         *("--nnodes=1:4", "--rdzv-backend=c10d", "--rdzv-endpoint=h:29500", "--rdzv-id=a", "--tee=3"),
-        *("--max-restarts", "3", "train.py"),
+        *("--autotune-level=1", "--max-restarts", "3", "train.py"),
     )
     assert made(RUN, "--max_restarts 0 train.py").arguments == ("--max-restarts=0", "train.py")
     assert made(RUN, "--standalone --nproc_per_n 2 train.py").arguments[:2] == (
@@ -176,11 +183,11 @@ print("rank", bagua.get_rank(), "of", bagua.get_world_size(), "buckets", bagua.e
 @pytest.mark.parametrize("name", ["launch", "run"])
 def test_the_modules_start_a_job(name: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = ("--nproc_per_node=2", "--autotune_level", "1", "--default_bucket_size", "4096", "train.py")
+    words = ("--nproc_per_node=2", "--report_metrics", "--default_bucket_size", "4096", "train.py")
     ended = start(tmp_path, "-m", f"bagua_core.distributed.{name}", *words)
     assert ended.returncode == 0, ended.stderr
     assert "rank 0 of 2 buckets 4096" in ended.stdout and "rank 1 of 2 buckets 4096" in ended.stdout
-    assert "note: --autotune_level: there is no autotuning service" in ended.stderr
+    assert "note: --report_metrics: " in ended.stderr
     assert f"bagua_core.distributed.{name} is: BAGUA_DEFAULT_BUCKET_SIZE=4096 bagua-launch" in ended.stderr
 
 

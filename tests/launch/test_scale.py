@@ -28,13 +28,6 @@ from tests.launch.launcher import Launcher
 KEYS = JobKeys("demo")
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EmbeddedEtcd]:
-    server = EmbeddedEtcd.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
     """An empty one."""

@@ -85,7 +85,7 @@ def tracked(pattern: str) -> set[str]:
 
 def test_the_wheel_holds_all_code_and_the_sources_in_c(built: tuple[Path, Path]) -> None:
     names = set(zipfile.ZipFile(built[1]).namelist())
-    for package in ("bagua_launch", "bagua_agent", "bagua_core"):
+    for package in ("bagua_launch", "bagua_agent", "bagua_core", "bagua_torchrun"):
         assert tracked(f"{package}/**/*.py") <= names
     assert "lightning_bagua.py" in names
     sources = {name for ending in ("c", "h", "cu") for name in tracked(f"bagua_core/kernels/*.{ending}")}

@@ -10,11 +10,11 @@ with the pending record; their switch is model.py's.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from bagua_agent.membership.actions import WriteGeneration, WriteResult
 from bagua_agent.membership.formation import decision
@@ -22,6 +22,8 @@ from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import AgentView, Desired, Evidence, JobView, MemberView, Waiting
 from bagua_agent.node.live_workers import must_start_again
 from bagua_contract.records import Generation, Stage
+from tests.protocol import exploring
+from tests.protocol.exploring import Exploration, Violation, with_value
 
 NOW_S = 1e6  # every window has passed
 LONG_AGO = Evidence("a", waiting=Waiting.HOLDER, waiting_since_s=-NOW_S)
@@ -57,13 +59,6 @@ class State(NamedTuple):
     losses: int = 0
     misses: int = 0
     ended: bool = False
-
-
-T = TypeVar("T")
-
-
-class Violation(AssertionError):
-    pass
 
 
 @dataclass(frozen=True)
@@ -218,7 +213,7 @@ class Model:
             if record is not None and 0 <= seen < record.number:
                 yield f"agent {'abc'[agent]} sees {record.number}", self._sees(s, agent, record), False
             if seen >= 0 and s.losses and sum(n >= 0 for n in s.seen) > 1:
-                lost = s._replace(seen=_with(s.seen, agent, -1), losses=s.losses - 1)
+                lost = s._replace(seen=with_value(s.seen, agent, -1), losses=s.losses - 1)
                 yield f"host {'abc'[agent]} is lost", lost, True
         if record is not None and record.members and not s.entered:
             there = self.members(s, record)
@@ -240,10 +235,12 @@ class Model:
 
         def becomes(**changes: object) -> State:
             changed = worker._replace(**changes)  # type: ignore[arg-type]
-            return s._replace(workers=_with(s.workers, place, changed))
+            return s._replace(workers=with_value(s.workers, place, changed))
 
         if s.kills:
-            dead = s._replace(workers=_with(s.workers, place, Worker(worker.number + 1)), kills=s.kills - 1)
+            dead = s._replace(
+                workers=with_value(s.workers, place, Worker(worker.number + 1)), kills=s.kills - 1
+            )
             yield f"{me} dies", dead, True
         if worker.told != worker.stage:
             yield f"{me} tells {STAGES[worker.stage]}", self._tells(s, place, worker), False
@@ -304,8 +301,8 @@ class Model:
         void = record is not None and record.is_gathering and worker.gathering != record.number
         if worker.stage == PREPARING and void:
             self.coverage["a void answer ends its worker"] += 1
-            return s._replace(workers=_with(s.workers, place, Worker(worker.number + 1)))
-        return s._replace(workers=_with(s.workers, place, worker._replace(told=worker.stage)))
+            return s._replace(workers=with_value(s.workers, place, Worker(worker.number + 1)))
+        return s._replace(workers=with_value(s.workers, place, worker._replace(told=worker.stage)))
 
     def _seen_record(self, s: State, number: int) -> Generation | None:
         known = (decoded(s.record), decoded(s.before))
@@ -329,7 +326,7 @@ class Model:
                 workers[place] = worker._replace(listed=record.number)
         if record.number > s.seen[agent] + 1:
             self.coverage["an agent missed a record"] += 1
-        return s._replace(workers=tuple(workers), seen=_with(s.seen, agent, record.number))
+        return s._replace(workers=tuple(workers), seen=with_value(s.seen, agent, record.number))
 
     def _starts_again(self, told: Stage, worker_id: str, worker: Worker, record: Generation) -> bool:
         answered = worker.answered and worker.told >= PREPARING
@@ -358,39 +355,6 @@ class Model:
         self.coverage["all train"] += 1
 
 
-def _with(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
-    return (*values[:place], value, *values[place + 1 :])
-
-
-class Exploration(NamedTuple):
-    states: int
-    coverage: Counter[str]
-
-
-def explore(setup: Setup, limit: int = 300_000) -> Exploration:
+def explore(setup: Setup) -> Exploration:
     """Visit every reachable state. Raises Violation with the shortest history that leads to it."""
-    model = Model(setup)
-    start = model.initial()
-    parents: dict[State, tuple[State, str] | None] = {start: None}
-    queue = deque([start])
-    while queue:
-        s = queue.popleft()
-        moved = False
-        try:
-            for label, after, is_fault in model.successors(s):
-                moved = moved or not is_fault
-                if after not in parents:
-                    parents[after] = (s, label)
-                    queue.append(after)
-            if not moved:
-                model.check_stuck(s)
-        except Violation as violation:
-            labels = []
-            step = parents[s]
-            while step is not None:
-                labels.append(step[1])
-                step = parents[step[0]]
-            raise Violation("\n  ".join([str(violation), *labels[::-1]])) from None
-        if len(parents) > limit:
-            raise AssertionError(f"more than {limit} states: the search is not complete")
-    return Exploration(len(parents), model.coverage)
+    return exploring.explore(Model(setup))

@@ -4,10 +4,11 @@
       -> write 2 PLANNED base 1: a0* b0     the leader's action (* holds the state)
       because adds host-b
 
-Lines: desired MIN MAX | sizes N,N [start=N] [cooldown=S] | mode live|restart (a job is live unless that is said) |
+Lines: desired MIN MAX | sizes N,N [start=N] [cooldown=S] | replicas K (of K workers each) | assembled (all writes
+of replicas so far succeeded) | mode live|restart (a job is live unless that is said) |
 agent A [slots=N] [leaving] [startable] [runs=STATE:GENERATION] (all but leaving is kept when it is put again; the last
 two are restart mode's, in which b.0.g2 is the worker of agent b in slot 0 of generation 2) |
-agent-gone A | ready A0 [committed=N] [stage=waiting|preparing] | gone A0 |
+agent-gone A | ready A0 [committed=N] [stage=assembling|waiting|preparing] | gone A0 |
 stored (the write under way succeeded) | refused | broken A0 GENERATION [hosts] | went-on A0 |
 stalled A0 GENERATION [hosts] [waited=S] [usual=S] | ordered (the hang order asked for stands) |
 unbuilt A0 GENERATION (it can't be built there) | answers A alive|refused|unanswered [relayed] |
@@ -32,6 +33,7 @@ from bagua_agent.membership.actions import (
     WakeAt,
     WriteGeneration,
     WriteHangOrder,
+    WriteReplicas,
     WriteResult,
 )
 from bagua_agent.membership.hang import HangOrder
@@ -58,6 +60,7 @@ class ScenarioJob:
         self.revision = 0
         self.writing: Generation | None = None
         self.ordering: HangOrder | None = None
+        self.replicas: list[WriteReplicas] = []
         self.sequence = 0
         self.reason = ""
 
@@ -80,6 +83,22 @@ class ScenarioJob:
             view = replace(self.state.view, has_checkpoints=True)
             self.state = replace(self.state, view=view)
             return step(self.state, ev.TimePassed(now_s=now_s), self.policy)
+        if command == "assembled":
+            assert self.replicas, "no write of replicas is under way"
+            happened: list[ev.Event] = []
+            for write in self.replicas:
+                happened += [
+                    self._put(
+                        now_s, f"replicas/{r.replica_id}", ev.ReplicaSeen, replica=r, order=self.revision
+                    )
+                    for r in write.replicas
+                ]
+                happened += [
+                    self._delete(now_s, f"replicas/{i}", ev.ReplicaGone, replica_id=i)
+                    for i in write.forgotten
+                ]
+            self.replicas.clear()
+            return step_all(self.state, happened, self.policy)
         if command == "elected-fresh":
             fresh = new_state("z", has_checkpoints=self.state.view.has_checkpoints)
             picture = [kind(now_s=now_s, **values) for kind, values in self.keys.values()]
@@ -95,6 +114,8 @@ class ScenarioJob:
                 )
             case "mode", [("live" | "restart") as mode]:
                 return self._put(now_s, "spec", ev.ModeSeen, restarts=mode == "restart")
+            case "replicas", [size]:
+                return self._put(now_s, "spec", ev.ModeSeen, restarts=False, replica_size=int(size))
             case "sizes", [text]:
                 policy = SizePolicy(
                     tuple(map(int, text.split(","))),
@@ -102,7 +123,12 @@ class ScenarioJob:
                     float(options.get("cooldown", 0)),
                 )
                 return self._put(
-                    now_s, "spec", ev.ModeSeen, restarts=self.state.view.restarts, size_policy=policy
+                    now_s,
+                    "spec",
+                    ev.ModeSeen,
+                    restarts=self.state.view.restarts,
+                    size_policy=policy,
+                    replica_size=self.state.view.replica_size,
                 )
             case "agent", [name, *flags]:
                 return self._agent(now_s, name, flags, options)
@@ -271,6 +297,13 @@ class ScenarioJob:
                 return (
                     f"order {order.outcome.name} in generation {order.generation}: {' '.join(order.workers)}"
                 )
+            case WriteReplicas(replicas, forgotten):
+                self.replicas.append(action)
+                told = [
+                    f"{'+'.join(r.worker_ids)}" + (f" is over: {r.over}" if r.over else "") for r in replicas
+                ]
+                told += [f"{i} forgotten" for i in forgotten]
+                return f"replicas: {'; '.join(told)}"
             case RemoveDeadAgent(agent_id):
                 return f"remove the keys of {agent_id}"
             case _:

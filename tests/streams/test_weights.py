@@ -9,7 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from bagua_core.algorithms import AsyncModelAverage, Decentralized, LowPrecisionDecentralized
+from bagua_core.algorithms import (
+    AsyncModelAverage,
+    Decentralized,
+    LowPrecisionDecentralized,
+    StreamingDiLoCo,
+)
 from bagua_core.algorithms.local_sgd import LocalSGD
 from bagua_core.communication.communicator import Lane
 from bagua_core.communication.devices import device_order
@@ -19,7 +24,15 @@ from bagua_core.communication.weights.background_average import Round
 from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import DEADLINE_S, run_ranks
 from tests.streams.device_model import DeviceModel, ModelMoment, ModelStream
-from tests.streams.modelled_ranks import ModelledRank, train, two_nodes, waits_of_steps, world
+from tests.streams.modelled_ranks import (
+    SCRIPT,
+    ModelledRank,
+    parameters,
+    train,
+    two_nodes,
+    waits_of_steps,
+    world,
+)
 from tests.streams.watching import belonging_to, clean, install, nccl_world
 
 Made = Callable[[], list[ModelledRank]]
@@ -94,6 +107,40 @@ def test_the_script_waits_for_its_vote_and_not_for_a_round() -> None:
         assert len(scripts) == len(member.steps_waits), member.device.host_waits
 
 
+def streaming(compress: str = "none") -> list[ModelledRank]:
+    """Two fragments, each applied in the step after the one that sends it."""
+    algorithm = StreamingDiLoCo(sync_every=2, fragments=2, delay=1, compress=compress)
+    members = world(2, lambda: algorithm, small, algorithm.lanes)
+    train(members, steps=7)
+    assert all(m.exchange.rounds >= 4 for m in members)
+    return members
+
+
+@pytest.mark.parametrize("compress", ["none", "uint8", "int4"])
+def test_fragments_that_are_exchanged_beside_the_steps_are_in_order(compress: str) -> None:
+    members = streaming(compress)
+    assert clean([m.device for m in members]) == []
+    for member in members:
+        scripts = [w for w in member.device.host_waits if not w.startswith("bagua-exchange")]
+        assert len(scripts) == len(member.steps_waits), "the script waits for its vote alone"
+
+
+@pytest.mark.parametrize(
+    ("flaw", "report"),
+    [
+        ("a round begins before its inputs are there", "unordered"),
+        ("a round is done before its work is", "unordered"),
+        ("no device is set in a round's thread", "bagua-exchange works with device 0"),
+    ],
+)
+def test_the_checker_reports_each_flaw_of_a_fragments_exchange(
+    flaw: str, report: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_back(monkeypatch, flaw)
+    found = clean([m.device for m in streaming()])
+    assert any(report in violation for violation in found), found
+
+
 def put_back(monkeypatch: pytest.MonkeyPatch, flaw: str) -> None:
     match flaw:
         case "a round begins before its inputs are there":
@@ -154,3 +201,28 @@ def test_a_round_of_host_memory_waits_for_nothing() -> None:
     with belonging_to(device), device.on("script"):
         under_way = Round(communicator, [torch.ones(8)])
         assert under_way.wait(DEADLINE_S) and under_way.error is None
+
+
+# -- at the end of a round
+
+
+@pytest.mark.parametrize("compress", ["none", "uint8", "int4"])
+def test_the_averages_of_rounds_are_in_order_and_the_host_waits_once_for_each_tensor(compress: str) -> None:
+    members = world(2, lambda: LocalSGD(sync_every=2, compress=compress, unit="round"), small)
+
+    def close(member: ModelledRank) -> list[str]:
+        with belonging_to(member.device), member.device.on(SCRIPT), torch.no_grad():
+            member.exchange.forward_begins()
+            for parameter in member.rank.inner.parameters():
+                parameter.mul_(1.5)  # local steps
+            before = len(member.device.host_waits)
+            member.exchange.close_round(member.communicator, 0.5)
+            waits = member.device.host_waits[before:]
+            member.exchange.step_committed()
+            return waits
+
+    for _ in range(3):
+        for waits in run_ranks(members, close):
+            assert len(waits) == 1, waits
+    assert clean([m.device for m in members]) == []
+    assert parameters(members)[0] and all(map(torch.equal, *parameters(members)))

@@ -8,6 +8,7 @@ decides between which workers: a worker and its *fellows*, those listed in a gen
     a lost peer                 killed, raised, gone with its host or asked to go   however long ago
     a lost peer                 told of a lost peer or connection too, and earlier  if both were listed of late
     a lost connection           whatever explains more                              if both were listed of late
+    a lost peer                 a mate killed because the worker's host was silent  if both were listed of late
     anything else               any                                                 never
 
 "Of late": in the newest record that lists it, or the one before. Only ends of its own fellows can explain a failure, so
@@ -22,22 +23,26 @@ from dataclasses import dataclass
 from bagua_agent.membership.failures.root_cause import Kind, classify, explains, first_cause, tells_of_another
 from bagua_agent.membership.view import FailureView, JobView
 from bagua_contract.records import Generation, Placement
+from bagua_contract.replica import Replica
 
 MOST_FORMER_FELLOWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Fellow:
-    """last_listed: number of the newest record that listed both."""
+    """last_listed: number of the newest record that listed both; 0: none did, and global_rank is the fellow's shard.
+    mate: they are of one replica of several workers, so a generation goes on without both whichever ended."""
 
     worker_id: str
     agent_id: str
     node_name: str
     global_rank: int
     last_listed: int
+    mate: bool = False
 
     def __str__(self) -> str:
-        return f"global rank {self.global_rank} on {self.node_name}"
+        what = "global rank" if self.last_listed else "shard"
+        return f"{what} {self.global_rank} on {self.node_name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +62,29 @@ NO_COMPANY = Company()
 
 def company_after(known: Company, worker_id: str, record: Generation) -> Company:
     """The worker's company once `record` is written. Former fellows beyond the newest few are forgotten."""
-    if record.placement_of(worker_id) is None:
+    own = record.placement_of(worker_id)
+    if own is None:
         return known
+    size = record.replica_size
+    mates = {m.worker_id for m in record.members if size > 1 and m.replica_rank == own.replica_rank}
     listed = {m.worker_id for m in record.members}
     former = [f for f in known.fellows if f.worker_id not in listed]
-    present = [_fellow(m, record.number) for m in record.members if m.worker_id != worker_id]
+    present = [
+        _fellow(m, record.number, m.worker_id in mates) for m in record.members if m.worker_id != worker_id
+    ]
     return Company(record.number, (*former[-MOST_FORMER_FELLOWS:], *present))
+
+
+def company_in(replica: Replica, worker_id: str) -> Company:
+    """The worker's company before a generation lists it: the other workers of its replica."""
+    return Company(
+        0,
+        tuple(
+            Fellow(m.worker_id, m.agent_id, m.node_name, shard, 0, mate=True)
+            for shard, m in enumerate(replica.members)
+            if m.worker_id != worker_id
+        ),
+    )
 
 
 def casualty_of(failure: FailureView, company: Company, view: JobView, *, whole: bool = True) -> str:
@@ -97,12 +119,18 @@ def _is_gone(fellow: Fellow, view: JobView, whole: bool) -> bool:
     """It left, or was lost with its host. What failed or ended well has its own record."""
     if fellow.worker_id in view.failures or fellow.worker_id in view.finished:
         return False
-    dropped = view.generation is not None and view.generation.placement_of(fellow.worker_id) is None
+    dropped = (
+        view.generation is not None
+        and not fellow.mate
+        and view.generation.placement_of(fellow.worker_id) is None
+    )
     return dropped or (whole and fellow.agent_id not in view.agents)
 
 
-def _fellow(placement: Placement, number: int) -> Fellow:
-    return Fellow(placement.worker_id, placement.agent_id, placement.node_name, placement.global_rank, number)
+def _fellow(placement: Placement, number: int, mate: bool) -> Fellow:
+    return Fellow(
+        placement.worker_id, placement.agent_id, placement.node_name, placement.global_rank, number, mate
+    )
 
 
 def _last(fellows: Iterable[Fellow]) -> Fellow | None:

@@ -145,6 +145,7 @@ def _situation(
                 else tuple(view.agents[a].node_name for a in named(view, stall, agents) if stall.hosts),
                 # In the generation before, others number other operations.
                 waits_in=stall.waits_in if stall is not None and stall.generation == record.number else None,
+                mate_waits=any(w in stalls for w in member.replica if w != placement.worker_id),
             )
         )
     usual = [s.usual_step_s for s in stalls.values() if s.usual_step_s > 0]

@@ -19,6 +19,14 @@ from enum import IntEnum
 from bagua_agent.base.plain_text import counted
 from bagua_agent.membership.view import FailureView
 
+REPLICA_OVER = "its replica is over"
+"""How the cause of a worker begins that its agent killed because another worker of its replica was gone."""
+
+# What follows, if that worker's host was silent. Such a worker may be alive, and raises once it finds its mate killed.
+LOST_WITH_NODE = "is lost with its node"
+KEY_IS_GONE = "is gone"
+NO_ANSWER = "does not answer this host"
+
 MOST_OTHERS = 3
 TAIL_LINES = 12
 
@@ -51,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     _rule(r"NCCL.*(invalid (usage|argument)|unhandled cuda error)", Kind.EXPLAINED, "NCCL was misused"),
     _rule(r"EADDRINUSE|[Aa]ddress already in use", Kind.EXPLAINED, "a port was taken"),
     _rule(r"^hung\b", Kind.EXPLAINED, "it hung"),
+    _rule(rf"^{REPLICA_OVER}\b", Kind.CASUALTY, "another worker of its replica was gone"),
     _rule(r"gloo/|\bGloo\b.*(closed|reset|timed? ?out|fail)", Kind.CASUALTY, "a Gloo peer was lost"),
     _rule(r"Connection closed by peer \[|Read error \[.*\]:\d+", Kind.CASUALTY, "a Gloo peer was lost"),
     # Gloo's own words, where it gives no place in its source
@@ -82,6 +91,11 @@ RULES: tuple[Rule, ...] = (
     _rule(r"^exit code \d+$", Kind.SILENT, "no word"),
 )
 _ITSELF = Rule(re.compile(""), Kind.EXPLAINED, "its own exception")
+
+_KILLED_FOR_SILENCE = re.compile(
+    rf"{REPLICA_OVER}: ((the worker in slot \d+ of )?\S+ ({LOST_WITH_NODE}|{KEY_IS_GONE}|{NO_ANSWER})\b(, | and )?)+"
+    r"( \(killed by \w+\))?$"
+)
 
 # One exception was raised out of another: what it says first is not where it began.
 _CHAINED = re.compile(r"direct cause of the following exception|another exception occurred")
@@ -121,6 +135,10 @@ def first_cause(failures: Iterable[FailureView]) -> FailureView | None:
 
 def explains(cause: FailureView, other: FailureView) -> bool:
     """Whether `other`, which failed beside `cause`, is a casualty of it and not a failure of its own."""
+    if cause.summary.startswith(REPLICA_OVER):
+        # It may have been killed for the failure of `other`, but not where it was killed for a silent host.
+        lost_peer = is_casualty(other.summary, other.traceback_tail)
+        return lost_peer and _KILLED_FOR_SILENCE.match(cause.summary) is not None
     return tells_of_another(other.summary, other.traceback_tail) and _likelihood(cause) < _likelihood(other)
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from bagua_agent.membership.formation.admission import misfits
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.replica_groups import whole_members
 from bagua_agent.membership.view import AgentView, JobView, MemberView
 from bagua_contract.records import Stage
 
@@ -31,9 +33,10 @@ def offers(
     inside: Collection[str],
     policy: Policy,
     stages: Collection[Stage] = (Stage.LOOP,),
+    spares: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Offer]:
     """Offers of all nodes, in join order. inside: workers that are in, and whose slots are so taken. stages: of workers
-    that count."""
+    that count. spares: workers by agent that no replica has use for."""
     unfit = misfits(view)
     taken: defaultdict[str, set[int]] = defaultdict(set)
     waiting: defaultdict[str, list[MemberView]] = defaultdict(list)
@@ -55,11 +58,30 @@ def offers(
         Offer(
             agent=view.agents[agent_id],
             workers=tuple(sorted(workers, key=lambda m: m.slot)),
-            complete_at_s=_complete_at_s(view.agents[agent_id], workers, len(taken[agent_id]), policy),
+            complete_at_s=_complete_at_s(
+                view.agents[agent_id], workers, len(taken[agent_id]) + spares.get(agent_id, 0), policy
+            ),
         )
         for agent_id, workers in waiting.items()
     ]
     return sorted(found, key=lambda o: (o.agent.join_revision, o.agent.agent_id))
+
+
+def whole_offers(found: Collection[Offer]) -> list[Offer]:
+    """Those workers of `found` whose replicas are in it as a whole, and the nodes that have some."""
+    kept = {m.worker_id for m in whole_members([m for o in found for m in o.workers])}
+    parts = [replace(o, workers=tuple(m for m in o.workers if m.worker_id in kept)) for o in found]
+    return [o for o in parts if o.workers]
+
+
+def merged(one: Collection[Offer], other: Collection[Offer]) -> list[Offer]:
+    """The workers of both; a node that is in both has one offer."""
+    found = {o.agent.agent_id: o for o in one}
+    for offer in other:
+        known = found.get(offer.agent.agent_id)
+        workers = offer.workers if known is None else (*known.workers, *offer.workers)
+        found[offer.agent.agent_id] = replace(offer, workers=workers)
+    return list(found.values())
 
 
 def _complete_at_s(agent: AgentView, workers: list[MemberView], ready: int, policy: Policy) -> float:

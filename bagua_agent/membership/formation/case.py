@@ -11,8 +11,9 @@ from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
 from bagua_agent.membership.failures.detection import Inquiry
 from bagua_agent.membership.formation import targets
-from bagua_agent.membership.formation.candidates import Offer, offers, readiness
+from bagua_agent.membership.formation.candidates import Offer, merged, offers, readiness, whole_offers
 from bagua_agent.membership.formation.ending import fail
+from bagua_agent.membership.formation.replicas import left_over
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen
 from bagua_agent.membership.standing import Standing
@@ -41,20 +42,36 @@ class Case:
         """Nodes that the job's first generation needs."""
         return self.view.size_policy.least_to_start(self.desired.min_nodes, self.desired.max_nodes)
 
+    @property
+    def spares(self) -> dict[str, int]:
+        """Workers by agent that no replica has use for."""
+        if self.view.replica_size <= 1:
+            return {}
+        return left_over(self.view, self.standing, self.now_s, self.policy)
+
     def offers(
         self,
         inside: Iterable[str],
         without: Collection[str] = (),
         stages: Collection[Stage] = (Stage.LOOP,),
     ) -> Waiters:
-        found = offers(self.view, self.standing.present, frozenset(inside), self.policy, stages)
+        found = offers(self.view, self.standing.present, frozenset(inside), self.policy, stages, self.spares)
         complete = [o for o in found if o.agent.agent_id not in without and o.complete_at_s <= self.now_s]
         held = {
             o.agent.agent_id for o in complete if self.evidence.is_quarantined(o.agent.agent_id, self.now_s)
         }
+        ready = [o for o in complete if o.agent.agent_id not in held]
+        reserve = [o for o in complete if o.agent.agent_id in held]
+        if self.view.replica_size > 1:
+            ready = whole_offers(ready)
+            used = {m.worker_id for o in ready for m in o.workers}
+            others = (
+                replace(o, workers=tuple(m for m in o.workers if m.worker_id not in used)) for o in complete
+            )
+            reserve = whole_offers([o for o in others if o.workers])
         return Waiters(
-            ready=[o for o in complete if o.agent.agent_id not in held],
-            reserve=[o for o in complete if o.agent.agent_id in held],
+            ready=ready,
+            reserve=reserve,
             next_at_s=min(
                 (o.complete_at_s for o in found if o.complete_at_s > self.now_s),
                 default=None,
@@ -72,6 +89,11 @@ class Waiters:
     reserve: list[Offer]
     next_at_s: float | None
     released_at_s: float | None
+
+    @property
+    def every(self) -> list[Offer]:
+        """The ready ones, and the reserve after them."""
+        return merged(self.ready, self.reserve)
 
     @property
     def soon_s(self) -> float | None:
@@ -108,6 +130,9 @@ def too_few(
 ) -> Decision:
     """least: by default the minimum."""
     lacking = readiness(case.view, case.standing.present, stages)
+    alone = len(case.standing.unassigned)
+    if alone:
+        why = f"; {counted(alone, 'worker')} in no replica of {case.view.replica_size} yet{why}"
     so_far = f"{nodes} of {counted(least or case.desired.min_nodes, 'node')}{lacking}{why}"
     early = ended_before_joining.expected(case.view, case.policy)
     if early:

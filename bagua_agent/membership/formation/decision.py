@@ -19,11 +19,15 @@ contains the workers that kept the state, and the joiners. After a loss nothing 
 the survivors cannot step anyway, unless one of them wants to leave and waits for a generation without it.
 
 **The last holders leave.** As long as a joiner could take over the state, they stay until it has committed.
-Until then they do not count towards the maximum: the state matters more than one extra node for some steps.
+Until then they do not count towards the maximum: the state matters more than one extra node for some steps. With
+allowed sizes they count (targets.py).
 
 **All live, but the generation does not work.** A generation that breaks, or a pending one that can't be built, is
 written again after growing delays, and after some attempts without one of the nodes (left_out.py). That node is in
 quarantine: its workers are offered again after a while, or at once if the minimum can't be met without them.
+
+**Other settings of steps.** A generation carries them (docs/design/autotuning.md). If they alone differ from what is
+wanted, a planned generation of the same members follows.
 
 **All members wait.** hang.py decides for which members a step waits. If all wait and connections between them are cut,
 or the wait lasts, the same members build a new communicator; if a cut persists, a node is left out at once, since both
@@ -167,7 +171,7 @@ def _first(case: Case) -> Decision:
     waiters = case.offers(())
     complete, soon_s = waiters.ready, waiters.soon_s
     if len(complete) < least:
-        complete = complete + waiters.reserve
+        complete = waiters.every
     if len(complete) < least:
         return too_few(case, len(complete), soon_s, least=least)
     # counted anew from each arrival: nodes of one start come in a stream
@@ -176,7 +180,7 @@ def _first(case: Case) -> Decision:
         wake_s = last_call_until_s if soon_s is None else min(soon_s, last_call_until_s)
         return Decision(None, f"last call: {len(complete)} of at most {counted(most, 'node')} ready", wake_s)
     size = case.room.fit(len(complete))
-    chosen = targets.first(case.view, complete[:size])
+    chosen = targets.first(case.view, complete, size)
     # base 0: it follows nothing, so no worker has to bring a state
     return written(case, GenerationKind.PLANNED, chosen, 0, f"{counted(size, 'node')} ready")
 
@@ -188,7 +192,7 @@ def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
     """
     view, standing, record = case.view, case.standing, case.view.generation
     waiters = case.offers(s.worker_id for s in standing.survivors)
-    for ready in (waiters.ready, waiters.ready + waiters.reserve):
+    for ready in (waiters.ready, waiters.every):
         target = targets.survivors(view, case.desired, standing, ready)
         if _may_be_written(case, target):
             return written(case, GenerationKind.FAILOVER, target.workers, _base(case), why)
@@ -241,7 +245,7 @@ def _without_somebody(case: Case, tried: str) -> Decision:
     view = case.view
     for way in trouble.of_survivors(view, case.standing, case.evidence):
         waiters = case.offers((s.worker_id for s in case.standing.survivors), without=way.agent_ids)
-        for ready in (waiters.ready, waiters.ready + waiters.reserve):
+        for ready in (waiters.ready, waiters.every):
             target = targets.survivors(view, case.desired, case.standing, ready, way.agent_ids)
             if _may_be_written(case, target):
                 reason = f"{tried}; {_left_out(case, way)}"
@@ -270,7 +274,7 @@ def _built_again(case: Case, record: Generation) -> Decision:
     for way in (*ways, None):
         without = frozenset() if way is None else way.agent_ids
         waiters = case.offers(inside, without)
-        for ready in (waiters.ready, waiters.ready + waiters.reserve):
+        for ready in (waiters.ready, waiters.every):
             target = targets.planned(view, record, case.room, case.standing, ready, without)
             if not _may_be_written(case, target):
                 continue
@@ -304,7 +308,10 @@ def _planned(case: Case, record: Generation) -> Decision:
         if held.worker_ids == inside or wanted.nodes > record.node_count:
             target = held
     if not _may_be_written(case, target) and waiters.reserve:
-        target = targets.planned(case.view, record, case.room, case.standing, ready + waiters.reserve)
+        target = targets.planned(case.view, record, case.room, case.standing, waiters.every)
+    if target.worker_ids == inside and case.view.settings != record.settings:
+        why = f"other settings of steps: {case.view.settings}"
+        return written(case, GenerationKind.PLANNED, target.workers, _base(case), why)
     if target.worker_ids == inside:
         back, spare = some(target.held_back), some(o.agent.node_name for o in ready)
         until_s = case.view.cooldown_until_s
@@ -334,9 +341,12 @@ def _planned(case: Case, record: Generation) -> Decision:
 
 
 def _in_quarantine(case: Case, reserve: Iterable[Offer]) -> str:
+    """A node of the reserve may be there for another one alone, which has a part of its replica."""
+    quarantines = case.evidence.quarantines
     parts = [
-        f"; {o.agent.node_name} is left out ({case.evidence.quarantines[o.agent.agent_id].why})"
+        f"; {o.agent.node_name} is left out ({quarantine.why})"
         for o in reserve
+        if (quarantine := quarantines.get(o.agent.agent_id)) is not None
     ]
     return "".join(parts[:8])
 
@@ -388,7 +398,7 @@ def _begin_again(case: Case, why: str, since_s: float) -> Decision:
     waiters = case.offers(())
     complete = waiters.ready
     if len(complete) < case.desired.min_nodes:
-        complete = complete + waiters.reserve
+        complete = waiters.every
     if len(complete) < case.desired.min_nodes and gathering.is_called_for(case):
         # Those wait for a job to begin or to go on, and it does neither without them.
         decision = gathering.gather(case, f"{what}, since {why}", again=True)
@@ -408,6 +418,6 @@ def _begin_again(case: Case, why: str, since_s: float) -> Decision:
     if len(complete) < case.desired.max_nodes and case.now_s < last_call_until_s:
         reason = f"waiting to {what}: last call; {why}"
         return Decision(None, reason, last_call_until_s, Waiting.HOLDER)
-    chosen = targets.first(case.view, complete[: case.room.fit(len(complete))])
+    chosen = targets.first(case.view, complete, case.room.fit(len(complete)))
     start = "from the newest checkpoint" if case.view.has_checkpoints else "anew"
     return written(case, GenerationKind.FAILOVER, chosen, 0, f"{start}, since {why}")

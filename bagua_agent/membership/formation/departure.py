@@ -125,7 +125,8 @@ def prospect(view: JobView, own_agent_id: str, *, others_stay: bool, ends_when_a
             return Prospect(True, False, "left; the job goes on without this node")
         if left is not None:
             return Prospect(True, False, f"left; the nodes that are there begin again: {left.reason}")
-        nodes = ", ".join(unseen(view)[:8])
+        own = view.agents.get(own_agent_id)
+        nodes = ", ".join([n for n in unseen(view) if own is None or n != own.node_name][:8])
         keep = (
             f"the state stays on {nodes}, which waits for enough nodes" if nodes else "other nodes are there"
         )

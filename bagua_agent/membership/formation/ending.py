@@ -95,8 +95,13 @@ def _awaiting_cause(
             f"{failed}; asking whether the other nodes live",
             inquiry.again_at_s,
         )
-    # After a generation without a lost worker, the failed worker's agent reports that the loss explains the failure.
-    is_known_soon = view.attempts.newest_since_s > since_s
+    # After a generation without a lost worker, the failed worker's agent reports that the loss explains the failure. So
+    # it does where that generation was made without the failed worker, whose host was silent and has come back.
+    record = view.generation
+    was_left_out = record is not None and all(record.placement_of(f.worker_id) is None for f in doubtful)
+    is_known_soon = view.attempts.newest_since_s > since_s or (
+        was_left_out and all(f.was_member for f in doubtful)
+    )
     until_s = since_s + (policy.cause_window_s if is_known_soon else policy.blame_window_s)
     return Decision(None, f"{failed}; waiting for what else fails", until_s) if now_s < until_s else None
 

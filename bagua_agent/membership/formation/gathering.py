@@ -15,6 +15,7 @@ follows a generation with a holder.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from bagua_agent.base.backoff import delay_s
@@ -24,7 +25,7 @@ from bagua_agent.membership.actions import Decision
 from bagua_agent.membership.failures import hanging, trouble
 from bagua_agent.membership.failures.detection import inquire
 from bagua_agent.membership.formation import targets
-from bagua_agent.membership.formation.candidates import Offer
+from bagua_agent.membership.formation.candidates import Offer, whole_offers
 from bagua_agent.membership.formation.case import Case, asking, earlier, too_few, written
 from bagua_agent.membership.formation.ending import fail
 from bagua_agent.membership.left_out import WayOut
@@ -60,13 +61,15 @@ def gather(case: Case, why: str, *, again: bool) -> Decision:
             return _restart(case, why or "some of them are ahead of the others", again=again)
     least, most = case.desired.min_nodes if again else case.least_to_start, case.desired.max_nodes
     waiters = case.offers((), stages=_GATHERED)
-    whole = [o for o in waiters.ready if _is_whole(o)]
-    usable = whole + ([o for o in waiters.reserve if _is_whole(o)] if len(whole) < least else [])
+    spares = case.spares
+    usable = whole_offers([o for o in waiters.ready if _is_whole(o, spares)])
+    if len(usable) < least:
+        usable = whole_offers([o for o in waiters.every if _is_whole(o, spares)])
     reason = f"; {why}" if why else ""
     if len(usable) < least:
         return too_few(case, len(usable), waiters.released_at_s, reason, _GATHERED, least)
     complete = {o.agent.agent_id for o in usable}
-    awaited = [a for a in _coming(case) if a.agent_id not in complete]
+    awaited = [a for a in _coming(case) if a.agent_id not in complete and spares.get(a.agent_id, 0) < a.slots]
     if awaited and len(usable) < most:
         names = some(a.node_name for a in awaited)
         return Decision(
@@ -79,13 +82,14 @@ def gather(case: Case, why: str, *, again: bool) -> Decision:
         reason = f"last call: {len(usable)} of at most {counted(most, 'node')} ready{reason}"
         return Decision(None, reason, earlier(waiters.released_at_s, last_call_until_s))
     size = case.room.fit(len(usable))
-    chosen = targets.first(case.view, usable[:size])
+    chosen = targets.first(case.view, usable, size)
     found = f"{counted(size, 'node')} before the loop"
     return written(case, GenerationKind.GATHERING, chosen, 0, f"{found}{reason}", again=again)
 
 
-def _is_whole(offer: Offer) -> bool:
-    return len(offer.workers) >= offer.agent.slots
+def _is_whole(offer: Offer, spares: Mapping[str, int]) -> bool:
+    """spares: workers by agent that no replica has use for."""
+    return len(offer.workers) + spares.get(offer.agent.agent_id, 0) >= offer.agent.slots
 
 
 def _coming(case: Case) -> list[AgentView]:
@@ -197,6 +201,7 @@ def _enters(case: Case, placement: Placement) -> Chosen:
         since_generation=targets.next_number(case.view),
         join_revision=placement.join_revision,
         holder=False,
+        replica=case.standing.present[placement.worker_id].replica,
     )
 
 

@@ -1,8 +1,10 @@
 """Chooses the workers of the next generation, and builds its record.
 
 Chooses among survivors and offers; decision.py decides whether the choice may be written. Present nodes have
-precedence over new ones; above the size that is taken the youngest leave first. The nodes that stay are of an allowed
-size (`Room`), or fewer than the smallest; a node that stays only until another worker has the state does not count.
+precedence over new ones; above the size that is taken the youngest leave first. The nodes are of an allowed size
+(`Room`), or fewer than the smallest. Nodes that leave and stay only until another worker has the state count too, where
+an allowed size has room for one of them and one of the others. In a job with replicas all of them are whole: a replica
+that would need one more node than there is room for is left out.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from bagua_agent.base.sizes import Room
 from bagua_agent.membership.formation.admission import job_fingerprint
 from bagua_agent.membership.formation.candidates import Offer
 from bagua_agent.membership.ranks import Chosen, assign
+from bagua_agent.membership.replica_groups import whole
 from bagua_agent.membership.standing import Standing, Survivor, is_there
 from bagua_agent.membership.view import Desired, JobView, MemberView
 from bagua_contract.records import Generation, GenerationKind
@@ -56,9 +59,9 @@ def least_nodes(view: JobView, desired: Desired, standing: Standing) -> int:
     return min(desired.min_nodes, record.node_count)
 
 
-def first(view: JobView, complete: Iterable[Offer]) -> tuple[Chosen, ...]:
-    number = next_number(view)
-    return tuple(_newcomer(view, m, number) for o in complete for m in o.workers)
+def first(view: JobView, complete: Iterable[Offer], size: int) -> tuple[Chosen, ...]:
+    """Of the first generation, on so many nodes."""
+    return tuple(_joined(view, size, [], set(), complete))
 
 
 def survivors(
@@ -71,8 +74,8 @@ def survivors(
     """Survivors that stay; newcomers only if these are too few, or if all of them stay only so, at the next allowed
     size. without: agents that are left out."""
     room = view.room(desired)
-    inside = [_carried(view, standing, s) for s in standing.survivors if s.agent_id not in without]
-    stay = [c for c in inside if not _leaves(view, c)]
+    inside = _whole([_carried(view, standing, s) for s in standing.survivors if s.agent_id not in without])
+    stay = _staying(view, inside)
     ready = list(ready)
     nodes, possible = min(_nodes(stay), room.most), _nodes_with(stay, ready)
     if nodes < least_nodes(view, desired, standing):
@@ -82,7 +85,7 @@ def survivors(
     else:
         above = room.next_above(nodes)
         size = above if above is not None and above <= possible else room.fit(nodes)
-    return _with_holder(view, _of_size(view, size, stay, ready), inside)
+    return _with_holder(view, room, size, stay, ready, inside)
 
 
 def planned(
@@ -96,16 +99,18 @@ def planned(
     """All members that stay, and the joiners that may join: as many nodes as the room has for those that are there.
     without: agents whose joiners are left out."""
     carried = {s.worker_id for s in standing.survivors}
-    inside = [_carried(view, standing, s) for s in standing.survivors] + [
+    inside = [_carried(view, standing, s) for s in standing.survivors]
+    inside += [
         # came with the pending record: in it without a break, but without state
         _newcomer(view, standing.present[p.worker_id], p.since_generation)
         for p in record.members
         if is_there(p, standing.present) and p.worker_id not in carried and p.agent_id not in without
     ]
-    stay = [c for c in inside if not _leaves(view, c)]
+    inside = _whole(inside)
+    stay = _staying(view, inside)
     ready = list(ready)
     size = room.fit(_nodes_with(stay, ready))
-    return _with_holder(view, _of_size(view, size, stay, ready), inside)
+    return _with_holder(view, room, size, stay, ready, inside)
 
 
 def record_of(
@@ -119,6 +124,7 @@ def record_of(
         nonce=view.nonce,
         reason=reason,
         fingerprint=dict(job_fingerprint(view)),
+        settings=view.settings,
     )
 
 
@@ -155,6 +161,8 @@ def _of_size(view: JobView, size: int, stay: list[Chosen], ready: Iterable[Offer
 
 def _within_most(view: JobView, most: int, workers: list[Chosen]) -> tuple[list[Chosen], set[str]]:
     """Those of the oldest nodes, and the agents that are too many."""
+    if any(w.replica for w in workers):
+        return _replicas_within_most(view, most, workers)
     nodes: defaultdict[str, list[Chosen]] = defaultdict(list)
     for worker in workers:
         nodes[worker.agent_id].append(worker)
@@ -172,6 +180,30 @@ def _within_most(view: JobView, most: int, workers: list[Chosen]) -> tuple[list[
     return [w for a in kept for w in nodes[a]], set(by_age[most:])
 
 
+def _replicas_within_most(view: JobView, most: int, workers: list[Chosen]) -> tuple[list[Chosen], set[str]]:
+    kept: list[Chosen] = []
+    for replica in _by_replica(view, workers):
+        if _nodes([*kept, *replica]) <= most:
+            kept += replica
+    return kept, {w.agent_id for w in workers} - {w.agent_id for w in kept}
+
+
+def _by_replica(view: JobView, workers: Iterable[Chosen]) -> list[list[Chosen]]:
+    """The order is that of `_within_most`, with the youngest node of a replica for its nodes."""
+    replicas: defaultdict[tuple[str, ...], list[Chosen]] = defaultdict(list)
+    for worker in workers:
+        replicas[worker.replica].append(worker)
+    return sorted(
+        replicas.values(),
+        key=lambda found: (
+            not all(w.holder for w in found),
+            min(w.since_generation for w in found),
+            max(view.agents[w.agent_id].join_revision for w in found),
+            found[0].replica,
+        ),
+    )
+
+
 def _joined(
     view: JobView, most: int, kept: list[Chosen], dropped: set[str], ready: Iterable[Offer]
 ) -> list[Chosen]:
@@ -179,6 +211,14 @@ def _joined(
     result = list(kept)
     agents = {c.agent_id for c in kept}
     number = next_number(view)
+    if view.replica_size > 1:
+        newcomers = [_newcomer(view, m, number) for o in ready for m in o.workers]
+        for replica in _by_replica(view, _whole(newcomers)):
+            added = {w.agent_id for w in replica}
+            if not added & dropped and len(agents | added) <= most:
+                agents |= added
+                result += replica
+        return result
     for offer in ready:
         agent_id = offer.agent.agent_id
         if agent_id in dropped:
@@ -189,11 +229,32 @@ def _joined(
     return result
 
 
-def _with_holder(view: JobView, workers: list[Chosen], inside: list[Chosen]) -> Target:
+def _with_holder(
+    view: JobView, room: Room, size: int, stay: list[Chosen], ready: list[Offer], inside: list[Chosen]
+) -> Target:
+    """As many as `size`. If none of them has the state: with leaving nodes that have it, all of them where every size
+    is allowed, else as many as make an allowed size with the others."""
+    workers = _of_size(view, size, stay, ready)
     if not workers or any(w.holder for w in workers):
         return Target(tuple(workers))
-    back = [c for c in inside if c.holder and _leaves(view, c)]
-    return Target((*workers, *back), tuple(sorted({c.node_name for c in back})))
+    stays = {c.worker_id for c in stay}
+    back = [c for c in inside if c.holder and c.worker_id not in stays]
+    size = room.fit(_nodes([*workers, *back])) if back else 0
+    if size in room.sizes and size > 1:  # one that has the state, and one that gets it
+        others = min(_nodes(workers), size - 1)
+        workers = _of_size(view, others, stay, ready)
+        back, _ = _within_most(view, size - others, back)
+    return Target((*workers, *back), tuple(sorted({c.node_name for c in back if _leaves(view, c)})))
+
+
+def _staying(view: JobView, inside: list[Chosen]) -> list[Chosen]:
+    """A node that leaves takes along all replicas that have a part there."""
+    return _whole([c for c in inside if not _leaves(view, c)])
+
+
+def _whole(workers: list[Chosen]) -> list[Chosen]:
+    ids = whole((w.worker_id, w.replica) for w in workers)
+    return [w for w in workers if w.worker_id in ids]
 
 
 def _leaves(view: JobView, worker: Chosen) -> bool:
@@ -212,6 +273,7 @@ def _newcomer(view: JobView, member: MemberView, since_generation: int) -> Chose
         since_generation=since_generation,
         join_revision=member.join_revision,
         holder=False,
+        replica=member.replica,
     )
 
 
@@ -227,4 +289,5 @@ def _carried(view: JobView, standing: Standing, survivor: Survivor) -> Chosen:
         since_generation=survivor.since_generation,
         join_revision=survivor.join_revision,
         holder=survivor.holder,
+        replica=member.replica,
     )

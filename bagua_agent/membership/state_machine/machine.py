@@ -23,19 +23,23 @@ from bagua_agent.membership.actions import (
     WakeAt,
     WriteGeneration,
     WriteHangOrder,
+    WriteReplicas,
     WriteResult,
 )
 from bagua_agent.membership.failures.detection import relays_for
 from bagua_agent.membership.formation.admission import misfits
 from bagua_agent.membership.formation.decision import decide
+from bagua_agent.membership.formation.replicas import decide_replicas
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.left_out import quarantined
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine.picture import IllegalEvent, absorb
 from bagua_agent.membership.state_machine.restarting import decide_restart
 from bagua_agent.membership.view import Evidence, JobView, Probe
+from bagua_contract.replica import Replica
 
 _REMEMBERED_EVENTS = 16
+_REPLICAS_AT_ONCE = 64  # half of what a transaction of etcd takes
 
 
 class IllegalTransition(InternalError):
@@ -55,6 +59,7 @@ class State:
     writing: number of the generation whose write is under way. writing_result: a result is. ended: there is
     a result. refusal: the last write was refused, so the next one waits. refusing: workers whose refusal was asked
     for, with the time. removals: dead agents, likewise. ordering: the hang order whose write was asked for, likewise.
+    replicas: records whose write or removal (None) was asked for, likewise, by id.
     wake_at_s: last WakeAt.
     """
 
@@ -68,6 +73,7 @@ class State:
     refusing: Mapping[str, float] = field(default_factory=dict)
     removals: Mapping[tuple[str, int], float] = field(default_factory=dict)
     ordering: tuple[HangOrder | None, float] | None = None
+    replicas: Mapping[str, tuple[Replica | None, float]] = field(default_factory=dict)
     wake_at_s: float | None = None
     next_sequence: int = 1
     now_s: float = float("-inf")
@@ -84,9 +90,14 @@ class Step:
 
 
 def new_state(
-    agent_id: str, nonce: str = "", *, has_checkpoints: bool = False, restarts: bool = False
+    agent_id: str,
+    nonce: str = "",
+    *,
+    has_checkpoints: bool = False,
+    restarts: bool = False,
+    replica_size: int = 1,
 ) -> State:
-    view = JobView(nonce=nonce, has_checkpoints=has_checkpoints, restarts=restarts)
+    view = JobView(nonce=nonce, has_checkpoints=has_checkpoints, restarts=restarts, replica_size=replica_size)
     return State(view, Evidence(observer_agent_id=agent_id))
 
 
@@ -131,7 +142,7 @@ def _absorb(state: State, event: ev.Event) -> tuple[State, str]:
                 raise IllegalTransition("lost a leadership that we did not have", event, before)
             # Answers to what is under way may still come; they will be stale.
             idle = replace(state, leading=False, writing=None, writing_result=False, refusal=None)
-            return replace(idle, wake_at_s=None, refusing={}, removals={}, ordering=None), ""
+            return replace(idle, wake_at_s=None, refusing={}, removals={}, ordering=None, replicas={}), ""
         case ev.GenerationWriteRefused():
             if state.writing != event.number:
                 if state.leading and state.writing is None and not _is_answered(state, event.number):
@@ -168,9 +179,11 @@ def _act(state: State, note: str, policy: Policy) -> Step:
     actions: list[Action] = []
     state, refuse_again_s = _refuse_misfits(state, actions, policy)
     state, remove_again_s = _remove_dead(state, actions, policy)
-    retries_s = [t for t in (refuse_again_s, remove_again_s) if t is not None]
+    state, replicas_again_s, changes = _replicas(state, policy)
+    retries_s = [t for t in (refuse_again_s, remove_again_s, replicas_again_s) if t is not None]
     if state.writing is not None or state.writing_result:
         what = "the result" if state.writing_result else f"generation {state.writing}"
+        actions += changes
         state = _wake(state, min(retries_s, default=None), actions)
         return Step(state, tuple(actions), f"waiting: {what} is being written")
     decide_now = decide_restart if state.view.restarts else decide
@@ -217,6 +230,8 @@ def _act(state: State, note: str, policy: Policy) -> Step:
             retries_s.append(state.now_s + 2 * policy.probe_window_s)
         case None:
             pass
+    # after the generation, for which the survivors wait
+    actions += changes
     state = _wake(state, min(retries_s, default=None), actions)
     return Step(state, tuple(actions), _reason(note, decision))
 
@@ -263,6 +278,42 @@ def _same_order(one: HangOrder | None, other: HangOrder | None) -> bool:
     if one is None or other is None:
         return one is other
     return (one.generation, one.outcome, one.workers) == (other.generation, other.outcome, other.workers)
+
+
+def _replicas(state: State, policy: Policy) -> tuple[State, float | None, list[Action]]:
+    """Request the writes of records of replicas until they are in the store; also when to request them again. One that
+    shares a worker with another whose write may still succeed waits for that."""
+    due = decide_replicas(state.view, state.evidence, state.now_s, policy)
+    recent = {
+        replica_id: asked
+        for replica_id, asked in state.replicas.items()
+        if state.now_s < asked[1] + policy.refusal_retry_s
+    }
+    wanted: dict[str, Replica | None] = {r.replica_id: r for r in due.over}
+    wanted.update(dict.fromkeys(due.forgotten))
+    for replica in due.formed:
+        held = (other for other, _ in recent.values() if other is not None and not other.over)
+        if all(other == replica or not set(other.worker_ids) & set(replica.worker_ids) for other in held):
+            wanted[replica.replica_id] = replica
+    new = [i for i, r in wanted.items() if i not in recent or not _same_record(recent[i][0], r)]
+    left, new = len(new) > _REPLICAS_AT_ONCE, new[:_REPLICAS_AT_ONCE]
+    asked = {**recent, **{i: (wanted[i], state.now_s) for i in new}}
+    times = [asked_s + policy.refusal_retry_s for i, (_, asked_s) in asked.items() if i in wanted]
+    if left:
+        times.append(state.now_s + policy.refusal_retry_s)
+    if due.next_at_s is not None:
+        times.append(due.next_at_s)
+    puts = tuple(r for i in new if (r := wanted[i]) is not None)
+    gone = tuple(i for i in new if wanted[i] is None)
+    changes: list[Action] = [WriteReplicas(puts, gone)] if new else []
+    return replace(state, replicas=asked), min(times, default=None), changes
+
+
+def _same_record(one: Replica | None, other: Replica | None) -> bool:
+    """But for the reason, which may name more workers by now."""
+    if one is None or other is None or not (one.over and other.over):
+        return one == other
+    return one.members == other.members
 
 
 def _remove_dead(state: State, actions: list[Action], policy: Policy) -> tuple[State, float | None]:

@@ -13,6 +13,7 @@ from bagua_agent.base.errors import InternalError
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.failures.detection import judge_probe
 from bagua_agent.membership.hang import HangOrder, HangOutcome, wait_began_s
+from bagua_agent.membership.replica_groups import lists_whole_replicas
 from bagua_agent.membership.standing import in_force
 from bagua_agent.membership.view import (
     AgentView,
@@ -24,6 +25,7 @@ from bagua_agent.membership.view import (
     JobView,
     MemberView,
     ProbeVerdict,
+    ReplicaView,
     SuspicionView,
 )
 from bagua_contract.records import Generation, GenerationKind
@@ -116,8 +118,18 @@ def _key(view: JobView, event: ev.Event) -> JobView:
             return replace(view, departures=_with(view.departures, departed.worker_id, departed))
         case ev.DesiredChanged():
             return replace(view, desired=Desired(event.min_nodes, event.max_nodes))
+        case ev.SettingsPinned():
+            return replace(view, pinned_settings=event.settings)
+        case ev.SettingsTuned():
+            return replace(view, tuned_settings=event.settings)
         case ev.ModeSeen():
-            return _in_mode(replace(view, size_policy=event.size_policy), event.restarts)
+            view = replace(view, size_policy=event.size_policy, replica_size=event.replica_size)
+            return _in_mode(view, event.restarts)
+        case ev.ReplicaSeen():
+            seen = ReplicaView(event.replica, event.order)
+            return replace(view, replicas=_with(view.replicas, event.replica.replica_id, seen))
+        case ev.ReplicaGone():
+            return replace(view, replicas=_without(view.replicas, event.replica_id))
         case ev.ClosingSeen():
             return replace(view, closing_generation=event.generation)
         case _:
@@ -237,6 +249,11 @@ def _generation(view: JobView, generation: Generation) -> tuple[JobView, str]:
             # No leader writes a number twice: a stranger did, and the members follow the one they know.
             return view, f"ignored: another record of generation {generation.number} than the one in force"
         return view, f"ignored: generation {generation.number} is known"
+    if not lists_whole_replicas(generation, view.replica_size):
+        return (
+            view,
+            f"ignored: generation {generation.number} does not list whole replicas of {view.replica_size}",
+        )
     earlier = view.earlier if known is None else (*view.earlier, known)
     inside = {m.agent_id for m in generation.members}
     gone = {agent_id: agent for agent_id, agent in view.gone.items() if agent_id in inside}

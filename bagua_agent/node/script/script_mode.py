@@ -19,7 +19,8 @@ from bagua_agent.node.script.script_text import NoScriptText, read_script
 from bagua_contract import membership_pb2 as pb
 
 OWN_PACKAGE = "bagua_core"
-OPENS_A_SESSION = "init_process_group"
+OPENS_A_SESSION = "init_process_group"  # torch's function has the same name
+TORCH_DISTRIBUTED = "torch.distributed"
 
 log = logging.getLogger(__name__)
 
@@ -58,30 +59,52 @@ def guess_mode(command: WorkerCommand, directory: Path, search_path: Iterable[st
     return Guess(Mode.RESTART, f"{script.name} does not call {OWN_PACKAGE}.{OPENS_A_SESSION}")
 
 
+def makes_torch_group(
+    command: WorkerCommand, directory: Path, search_path: Iterable[str] | None = None
+) -> bool:
+    """Whether the script's own text makes torch's default process group, as scripts of torchrun do. Arguments as those
+    of guess_mode."""
+    try:
+        return calls(read_script(command, directory, search_path).source, TORCH_DISTRIBUTED)
+    except (NoScriptText, SyntaxError, ValueError, RecursionError, MemoryError):
+        return False  # running it shows what it is
+
+
 def opens_a_session(source: bytes) -> bool:
     """Whether the program's text names our `init_process_group`. Raises SyntaxError, ValueError."""
-    if any(name.encode() not in source for name in (OWN_PACKAGE, OPENS_A_SESSION)):
+    return calls(source, OWN_PACKAGE)
+
+
+def calls(source: bytes, package: str) -> bool:
+    """Whether the program's text names `init_process_group` of `package` or of a module in it. Raises SyntaxError,
+    ValueError."""
+    if any(name.encode() not in source for name in (package.rpartition(".")[2], OPENS_A_SESSION)):
         return False
     tree = ast.parse(source)
-    modules: set[str] = set()  # names that stand for our package or a module of it
+    parent, _, last = package.rpartition(".")
+    modules: set[str] = set()  # names that stand for the package or a module of it
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if _is_ours(alias.name):
+                if _is_in(alias.name, package):
                     modules.add(alias.asname or alias.name)
-        elif isinstance(node, ast.ImportFrom) and node.module and _is_ours(node.module):
+                elif parent and alias.name == parent:  # `import torch`, then torch.distributed
+                    modules.add(f"{alias.asname or alias.name}.{last}")
+        elif isinstance(node, ast.ImportFrom) and node.module and _is_in(node.module, package):
             for alias in node.names:
                 if alias.name in (OPENS_A_SESSION, "*"):
                     return True
                 modules.add(alias.asname or alias.name)  # `from bagua_core import torch_api`
+        elif isinstance(node, ast.ImportFrom) and parent and node.module == parent:
+            modules.update(a.asname or a.name for a in node.names if a.name == last)
     return any(
         isinstance(node, ast.Attribute) and node.attr == OPENS_A_SESSION and _dotted(node.value) in modules
         for node in ast.walk(tree)
     )
 
 
-def _is_ours(module: str) -> bool:
-    return module == OWN_PACKAGE or module.startswith(OWN_PACKAGE + ".")
+def _is_in(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
 
 
 def _dotted(node: ast.expr) -> str:

@@ -25,6 +25,7 @@ from bagua_agent.workers.output.earlier_logs import EarlierLogs
 from bagua_agent.workers.output.log_file import LogFile
 from bagua_agent.workers.output.log_layout import LogLayout
 from bagua_agent.workers.output.output_options import OutputOptions, StreamPlan, Streams
+from bagua_agent.workers.output.recent_output import RecentOutput
 from bagua_agent.workers.output.stream_lines import LineCutter, Segment, Tail
 from bagua_agent.workers.output.terminal import Terminal, open_terminals
 from bagua_agent.workers.process.worker_process import WorkerProcess
@@ -49,6 +50,8 @@ class _Stream:
     filtered: LogFile | None
     tail: Tail | None
     cutter: LineCutter
+    slot: int
+    stream: Streams
     partial_since: float | None = None
     reading: bool = False
 
@@ -85,6 +88,7 @@ class OutputRouter:
         self._several = several
         self._out, self._err = open_terminals(out_fd, err_fd)
         self._terminals = (self._out,) if self._out is self._err else (self._out, self._err)
+        self.recent = RecentOutput()
         self._filtered: dict[Streams, LogFile] = {}
         self._streams: dict[int, _Stream] = {}
         self._tails: dict[str, Tail] = {}
@@ -156,6 +160,8 @@ class OutputRouter:
             filtered=self._filtered.get(stream),
             tail=Tail() if stream is Streams.ERR else None,
             cutter=LineCutter(),
+            slot=slot,
+            stream=stream,
         )
 
     def say(self, line: str) -> None:
@@ -294,6 +300,7 @@ class OutputRouter:
         self._end(stream)
 
     def _carry(self, stream: _Stream, data: bytes) -> None:
+        self.recent.add(stream.slot, stream.stream, data)
         if stream.file is not None:
             stream.file.write(data)
         raw = stream.plan.terminal and not stream.whole_lines

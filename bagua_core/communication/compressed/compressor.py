@@ -52,7 +52,15 @@ class UnknownCompressorError(UserError, ValueError):
 
 
 Maker = Callable[[], Compressor]
-COMPRESSORS: dict[str, Maker] = {}
+
+
+def _minmax_int4() -> Compressor:
+    from bagua_core.communication.compressed.minmax_int4 import MinMaxInt4  # late: it imports this module
+
+    return MinMaxInt4()
+
+
+COMPRESSORS: dict[str, Maker] = {"minmax_int4": _minmax_int4}
 _WITH_KERNELS: dict[tuple[str, bool], Callable[[], Compression]] = {
     ("minmax_uint8", False): MinMax,
     ("minmax_uint8", True): MinMaxWithFeedback,
@@ -84,6 +92,13 @@ def make(compressor: str | Compressor, feedback: bool) -> Compression:
             f"compressor={compressor!r} with feedback={feedback} is unknown; use one of {', '.join(forms)}"
         )
     return known()
+
+
+def with_feedback(compressor: str | Compressor) -> WithFeedback:
+    """`make` with feedback, for a caller that keeps the errors itself. Raises UnknownCompressorError."""
+    form = make(compressor, feedback=True)
+    assert isinstance(form, WithFeedback)
+    return form
 
 
 def _row_values(compressor: Compressor, compressed: torch.Tensor, count: int) -> torch.Tensor:
@@ -158,7 +173,9 @@ class _WithFeedback(WithFeedback):
         flat.sub_(_row_values(self.compressor, out, count)).nan_to_num_(0.0, 0.0, 0.0)
 
     def sum_of(self, received: torch.Tensor, out: torch.Tensor) -> None:
-        torch.sum(_row_values(self.compressor, received, out.shape[-1]), dim=0, out=out)
+        out.zero_()
+        for row in received:
+            out.add_(_row_values(self.compressor, row, out.shape[-1]).view(out.shape))
 
     def decompress(
         self, compressed: torch.Tensor, rows: torch.Tensor, scale: float = 1.0, add: bool = False

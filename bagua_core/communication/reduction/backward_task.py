@@ -17,11 +17,16 @@ class NestedBackwardError(UserError, RuntimeError):
 class _End:
     """What autograd calls at the end of a backward. Only autograd holds it, so it lives as long as that."""
 
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, call: Callable[[], None], defers: bool) -> None:
         self._call = call
+        self._defers = defers
 
     def __call__(self) -> None:
-        self._call()
+        if self._defers:  # behind all others that are queued by now
+            self._defers = False
+            torch.autograd.Variable._execution_engine.queue_callback(self)
+        else:
+            self._call()
 
 
 class BackwardTask:
@@ -46,9 +51,10 @@ class BackwardTask:
             )
         return True
 
-    def begin(self, ended: Callable[[], None]) -> None:
-        """ended: called by autograd after the last gradient."""
-        end = _End(ended)
+    def begin(self, ended: Callable[[], None], defers: bool = False) -> None:
+        """ended: called by autograd after the last gradient. defers: and after what others do then, who may have come
+        later: torch's sharding reduces some gradients at the end of the backward only."""
+        end = _End(ended, defers)
         torch.autograd.Variable._execution_engine.queue_callback(end)
         self._end = weakref.ref(end)
         self._task = torch._C._current_graph_task_id()

@@ -12,6 +12,7 @@ import torch
 
 from bagua_core.communication.communicator import Pending
 from bagua_core.communication.reduction.buckets import BucketPlan, carries_tail
+from bagua_core.model.sharded_tensors import local
 
 TAIL_ELEMENTS = 7
 """The switch pair (elastic/membership/switch_pair.py), the sums of step_counts.py, how many ranks froze or unfroze
@@ -38,7 +39,7 @@ class Bucket:
         self.flat = torch.zeros(elements, dtype=self.plan.dtype, device=self.plan.device)
         self.pending = None
         self.views = [
-            _view_like(self.flat, offset, parameter)
+            _view_like(self.flat, offset, local(parameter))
             for offset, parameter in zip(self.plan.offsets, self.parameters, strict=True)
         ]
         self.tail = self.flat[self.plan.elements :] if self._with_tail else None

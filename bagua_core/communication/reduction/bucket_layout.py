@@ -7,18 +7,20 @@ without a message. Knows nothing of gradients' weights, nor of when buckets leav
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from bagua_core.communication.reduction.bucket_buffer import TAIL_ELEMENTS, Bucket
 from bagua_core.communication.reduction.buckets import GradientSpec, carries_tail, plan_buckets
+from bagua_core.model.sharded_tensors import is_sharded, like, local
 
 
 class BucketLayout:
-    """parameters, views, bucket_of: by index; a view is the parameter's part of its bucket. buckets: in launch order.
-    index_of: by the parameter's id."""
+    """parameters, views, gradients, bucket_of: by index. A view is the parameter's part of its bucket, a gradient is
+    what .grad is when it lies there: the view itself, or a DTensor of it for a parameter that is one. buckets: in
+    launch order. index_of: by the parameter's id."""
 
     def __init__(
         self,
@@ -29,6 +31,7 @@ class BucketLayout:
     ) -> None:
         """tail_rides: on the last bucket, if that can carry it."""
         self._attached = list(parameters)
+        self.has_shards = any(is_sharded(p) for p in parameters)
         self._bucket_cap_bytes = bucket_cap_bytes
         self._first_bucket_bytes = first_bucket_bytes
         self._tail_rides = tail_rides
@@ -36,13 +39,14 @@ class BucketLayout:
         """Grows when parameters get or lose their places."""
         self.parameters: list[torch.nn.Parameter] = []
         self.views: list[torch.Tensor] = []
+        self.gradients: list[torch.Tensor] = []
         self.lay_out(self._attached)
 
     # -- changes, between steps
 
     def lay_out(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Buckets for these parameters alone. Gradients that lie in buckets move with them."""
-        moving = [(p, view) for p, view in zip(self.parameters, self.views, strict=True) if p.grad is view]
+        moving = [(p, view) for p, view, gradient in self._placed() if p.grad is gradient]
         self.parameters = []
         self.buckets: list[Bucket] = []
         self._append(parameters, self._tail_rides)
@@ -60,7 +64,26 @@ class BucketLayout:
         for parameter, view in moving:
             index = self.index_of.get(id(parameter))
             if index is not None:
-                parameter.grad = self.views[index].copy_(view)
+                self.views[index].copy_(view)
+                parameter.grad = self.gradients[index]
+
+    def _placed(self) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]]:
+        return zip(self.parameters, self.views, self.gradients, strict=True)
+
+    def retune(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        bucket_cap_bytes: int,
+        first_bucket_bytes: int,
+        tail_rides: bool,
+    ) -> None:
+        """Other sizes, and those of the beginning in another order. parameters: the same ones; the last ones fill the
+        first bucket."""
+        assert self.is_attached(parameters)
+        self._attached = list(parameters)
+        self._bucket_cap_bytes, self._first_bucket_bytes = bucket_cap_bytes, first_bucket_bytes
+        self._tail_rides = tail_rides
+        self.lay_out(self._attached)
 
     def reset(self) -> bool:
         """To the layout of the beginning. Whether that is a change."""
@@ -106,15 +129,18 @@ class BucketLayout:
     def _append(self, parameters: Sequence[torch.nn.Parameter], with_tail: bool) -> None:
         begin = len(self.parameters)
         self.parameters = [*self.parameters, *parameters]
-        specs = [GradientSpec(p.numel(), p.dtype, p.device) for p in parameters]
+        specs = [GradientSpec(local(p).numel(), p.dtype, p.device, is_sharded(p)) for p in parameters]
         plans = plan_buckets(specs, self._bucket_cap_bytes, self._first_bucket_bytes)
         for plan in plans:
             moved = replace(plan, members=tuple(begin + member for member in plan.members))
-            rides = with_tail and plan is plans[-1] and carries_tail(plan)
+            rides = (
+                with_tail and plan is plans[-1] and carries_tail(plan) and plan.is_shard == self.has_shards
+            )
             self.buckets.append(Bucket(moved, self.parameters, rides))
         self.index_of = {id(p): index for index, p in enumerate(self.parameters)}
         self.bucket_of = [0] * len(self.parameters)
         self.views = [self.buckets[0].flat] * len(self.parameters)
+        self.gradients = list(self.views)
         for number, bucket in enumerate(self.buckets):
             for index in bucket.plan.members:
                 self.bucket_of[index] = number
@@ -125,3 +151,4 @@ class BucketLayout:
         for bucket in self.buckets:
             for index, view in zip(bucket.plan.members, bucket.views, strict=True):
                 self.views[index] = view
+        self.gradients[:] = [like(p, v) for v, p in zip(self.views, self.parameters, strict=True)]

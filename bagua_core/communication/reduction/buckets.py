@@ -17,11 +17,12 @@ FIRST_BUCKET_BYTES = 1024 * 1024  # small, so that communication starts early in
 
 @dataclass(frozen=True, slots=True)
 class GradientSpec:
-    """One parameter's gradient as planning sees it."""
+    """One parameter's gradient as planning sees it. is_shard: only this worker's shard of it lies here."""
 
     elements: int
     dtype: torch.dtype
     device: torch.device
+    is_shard: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -30,13 +31,15 @@ class GradientSpec:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """One bucket. members: places in registration order; offsets: first element of each member."""
+    """One bucket. members: places in registration order; offsets: first element of each member. is_shard: of its
+    members, as of the gradients."""
 
     dtype: torch.dtype
     device: torch.device
     members: tuple[int, ...]
     offsets: tuple[int, ...]
     elements: int
+    is_shard: bool = False
 
 
 def plan_buckets(
@@ -48,17 +51,19 @@ def plan_buckets(
 
     gradients: in registration order. Backward is taken to produce them in reverse, so the last ones fill
     the first bucket. A bucket has one dtype and device, and is closed once it holds its cap or more; a
-    gradient is never split. Buckets of several dtypes leave in the order in which they fill.
+    gradient is never split. Buckets of several dtypes leave in the order in which they fill. Whole gradients and shards
+    share no bucket: the shards of a replica may differ in size, and the sums of whole ones must have the same bits on
+    all of its workers, which depend on their places.
     """
     if bucket_cap_bytes <= 0 or first_bucket_bytes <= 0:
         raise ValueError(f"bucket sizes must be positive: {bucket_cap_bytes}, {first_bucket_bytes} bytes")
-    open_members: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    open_bytes: dict[tuple[torch.dtype, torch.device], int] = {}
-    caps: dict[tuple[torch.dtype, torch.device], int] = {}
+    open_members: dict[tuple[torch.dtype, torch.device, bool], list[int]] = {}
+    open_bytes: dict[tuple[torch.dtype, torch.device, bool], int] = {}
+    caps: dict[tuple[torch.dtype, torch.device, bool], int] = {}
     closed: list[tuple[int, ...]] = []
     for index in reversed(range(len(gradients))):
         spec = gradients[index]
-        key = (spec.dtype, spec.device)
+        key = (spec.dtype, spec.device, spec.is_shard)
         open_members.setdefault(key, []).append(index)
         open_bytes[key] = open_bytes.get(key, 0) + spec.size_bytes
         if open_bytes[key] >= caps.get(key, min(first_bucket_bytes, bucket_cap_bytes)):
@@ -83,4 +88,4 @@ def _bucket(members: tuple[int, ...], gradients: Sequence[GradientSpec]) -> Buck
         offsets.append(elements)
         elements += gradients[index].elements
     first = gradients[members[0]]
-    return BucketPlan(first.dtype, first.device, members, tuple(offsets), elements)
+    return BucketPlan(first.dtype, first.device, members, tuple(offsets), elements, first.is_shard)

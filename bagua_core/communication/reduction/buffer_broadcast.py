@@ -22,8 +22,9 @@ def broadcast_buffers(
     wait: Callable[[Pending], None],
     vote_follows: bool = False,
     unseen: Collection[torch.Tensor] = (),
+    source: int = SOURCE,
 ) -> None:
-    """Overwrite `buffers` with those of rank 0. Raises CollectiveFailed, and then changes none of them.
+    """Overwrite `buffers` with those of rank `source`. Raises CollectiveFailed, and then changes none of them.
 
     unseen: those of them whose values no backward uses. Autograd does not see them change, so that a graph of an
     earlier forward may still be used.
@@ -35,14 +36,14 @@ def broadcast_buffers(
         # widest types first: each buffer then begins at a multiple of its own width
         group = sorted((b for b in buffers if b.device == device), key=lambda b: -b.dtype.itemsize)
         flat = torch.cat([b.detach().reshape(-1).view(torch.uint8) for b in group])
-        pending = communicator.broadcast(flat, SOURCE)
+        pending = communicator.broadcast(flat, source)
         wait(Followed(pending) if vote_follows else pending)
         at = 0
         for buffer in group:
             size_bytes = buffer.numel() * buffer.dtype.itemsize
             arrived.append((buffer, flat[at : at + size_bytes].view(buffer.dtype).view(buffer.shape)))
             at += size_bytes
-    if communicator.global_rank == SOURCE:
+    if communicator.global_rank == source:
         return
     hidden = {id(buffer) for buffer in unseen}
     with torch.no_grad():

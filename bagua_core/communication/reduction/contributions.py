@@ -15,6 +15,7 @@ from bagua_core.communication.reduction.bucket_operation import BucketOperation
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.errors import UserError
+from bagua_core.model.sharded_tensors import like, local
 
 
 class SparseGradientError(UserError, TypeError):
@@ -50,13 +51,14 @@ class Contributions(Exchange):
         if value is None or index is None:
             super().put_gradient(parameter, value)
         else:
-            self._views[index].copy_(value)
-            parameter.grad = self._views[index]
+            self._views[index].copy_(local(value))
+            parameter.grad = self._gradients[index]
 
     def _take_over_layout(self) -> None:
         """Between steps. What is read for each gradient is kept here."""
         layout = self._layout
         self._parameters, self._buckets, self._views = layout.parameters, layout.buckets, layout.views
+        self._gradients = layout.gradients
         self._bucket_of, self._index_of = layout.bucket_of, layout.index_of
         count = len(self._parameters)
         self._used = torch.zeros(count, dtype=torch.uint8)
@@ -66,7 +68,10 @@ class Contributions(Exchange):
 
     def _contribute(self, index: int, parameter: torch.Tensor) -> None:
         """Put weight * .grad into the bucket. .grad None counts as zero."""
-        gradient, view = parameter.grad, self._views[index]
+        gradient, view, place = parameter.grad, self._views[index], self._gradients[index]
+        is_placed = gradient is place
+        if gradient is not None and gradient is not view:
+            gradient = local(gradient)
         weight, last = self._micro_batch.weight * self._scale, self._micro_batch.last
         if gradient is not None and gradient.layout is not torch.strided:
             raise SparseGradientError(
@@ -80,7 +85,7 @@ class Contributions(Exchange):
                 view.zero_()
         elif accumulated:
             view.add_(gradient, alpha=weight)
-        elif gradient is view:
+        elif is_placed:
             if weight != 1.0:
                 view.mul_(weight)
         elif weight == 1.0 and last and self._communicator is None and not self._operation.acts_alone:
@@ -88,18 +93,18 @@ class Contributions(Exchange):
         else:
             torch.mul(gradient, weight, out=view)
         if last:
-            if gradient is not view:
-                parameter.grad = view
+            if not is_placed:
+                parameter.grad = place
             return
         self._accumulated[index] = 1
-        if gradient is view:
-            parameter.grad = torch.zeros_like(view)
+        if is_placed:
+            parameter.grad = like(parameter, torch.zeros_like(view))
         elif gradient is not None:
             gradient.zero_()
 
     def _set_mean_aside(self, index: int, parameter: torch.nn.Parameter) -> None:
         """A mean in .grad goes into the next one from one rank, unweighted; rank 0 always holds the state."""
-        if parameter.grad is self._views[index]:
+        if parameter.grad is self._gradients[index]:
             parameter.grad = None
             communicator = self._communicator
             self._accumulated[index] = 1 if communicator is None or communicator.global_rank == 0 else 0
@@ -114,7 +119,7 @@ class Contributions(Exchange):
         self._accumulated = bytearray(len(self._parameters))
         for bucket in self._buckets:
             bucket.flat.zero_()
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            parameter.grad = view
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
         for parameter in self._frozen:
             parameter.grad = None

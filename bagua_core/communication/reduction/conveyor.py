@@ -25,6 +25,7 @@ from queue import SimpleQueue
 
 import torch
 
+from bagua_core import tracing
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.communication.devices import device_order
 from bagua_core.communication.devices.device_order import DeviceOrder, Moment, SideStream
@@ -124,9 +125,11 @@ class _Ticket(WakeablePending):
         with stream.on_it():
             self._come_after_launch(stream)
             if self._awaited is not None:
-                self._awaited.follow()
+                with tracing.span("wait"):
+                    self._awaited.follow()
             try:
-                self._awaited = next(self._job)
+                with tracing.span(getattr(self._job, "__name__", "job")):
+                    self._awaited = next(self._job)
             except StopIteration:
                 self._ended = stream.mark()
                 self.end(None)

@@ -7,10 +7,13 @@ thread. Invariant: parameters change only once the step can't fail any more (aft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from bagua_core.communication.communicator import Communicator
+from bagua_core.communication.reduction.bucket_operation import BucketOperation
 from bagua_core.communication.reduction.trained_parameters import Candidates
 
 
@@ -52,12 +55,29 @@ class Exchange:
         """Whether the parameter's .grad is memory in which this exchange leaves what it reduced."""
         return True
 
+    @property
+    def readiness(self) -> tuple[int, ...]:
+        """The measured order of the gradients, as `retune` takes it; empty: none is measured."""
+        return ()
+
     def forward_begins(self) -> None:
         """A forward that computes gradients begins, in a step that has not failed."""
 
     def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
         """Make `value` the .grad of `parameter`; see step_interface.Model."""
         parameter.grad = None if value is None else value.to(parameter.device)
+
+    def close_round(self, communicator: Communicator | None, weight: float) -> None:
+        """The round's local steps are done: begin what `step_committed` takes over. For algorithms with rounds alone.
+
+        communicator: None in a world of one. weight: this worker's samples over those of all members; 0 for a worker
+        without any, whose own values must not count. Collectives of all members start here, in one order.
+        Raises CollectiveFailed.
+        """
+
+    def at_round_begin(self) -> AbstractContextManager[None]:
+        """Within it the model has the parameters with which the round under way began."""
+        return nullcontext()
 
     def step_committed(self) -> None:
         """The step is final, the optimizer has stepped."""
@@ -67,6 +87,14 @@ class Exchange:
 
     def communicator_changed(self) -> None:
         """Another generation is in force, or none: cache nothing of the old one."""
+
+    def retune(self, operation: BucketOperation, bucket_cap_bytes: int, order: Sequence[int]) -> None:
+        """Between two steps, on all ranks alike: sum by another operation, in other buckets.
+
+        bucket_cap_bytes: a bucket is closed once it holds as many. order: the attached parameters by place, in the
+        order in which their gradients are ready; one of another length counts as none, which is the reverse of the
+        registration. `communicator_changed` follows.
+        """
 
     def travelling(self) -> Mapping[str, torch.Tensor]:
         """Further tensors that belong to the job's state and are alike on all ranks that hold it: they are

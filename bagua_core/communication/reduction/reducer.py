@@ -9,13 +9,16 @@ behind, in memory that no abandoned operation can reach.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from bagua_core import tracing
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.devices.device_wait import wait_once
+from bagua_core.communication.pending import trace_operation
+from bagua_core.communication.reduction.arrivals import Arrivals
 from bagua_core.communication.reduction.backward_task import BackwardTask, NestedBackwardError
 from bagua_core.communication.reduction.bucket_layout import BucketLayout
 from bagua_core.communication.reduction.bucket_operation import BucketOperation, Sum
@@ -57,6 +60,9 @@ class Reducer(Contributions):
         if not attached:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
         self._engine = engine
+        self._attached = attached
+        self.arrivals = Arrivals(attached)
+        self._first_bucket_bytes = first_bucket_bytes
         chosen = operation or Sum()
         layout = BucketLayout(attached, bucket_cap_bytes, first_bucket_bytes, chosen.carries_pair)
         super().__init__(layout, chosen)
@@ -96,11 +102,16 @@ class Reducer(Contributions):
         """See Exchange."""
         return self._has_local
 
+    @property
+    def readiness(self) -> tuple[int, ...]:
+        """See Exchange."""
+        return self.arrivals.order
+
     def holds_reduced(self, parameter: torch.Tensor) -> bool:
         """See Exchange. Not while a backward runs: its contributions lie there too."""
         index = self._index_of.get(id(parameter))
         whole = not self._backward.is_open and not self._has_local
-        return whole and index is not None and parameter.grad is self._views[index]
+        return whole and index is not None and parameter.grad is self._gradients[index]
 
     @property
     def is_closed(self) -> bool:
@@ -176,6 +187,7 @@ class Reducer(Contributions):
         """Nothing of the old communicator outlives this."""
         with self._lock:
             self._forget()
+            self.arrivals.begin_generation()
             self._communicator = None
             # a worker that joins has the layout of its wrapping, so all ranks begin with that one again
             self._trained.forget()
@@ -184,6 +196,19 @@ class Reducer(Contributions):
             if self._layout.reset():
                 self._take_over_layout()
             self._operation.communicator_changed()
+
+    def retune(self, operation: BucketOperation, bucket_cap_bytes: int, order: Sequence[int]) -> None:
+        """See Exchange."""
+        with self._lock:
+            self._forget()
+            self._operation.communicator_changed()
+            self._operation = operation
+            parameters = self._attached
+            if len(order) == len(parameters):
+                parameters = [parameters[place] for place in reversed(order)]
+            first_bytes = min(self._first_bucket_bytes, bucket_cap_bytes)
+            self._layout.retune(parameters, bucket_cap_bytes, first_bytes, operation.carries_pair)
+            self._take_over_layout()
 
     # -- during backward, called by autograd
 
@@ -211,6 +236,7 @@ class Reducer(Contributions):
                 "pass use_reentrant=False"
             )
         self._contribute(index, parameter)
+        self.arrivals.came(parameter)
         self._ready[index] = 1
         number = self._bucket_of[index]
         bucket = self._buckets[number]
@@ -232,7 +258,12 @@ class Reducer(Contributions):
         self._ready = bytearray(len(self._parameters))
         for bucket in self._buckets:
             bucket.rearm()
-        self._backward.begin(self._end_backward)
+        self._backward.begin(self._end_backward, defers=self._layout.has_shards)
+        self.arrivals.backward_begins()
+        self._backward_begins()
+
+    def _backward_begins(self) -> None:
+        """The step's values are set, and no gradient of this backward is taken yet."""
 
     def _launch_filled(self) -> None:
         communicator = self._communicator
@@ -245,7 +276,9 @@ class Reducer(Contributions):
             self._next_bucket += 1
             if bucket.tail is not None and communicator is not None:
                 self._tail.write(bucket.tail)
-            bucket.pending = self._operation.launch(communicator, bucket, number, weight)
+            bucket.pending = launched = self._operation.launch(communicator, bucket, number, weight)
+            if tracing.active is not None:
+                trace_operation(launched, "bucket", number)
 
     def _launch_small(self, communicator: Communicator) -> list[Pending]:
         """What goes beside the buckets. The tail is last: its pair says that all of the step succeeded here."""
@@ -273,10 +306,15 @@ class Reducer(Contributions):
     # -- the end of backward, called by autograd after the last gradient
 
     def _end_backward(self) -> None:
+        if (recorder := tracing.active) is not None:
+            recorder.backward_ends()
         with self._lock, torch.no_grad():
             if self._skips:
                 self._zero_gradients()
+                if self._micro_batch.last:
+                    self._engine.reduction_given_up()
             else:
+                self.arrivals.backward_ends()
                 self._complete()
             self._backward.close()
 
@@ -305,6 +343,7 @@ class Reducer(Contributions):
             self._retire_buckets()
             self._zero_gradients()
             self._engine.reduction_failed(error)
+            self._engine.reduction_given_up()
             return
         self._accumulated = bytearray(len(self._parameters))
         self._earlier_weight = 0.0

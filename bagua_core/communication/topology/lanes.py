@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from bagua_core.communication.communicator import Lane
 
 Nodes = tuple[tuple[int, ...], ...]
+
+
+class Place(Protocol):
+    """A worker's place in a generation."""
+
+    @property
+    def replica_rank(self) -> int: ...
+
+    @property
+    def shard_rank(self) -> int: ...
+
+
+def of_shard(places: Sequence[Place], global_rank: int) -> tuple[int, ...] | None:
+    """The global ranks with the shard of `global_rank`, by replica rank. None if each worker is a replica. places: by
+    global rank."""
+    if all(place.shard_rank == 0 for place in places):
+        return None
+    own = places[global_rank].shard_rank
+    ranks = [rank for rank, place in enumerate(places) if place.shard_rank == own]
+    return tuple(sorted(ranks, key=lambda rank: places[rank].replica_rank))
+
+
+def among(nodes: Nodes, ranks: Sequence[int]) -> Nodes:
+    """The nodes of some workers, which are called by their places among `ranks`."""
+    place = {rank: at for at, rank in enumerate(ranks)}
+    of_each = (tuple(place[rank] for rank in node if rank in place) for node in nodes)
+    return tuple(sorted(node for node in of_each if node))
 
 
 def nodes_of(agent_ids: Sequence[str]) -> Nodes:
@@ -17,11 +45,17 @@ def nodes_of(agent_ids: Sequence[str]) -> Nodes:
     return tuple(tuple(ranks) for ranks in by_agent.values())
 
 
-def members_of(lane: Lane, nodes: Nodes, global_rank: int) -> tuple[int, ...] | None:
-    """Global ranks in the lane that `global_rank` is in, ascending; None if it has no place in one.
+def members_of(
+    lane: Lane, nodes: Nodes, global_rank: int, workers: Sequence[int] | None = None
+) -> tuple[int, ...] | None:
+    """Global ranks in the lane that `global_rank` is in, ascending; None if it has no place in one. workers: the global
+    ranks among which lanes are made, default all.
 
     Where each node has one worker, NODE and LEADERS are not used: see routes.py and peer_selection.py.
     """
+    if workers is not None:
+        present = (tuple(rank for rank in node if rank in workers) for node in nodes)
+        nodes = tuple(node for node in present if node)
     if lane in (Lane.NODE, Lane.LEADERS) and all(len(ranks) == 1 for ranks in nodes):
         return None
     if lane is Lane.NODE:

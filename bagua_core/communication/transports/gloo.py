@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from bagua_core.communication import slices
+from bagua_core.communication import slices, traffic
 from bagua_core.communication.arithmetic import divide, reduce_parts
 from bagua_core.communication.communicator import (
     AbortFlag,
@@ -294,6 +294,7 @@ class GlooCommunicator(Communicator):
                 received = group.recv([message_from(turn.source)[part]], turn.source, tag)
                 under_way.append((turn, sent, received))
                 under_way_bytes += turn.size
+                traffic.to_collectives.add(turn.size)
                 while under_way_bytes > slices.WINDOW_BYTES and under_way[0][0].round < turn.round:
                     under_way_bytes -= _wait_for(under_way.popleft(), limit)
             while under_way:
@@ -365,6 +366,8 @@ class GlooCommunicator(Communicator):
             return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
         if not tensor.numel() if is_empty is None else is_empty:
             return DonePending()
+        if what != "receive":
+            traffic.to_collectives.add(tensor.nbytes)
         try:
             work = begin()
         except RuntimeError as error:

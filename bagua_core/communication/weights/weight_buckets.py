@@ -10,22 +10,24 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from bagua_core.model.sharded_tensors import is_sharded, local
+
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 _COMPRESSIBLE = _HALVES | {torch.float32, torch.complex64}
 
 
 class FlatWeights:
-    """A copy of `parameters` in flat buffers, one for each dtype and device; not filled yet.
+    """A copy of `parameters` in flat buffers, one for each dtype and device, and others for shards; not filled yet.
 
     widen: half precision is held as float32. Complex numbers are held as pairs of real ones.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], widen: bool = False) -> None:
-        groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        groups: dict[tuple[torch.dtype, torch.device, bool], list[torch.Tensor]] = {}
         for parameter in parameters:
             dtype = _real(parameter).dtype
             held_as = torch.float32 if widen and dtype in _HALVES else dtype
-            groups.setdefault((held_as, parameter.device), []).append(parameter)
+            groups.setdefault((held_as, parameter.device, is_sharded(parameter)), []).append(parameter)
         # The parameters themselves: a script may give them other memory later.
         self._groups = groups
         self._parameters = [p for group in groups.values() for p in group]
@@ -34,7 +36,7 @@ class FlatWeights:
     def renew(self) -> None:
         """New memory, not filled."""
         self.flats: list[torch.Tensor] = []
-        for (dtype, device), group in self._groups.items():
+        for (dtype, device, _), group in self._groups.items():
             count = sum(_real(p).numel() for p in group)
             self.flats.append(torch.empty(count, dtype=dtype, device=device))
         self._views = self._views_of(self.flats)
@@ -100,4 +102,5 @@ def check_compressible(parameters: Sequence[torch.Tensor], what: str) -> None:
 
 
 def _real(parameter: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(parameter) if parameter.is_complex() else parameter
+    own = local(parameter)
+    return torch.view_as_real(own) if own.is_complex() else own

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bagua_core.communication.communicator import CollectiveFailed, Communicator
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
+from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_operation import LocalMean
 from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.step_interface import StepPlan, StepReductions
@@ -28,6 +29,13 @@ class _Vote(LocalMean):
 
     def __init__(self) -> None:
         self.exchange: WeightExchange | None = None
+
+    def launch(
+        self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
+    ) -> Pending:
+        assert self.exchange is not None
+        self.exchange.step_weight = weight
+        return super().launch(communicator, bucket, number, weight)
 
     def before_vote(self, communicator: Communicator) -> None:
         assert self.exchange is not None
@@ -57,6 +65,8 @@ class WeightExchange(Reducer):
             find_unused_parameters=find_unused_parameters,
         )
         vote.exchange = self
+        self.step_weight = 0.0
+        """In `take_over`: the part of the global batch that this rank has used in the step."""
         self._has_begun = False  # in this step
         self._is_open = False  # begun, and neither taken over nor undone
 
@@ -90,6 +100,7 @@ class WeightExchange(Reducer):
         communicator = self._engine.communicator()
         if communicator is not None and communicator.world_size == 1:
             communicator = None
+        self.step_weight = 1.0 if communicator is None else 0.0  # a world of one launches nothing
         try:
             with torch.no_grad():
                 self.begin(communicator, self._engine.plan)

@@ -55,7 +55,7 @@ class BalancedDivision(Division):
     def batch_count(self, epoch: int) -> int:
         return len(self._batches(epoch))
 
-    def micro_batches(self, epoch: int, batch: int, parts: int) -> int:
+    def micro_batches(self, epoch: int, batch: int, parts: int, part: int | None = None) -> int:
         return micro_batch_count(self._batches(epoch).size(batch), parts, self._settings.max_local_batch_size)
 
     def piece(self, key: BatchKey) -> Piece:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from bagua_contract.records import StateName
 from bagua_core.elastic.checkpoint import part_file
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
+from bagua_core.elastic.checkpoint.placement_index import problem_of
 from bagua_core.elastic.checkpoint.reading import read_each
 from bagua_core.elastic.checkpoint.storage import Storage, StoreError
 from bagua_core.errors import PeerViolation, UserError
@@ -138,6 +139,8 @@ def _require_one_checkpoint(headers: Sequence[Header], place: Place) -> None:
         is_own = (header.run, header.name) == (place.run, place.name)
         if not is_own or (header.part, header.whole) != (part, headers[0].whole):
             raise CorruptPart(f"{part_file.file_name(part, len(headers))}: it belongs to another checkpoint")
+    if problem := problem_of(headers):
+        raise CorruptPart(problem)
 
 
 def _read_header(storage: Storage, place: Place, name: str) -> Header:

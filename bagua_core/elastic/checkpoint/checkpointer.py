@@ -18,6 +18,7 @@ from bagua_contract.checkpoint_every import CheckpointEvery
 from bagua_contract.records import StateName
 from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
 from bagua_core.elastic.checkpoint import due, layout, restore
+from bagua_core.elastic.checkpoint.assembly import Reader
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.restore import CheckpointsUnreadable, Choice, Restored
@@ -37,8 +38,9 @@ class Settings:
 class Moment:
     """This rank at a boundary, or at the end: the state it holds and who else holds it.
 
-    part, parts: this rank's place among those that have the state, as a rule its global_rank and the world's size.
-    alone: their parameters differ by the algorithm's nature, so the first writes all of its own.
+    part, parts: this rank's place among those that have the state (and its shard), as a rule its replica_rank and the
+    number of replicas. alone: their parameters differ by the algorithm's nature, so the first writes all of its own.
+    shard, shards: which shard of a replica this worker holds.
     """
 
     job: str
@@ -47,11 +49,28 @@ class Moment:
     parts: int
     position: Mapping[str, int]
     alone: bool = False
+    shard: int = 0
+    shards: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """One worker decides for all."""
+        return self.part == 0 and self.shard == 0
+
+    @property
+    def number(self) -> int:
+        """Of the part of the checkpoint that this worker writes."""
+        return self.part * self.shards + self.shard
+
+    @property
+    def numbers(self) -> int:
+        """Parts of the checkpoint."""
+        return (1 if self.alone else self.parts) * self.shards
 
 
 class Checkpointer:
-    """say: one line for the person. fingerprint: of the script. clock: monotonic seconds. at_edge: see
-    Storage.write."""
+    """say: one line for the person. fingerprint: of the script. reader: which shard this worker is, asked for when a
+    checkpoint is read. clock: monotonic seconds. at_edge: see Storage.write."""
 
     def __init__(
         self,
@@ -60,8 +79,10 @@ class Checkpointer:
         fingerprint: Callable[[], Mapping[str, str]],
         clock: Callable[[], float] = time.monotonic,
         at_edge: Callable[[str], None] = lambda edge: None,
+        reader: Callable[[], Reader] = Reader,
     ) -> None:
         self._settings = settings
+        self._reader = reader
         self._say = say
         self._fingerprint = fingerprint
         self._clock = clock
@@ -103,7 +124,7 @@ class Checkpointer:
         assert choice.place is not None
         self._unseen = None
         try:
-            return restore.read(self._settings.storage, choice.place, self._fingerprint())
+            return restore.read(self._settings.storage, choice.place, self._fingerprint(), self._reader())
         except (CorruptPart, OSError, ValueError) as error:
             self._unseen = error if isinstance(error, StoreError) else None
             self._say(f"checkpoint {choice.place.directory_name} can't be used: {error}")
@@ -126,7 +147,7 @@ class Checkpointer:
     def is_due(
         self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
     ) -> bool:
-        """Whether a checkpoint of the step that was just committed is due, the same on every rank.
+        """Whether a checkpoint of the step that was just committed is to be written, the same on every rank.
 
         Raises CollectiveFailed if that could not be agreed on.
         """
@@ -138,7 +159,22 @@ class Checkpointer:
         ):
             self._looked_in_generation = generation
             is_due |= self._look(moment, communicator, wait)
-        return is_due
+        return is_due and self._all_can_write(moment, communicator, wait)
+
+    def _all_can_write(
+        self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
+    ) -> bool:
+        """Whether no rank is still writing its part of the checkpoint before.
+
+        Each for itself, ranks with slow storage would leave out different checkpoints, and none might ever be complete.
+        """
+        is_busy = self.writer.is_busy
+        row = torch.tensor([is_busy], dtype=torch.int64)
+        if communicator is not None:
+            wait(communicator.allreduce(row, ReduceOp.MAX))
+        if is_busy:
+            self.writer.say_left_out(moment.name.step)
+        return not row.item()
 
     def _look(
         self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
@@ -146,7 +182,7 @@ class Checkpointer:
         """All ranks learn the run's number, which joiners do not know, and what rank 0 decided."""
         row = torch.zeros(3, dtype=torch.int64)
         row[0] = self.run
-        if moment.part == 0 and self._settings.every.seconds:
+        if moment.is_first and self._settings.every.seconds:
             decided = self._decide(moment.name.step)
             row[1], row[2] = int(decided.is_due), decided.next_step
         if communicator is not None:
@@ -167,23 +203,27 @@ class Checkpointer:
         """Have this rank's part written. capture: the state as it is now; the tensors are the live ones."""
         if moment.alone and moment.part != 0:
             return
-        parts = 1 if moment.alone else moment.parts
         began_s = self._clock()
         if self._script is None:
             self._script = dict(self._fingerprint())  # once: it walks the whole model
-        stripe = layout.stripe(capture(), moment.part, parts)
+        stripe = layout.stripe(
+            capture(), moment.part, moment.numbers // moment.shards, moment.shard, moment.shards
+        )
         header = Header(
             run=self.run,
             job=moment.job,
             name=moment.name,
-            part=moment.part,
-            parts=parts,
+            part=moment.number,
+            parts=moment.numbers,
             layout_digest=stripe.layout_digest,
             manifest_crc=stripe.manifest_crc,
             digest=0,
             entries=stripe.entries,
             position=dict(moment.position),
             fingerprint=self._script,
+            shard=moment.shard,
+            shards=moment.shards,
+            placed=stripe.placed,
         )
         self.writer.write(header, stripe)
         self.pause_s = self._clock() - began_s
@@ -207,7 +247,7 @@ class Checkpointer:
         if not self.writer.wait(limit_s):
             return f"it was still being written after {max(0.0, limit_s):.1f} s"
         # A part of a periodic checkpoint of the same state says nothing of a part that is cut otherwise.
-        wanted = WrittenPart(Place(self.run, moment.name), moment.part, 1 if moment.alone else moment.parts)
+        wanted = WrittenPart(Place(self.run, moment.name), moment.number, moment.numbers)
         if self.writer.written == wanted:
             return ""
         return self.writer.problem or "the part before it took too long"

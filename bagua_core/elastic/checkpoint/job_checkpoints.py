@@ -16,7 +16,9 @@ from bagua_contract.checkpoint_every import CheckpointEvery
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind
 from bagua_core.communication.communicator import CollectiveFailed
+from bagua_core.elastic.checkpoint.assembly import Reader
 from bagua_core.elastic.checkpoint.checkpointer import LAST_WAIT_S, Checkpointer, Moment, Settings
+from bagua_core.elastic.checkpoint.layout import NAMES
 from bagua_core.elastic.checkpoint.restore import Choice, Restored
 from bagua_core.elastic.checkpoint.storage import storage_of
 from bagua_core.elastic.heal import heal
@@ -26,6 +28,7 @@ from bagua_core.elastic.membership import entry
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.state.commit_history import History
 from bagua_core.elastic.state.committed_state import CommittedState
+from bagua_core.elastic.state.wanted_layouts import wanted_layouts
 
 CLOSE_WAIT_S = 5.0
 
@@ -40,7 +43,8 @@ def settings_of(environment: WorkerEnvironment) -> Settings | None:
 
 
 class JobCheckpoints:
-    """swap_in: makes a copied or read state this worker's. resumed: a ledger line to be written now."""
+    """swap_in: makes a copied or read state this worker's. resumed: a ledger line to be written now. `part` and `parts`
+    below count replicas."""
 
     def __init__(
         self,
@@ -59,7 +63,9 @@ class JobCheckpoints:
         self._info = info
         self._resumed = resumed
         self._say = say
-        self._checkpointer = None if settings is None else Checkpointer(settings, say, fingerprint)
+        self._checkpointer: Checkpointer | None = None
+        if settings is not None:
+            self._checkpointer = Checkpointer(settings, say, fingerprint, reader=self._reader)
         self._directory = "" if settings is None else str(settings.storage)
         self._last: Moment | None = None  # this worker stepped aside with this state
 
@@ -96,7 +102,7 @@ class JobCheckpoints:
                 if restored is not None:
                     self._take_over(generation, restored)
                 plan, infos = entry.exchange(
-                    communicator, generation, self._info(), self._member.wait_unlearned
+                    communicator, generation, self._info(), self._member.wait_unlearned, self._shard()[1]
                 )
                 if plan.initial:
                     checkpointer.could_not_read(choice)
@@ -141,7 +147,8 @@ class JobCheckpoints:
             return False
         communicator = self._member.communicator
         assert communicator is not None
-        moment = self._moment(communicator.global_rank, communicator.world_size)
+        _, shards = self._shard()
+        moment = self._moment(communicator.global_rank // shards, communicator.world_size // shards)
         try:
             return self._checkpointer.is_due(moment, communicator, self._member.wait)
         except CollectiveFailed as error:
@@ -155,12 +162,22 @@ class JobCheckpoints:
 
     def _captured(self) -> dict[str, Any]:
         """The state, with the steps whose ledger lines may still be missing."""
-        return {**self._state.registry.capture(), "history": self._state.history.encode()}
+        registry = self._state.registry
+        return {
+            **registry.capture(),
+            "history": self._state.history.encode(),
+            NAMES: registry.parameter_names(),
+        }
 
     def _captured_last(self, at_resume_point: bool) -> dict[str, Any]:
         state = self._state.registry.capture_last(at_resume_point=at_resume_point)
         parts = self._state.final_parts  # between two steps, after one that failed behind them
-        return {**state, "history": self._state.history.encode(), **({"final_parts": parts} if parts else {})}
+        return {
+            **state,
+            "history": self._state.history.encode(),
+            NAMES: self._state.registry.parameter_names(),
+            **({"final_parts": parts} if parts else {}),
+        }
 
     # -- leaving
 
@@ -212,7 +229,7 @@ class JobCheckpoints:
         )
         if self._checkpointer is not None and not (moment.alone and moment.part):
             limit_s = min(leave_by_s - time.monotonic(), LAST_WAIT_S)
-            told.part, told.parts = moment.part, 1 if moment.alone else moment.parts
+            told.part, told.parts = moment.number, moment.numbers
             told.problem = (problem or self._checkpointer.is_last_written(moment, limit_s))[:500]
             told.written = not told.problem
             if told.problem:
@@ -229,6 +246,14 @@ class JobCheckpoints:
         if self._checkpointer is not None:
             self._checkpointer.close(CLOSE_WAIT_S)
 
+    def _shard(self) -> tuple[int, int]:
+        """This worker's shard_rank, and the shards of a replica."""
+        replica = self._member.replica
+        return (0, 1) if replica is None else replica.place
+
+    def _reader(self) -> Reader:
+        return Reader(wanted_layouts(self._state.registry), *self._shard())
+
     def _moment(self, part: int, parts: int) -> Moment:
         generation = self._member.generation
         assert generation is not None
@@ -242,4 +267,5 @@ class JobCheckpoints:
             parts,
             self._state.position,
             not self._state.registry.equal_states,
+            *self._shard(),
         )

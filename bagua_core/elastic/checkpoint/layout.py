@@ -4,26 +4,35 @@ Buffers and registered state are the lead: those of rank 0 count, for it shares 
 Parameters and optimizers are the body, equal on all ranks of one state name: its run of bytes is striped over the
 ranks. A tensor at the edge of a stripe is cut, and its pieces are named `NAME[first:last]`, by elements in row-major
 order. Values that are no tensors are in the manifest, which rank 0 writes. Knows no files.
+
+Where the model is sharded, ranks are those of the workers with one shard, and each shard's body is striped over its
+own. It has what the shard holds of sharded tensors, named `NAME@shard`; plain tensors are of shard 0. A few plain ones
+belong to each shard (`owned_by_shards`). Reading is assembly.py.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
+import re
 import zlib
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from bagua_core.elastic.checkpoint.boxes import Box
 from bagua_core.elastic.checkpoint.part_file import STATE, CorruptPart, Entry
+from bagua_core.elastic.checkpoint.placement_index import Placed
 from bagua_core.elastic.state import state_codec
 from bagua_core.elastic.state.flat_tensors import FlatTensors, byte_ranges, bytes_of
+from bagua_core.model.sharded_tensors import Layout
 
+NAMES = "parameter_names"
+"""The key in a saved state of each optimizer's parameters' names, by their numbers in its state."""
 _BODY = ("modules", "optimizers", "gradients")
+_STATE_OF_OPTIMIZER = re.compile(r"optimizers\.(\d+)\.state\.(\d+)\.")
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.uint16: "U16",
@@ -37,9 +46,10 @@ _DTYPES = {
 class Stripe:
     """One rank's part of a state: live tensors, to be read before they change."""
 
-    layout_digest: str  # of the body's names, types and shapes; parts of one state agree in it
-    manifest: bytes  # empty on all ranks but 0
+    layout_digest: str  # of the body's names, types and global shapes; parts of one state agree in it
+    manifest: bytes  # empty on all ranks but 0 of shard 0
     pieces: tuple[tuple[Entry, torch.Tensor], ...]
+    placed: Mapping[str, Placed]  # of the sharded tensors among the pieces
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -62,29 +72,85 @@ class Stripe:
             out[:at] = torch.frombuffer(bytearray(self.manifest), dtype=torch.uint8)
         for entry, tensor in self.pieces:
             # contiguous: one tensor at a time is copied where memory is not in row-major order
-            piece = _run(tensor.contiguous(), entry)
+            piece = run_of(tensor.contiguous(), entry)
             out[at : at + entry.size_bytes].copy_(piece)
             at += entry.size_bytes
 
 
-def stripe(state: dict[str, Any], part: int, parts: int) -> Stripe:
-    """state: as StateRegistry.capture gives it, with any plain values beside. Raises StateCodecError."""
+def stripe(state: dict[str, Any], part: int, parts: int, shard: int = 0, shards: int = 1) -> Stripe:
+    """state: as StateRegistry.capture gives it, with any plain values beside. part, parts: of those that hold `shard`.
+
+    shards: of a replica. Raises StateCodecError.
+    """
     manifest, tensors = state_codec.encode(state, named=True)
     described = state_codec.described_tensors(manifest)
-    names = [d["name"] for d in described]
-    body = [i for i, name in enumerate(names) if _is_body(name)]
+    by_shard = owned_by_shards(described, state.get(NAMES, [])) if shards > 1 else frozenset()
+    names = [f"{d['name']}@{shard}" if d["name"] in by_shard else d["name"] for d in described]
+    layouts = {i: Layout.from_json(d["sharded"]) for i, d in enumerate(described) if "sharded" in d}
+    own = [
+        i
+        for i, d in enumerate(described)
+        if (layouts[i].is_written_here if i in layouts else shard == 0 or d["name"] in by_shard)
+    ]
+    body = [i for i in own if _is_body(names[i])]
     run = FlatTensors([tensors[i] for i in body])
     spans = [
         (body[i], first, last) for i, first, last in run.spans(*byte_ranges(run.size_bytes, parts, part))
     ]
     if part == 0:
-        lead = (i for i, name in enumerate(names) if not _is_body(name))
+        lead = (i for i in own if not _is_body(names[i]))
         spans += [(i, 0, tensors[i].nbytes) for i in lead if tensors[i].nbytes]
     # the widest elements first, so that each tensor begins at a multiple of its element's size
     spans.sort(key=lambda span: -tensors[span[0]].itemsize)
-    pieces = tuple((_entry(names[i], tensors[i], first, last), tensors[i]) for i, first, last in spans)
-    digest = layout_digest(described)
-    return Stripe(digest, b"" if part else manifest + b" " * (-len(manifest) % 8), pieces)
+    shown = {i: f"{names[i]}@{shard}" for i in layouts}
+    pieces = tuple(
+        (_entry(names[i], shown.get(i, names[i]), tensors[i], first, last), tensors[i])
+        for i, first, last in spans
+    )
+    placed = {
+        names[i]: Placed(
+            layouts[i].shape, Box(layouts[i].offset, tuple(tensors[i].shape)), tensors[i].itemsize
+        )
+        for i, _, _ in spans
+        if i in layouts
+    }
+    placed |= {
+        names[i]: Placed(tuple(tensors[i].shape), Box.whole(tensors[i].shape), tensors[i].itemsize)
+        for i, d in enumerate(described)
+        if d["name"] in by_shard
+    }
+    is_lead = part == 0 and shard == 0
+    text = manifest + b" " * (-len(manifest) % 8) if is_lead else b""
+    return Stripe(layout_digest(described, by_shard), text, pieces, placed)
+
+
+def owned_by_shards(described: Iterable[dict[str, Any]], names: Any) -> frozenset[str]:
+    """Plain tensors that each shard has its own of: an algorithm's, and what an optimizer keeps for a sharded parameter
+    in another form than the parameter's, but for single numbers. They can't be divided among other shards.
+
+    names: of each optimizer's parameters, by its number.
+    """
+    described = list(described)
+    sharded = {d["name"] for d in described if "sharded" in d}
+    found = []
+    for d in described:
+        name = d["name"]
+        match = _STATE_OF_OPTIMIZER.match(name)
+        if name in sharded:
+            continue
+        if name.split(".", 3)[2:3] == ["algorithm"]:
+            found.append(name)
+        elif match and d["shape"]:  # not by the number of values, which differs between shards
+            parameter = names[int(match[1])][int(match[2])] if names else None
+            if parameter is None or not _names_of(parameter).isdisjoint(sharded):
+                found.append(name)
+    return frozenset(found)
+
+
+def _names_of(parameter: str) -> set[str]:
+    """What a parameter of this name may be called among the described tensors: see StateRegistry.parameter_names."""
+    number, _, own = parameter.partition(".")
+    return {f"modules.0.parameter.{parameter}", f"modules.{number}.parameter.{own}"}
 
 
 def _is_body(name: str) -> bool:
@@ -92,17 +158,17 @@ def _is_body(name: str) -> bool:
     return words[0] in _BODY and words[2:3] != ["buffer"]
 
 
-def _entry(name: str, tensor: torch.Tensor, first: int, last: int) -> Entry:
-    """Of the tensor's bytes from `first` to `last`."""
+def _entry(name: str, shown: str, tensor: torch.Tensor, first: int, last: int) -> Entry:
+    """Of the tensor's bytes from `first` to `last`. shown: the entry's name if it is not cut."""
     dtype = _DTYPES.get(tensor.dtype)
     begin, end = first // tensor.itemsize, last // tensor.itemsize
     is_cut = last - first < tensor.nbytes
     shape = (end - begin,) if is_cut else tuple(tensor.shape)
-    shown = f"{name}[{begin}:{end}]" if is_cut else name
+    shown = f"{shown}[{begin}:{end}]" if is_cut else shown
     return Entry(shown, dtype or "U8", shape if dtype else (last - first,), last - first, name, begin)
 
 
-def _run(tensor: torch.Tensor, entry: Entry) -> torch.Tensor:
+def run_of(tensor: torch.Tensor, entry: Entry) -> torch.Tensor:
     """The memory of the entry's elements in a contiguous tensor. Raises CorruptPart."""
     first = entry.first * tensor.itemsize
     run = bytes_of(tensor)[first : first + entry.size_bytes]
@@ -111,59 +177,19 @@ def _run(tensor: torch.Tensor, entry: Entry) -> torch.Tensor:
     return run
 
 
-def layout_digest(described: Iterable[dict[str, Any]]) -> str:
-    """Of the body's tensors among `described`."""
-    body = [d for d in described if _is_body(d["name"])]
+def layout_digest(described: Iterable[dict[str, Any]], by_shard: Collection[str] = ()) -> str:
+    """Of the body's tensors among `described`, the same on all shards. by_shard: see owned_by_shards."""
+    body = [_on_all_shards(d, d["name"] in by_shard) for d in described if _is_body(d["name"])]
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Assembly:
-    """Puts a state together from the entries of all its parts. Each tensor is allocated once and owns its memory."""
-
-    def __init__(self, manifest: bytes, entries: Iterable[Entry]) -> None:
-        """Raises CorruptPart unless the entries are exactly the state's tensors, StateCodecError."""
-        self._manifest = manifest
-        self._described = state_codec.described_tensors(manifest)
-        if any(not isinstance(d.get("name"), str) for d in self._described):
-            raise CorruptPart("its manifest names no tensors")
-        self.layout_digest = layout_digest(self._described)
-        self._require_whole(entries)
-        self._tensors = state_codec.allocate(manifest, row_major=True)
-        self._places = {d["name"]: i for i, d in enumerate(self._described)}
-
-    def _require_whole(self, entries: Iterable[Entry]) -> None:
-        runs = defaultdict(list)
-        for entry in entries:
-            runs[entry.tensor].append(entry)
-        runs.pop(STATE, None)
-        for d in self._described:
-            itemsize = state_codec.dtype_of(d["dtype"]).itemsize
-            at = 0
-            for entry in sorted(runs.pop(d["name"], ()), key=lambda e: e.first):
-                if entry.first * itemsize != at:
-                    break
-                at += entry.size_bytes
-            if at != math.prod(d["shape"]) * itemsize:
-                raise CorruptPart(f"{d['name']} is not whole in its parts")
-        if runs:
-            raise CorruptPart(f"{next(iter(runs))} is none of its tensors")
-
-    def target(self, entry: Entry) -> torch.Tensor:
-        """Where the entry's bytes go. Raises CorruptPart."""
-        if entry.tensor == STATE:
-            return torch.empty(entry.size_bytes, dtype=torch.uint8)
-        place = self._places.get(entry.tensor)
-        if place is None:
-            raise CorruptPart(f"{entry.tensor} is none of its tensors")
-        return _run(self._tensors[place], entry)
-
-    def state(self) -> dict[str, Any]:
-        """The state that `stripe` was given. Raises StateCodecError."""
-        tensors = list(self._tensors)
-        del self._tensors
-        for i, d in enumerate(self._described):
-            if list(tensors[i].stride()) != d["stride"]:
-                strided = torch.empty_strided(d["shape"], d["stride"], dtype=tensors[i].dtype)
-                tensors[i] = strided.copy_(tensors[i])
-        state: dict[str, Any] = state_codec.decode(self._manifest, tensors)
-        return state
+def _on_all_shards(described: dict[str, Any], is_each_shards: bool) -> dict[str, Any]:
+    if is_each_shards:
+        return {key: described[key] for key in ("dtype", "device", "name")}
+    if "sharded" not in described:
+        return described
+    layout = Layout.from_json(described["sharded"])
+    return {
+        **{key: described[key] for key in ("dtype", "device", "name")},
+        "sharded": [layout.shape, layout.placements, layout.mesh_shape, layout.mesh_names],
+    }

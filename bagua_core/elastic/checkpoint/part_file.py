@@ -15,13 +15,14 @@ import os
 import reprlib
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
 from bagua_contract.records import StateName
+from bagua_core.elastic.checkpoint.placement_index import Placed
 from bagua_core.elastic.checkpoint.storage import Storage
 from bagua_core.elastic.state.flat_digest import digest_of_bytes
 from bagua_core.errors import PeerViolation
@@ -44,14 +45,15 @@ class CorruptPart(PeerViolation):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of the file: a whole tensor of the state, or a run of elements of one that is cut."""
+    """One tensor of the file: a whole tensor of the state, or a run of elements of one that is cut, or of what a shard
+    holds of one."""
 
     name: str
     dtype: str  # in safetensors' words
     shape: tuple[int, ...]
     size_bytes: int
     tensor: str  # the tensor's name in the state
-    first: int = 0  # element of the tensor, in row-major order
+    first: int = 0  # element of the tensor (of a sharded one: of its box), in row-major order
 
     def has_odd_values(self) -> bool:
         numbers = (*self.shape, self.size_bytes, self.first)
@@ -77,6 +79,11 @@ class Header:
     position: Mapping[str, int]
     fingerprint: Mapping[str, str]  # of the script
     entries: tuple[Entry, ...]  # in the order of their bytes
+    shard: int = 0  # whose tensors these are; part p is of shard p modulo shards
+    shards: int = 1  # workers of a replica
+    placed: Mapping[str, Placed] = field(
+        default_factory=dict
+    )  # of the sharded tensors of the entries, by name
 
     @property
     def data_bytes(self) -> int:
@@ -85,11 +92,22 @@ class Header:
     @property
     def whole(self) -> tuple[object, ...]:
         """What all parts of one checkpoint say alike. Not the position: it follows from the name."""
-        return (self.run, self.job, self.name, self.parts, self.layout_digest, self.fingerprint)
+        return (
+            self.run,
+            self.job,
+            self.name,
+            self.parts,
+            self.layout_digest,
+            self.fingerprint,
+            self.shards,
+        )
 
     def encode(self) -> bytes:
         """The begin of the file, up to the tensors' bytes."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "entries"}
+        absent = {"entries", "placed", *(() if self.shards > 1 else ("shard", "shards"))}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in absent}
+        if self.placed:
+            values["placed"] = {name: placed.to_json() for name, placed in self.placed.items()}
         values["name"] = [self.name.generation, self.name.step, self.name.operations]
         values["pieces"] = {e.name: [e.tensor, e.first] for e in self.entries if e.name != e.tensor}
         table: dict[str, Any] = {
@@ -111,6 +129,8 @@ class Header:
                 raise CorruptPart(f"it is of format {values['format']!r}, this version reads {FORMAT}")
             values["name"] = StateName(*values["name"])
             values["entries"] = tuple(_entries(table, values["pieces"]))
+            values = {"shard": 0, "shards": 1, "placed": {}, **values}
+            values["placed"] = {n: Placed.from_json(placed) for n, placed in values["placed"].items()}
             header = Header(**{f.name: values[f.name] for f in fields(Header)})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptPart(f"its header is unreadable: {error!r}") from error
@@ -131,6 +151,8 @@ class Header:
             return "a text or a table is none"
         if not self.part < self.parts:
             return f"it is part {self.part} of {self.parts}"
+        if not self.shard < self.shards:
+            return f"it is of shard {self.shard} of {self.shards}"
         return ""
 
 
@@ -196,16 +218,35 @@ def read_manifest(storage: Storage, name: str) -> bytes:
     return manifest
 
 
-def read_data(storage: Storage, name: str, target_of: Callable[[Entry], torch.Tensor]) -> None:
-    """Fill each entry's target, a run of uint8 of the entry's size on the CPU.
+def read_data(storage: Storage, name: str, targets_of: Callable[[Header], Sequence[torch.Tensor]]) -> None:
+    """Fill the targets, runs of uint8 on the CPU that are together as long as the part's bytes. What goes to a target
+    on the device "meta" is dropped.
 
-    Raises CorruptPart when the bytes are not those that were written, OSError, and what `target_of` raises.
+    Raises CorruptPart when the bytes are not those that were written, OSError, and what `targets_of` raises.
     """
     with storage.open(name) as file:
         header = _read_header(file)
-        targets = iter([target_of(entry) for entry in header.entries])
+        targets = iter(targets_of(header))
         if digest_of_bytes(_copied(_chunks(file, header.data_bytes), targets)) != header.digest:
             raise CorruptPart("its bytes have another digest")
+
+
+def verify(storage: Storage, name: str) -> None:
+    """Read the part and compare its digest. Raises CorruptPart, OSError."""
+    read_data(storage, name, lambda h: [torch.empty(h.data_bytes, dtype=torch.uint8, device="meta")])
+
+
+def read_ranges(storage: Storage, name: str, ranges: Iterable[tuple[int, int]]) -> Iterator[torch.Tensor]:
+    """The bytes of each range behind the header, in their order. Raises CorruptPart, OSError."""
+    with storage.open(name) as file:
+        _read_header(file)
+        start = file.tell()
+        for begin, end in ranges:
+            file.seek(start + begin)
+            raw = bytearray(file.read(end - begin))
+            if len(raw) != end - begin:
+                raise CorruptPart(f"{name}: it ends early")
+            yield torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
 
 
 def digest(data: torch.Tensor) -> int:
@@ -236,7 +277,8 @@ def _copied(chunks: Iterator[torch.Tensor], targets: Iterator[torch.Tensor]) -> 
             while not target.numel():
                 target = next(targets)
             count = min(target.numel(), left.numel())
-            target[:count] = left[:count]
+            if not target.is_meta:
+                target[:count] = left[:count]
             target, left = target[count:], left[count:]
         yield chunk
 

@@ -15,18 +15,20 @@ from typing import Any
 import torch
 
 from bagua_core.communication.communicator import Communicator, Pending
-from bagua_core.elastic.checkpoint import catalogue, layout, part_file
+from bagua_core.elastic.checkpoint import catalogue, part_file
+from bagua_core.elastic.checkpoint.assembly import Assembly, OtherShards, Reader
 from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, Place, Run, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.reading import read_each
 from bagua_core.elastic.checkpoint.storage import Storage
 from bagua_core.elastic.state.state_codec import StateCodecError
+from bagua_core.elastic.state.state_registry import SHARDING
 from bagua_core.errors import InfrastructureLost, UserError
 
 _ROW_BYTES = 1024
 
-# May differ between what wrote a checkpoint and what goes on from it: neither changes state nor position.
-_FREE = frozenset({"torch", "max_local_batch_size"})
+# May differ between what wrote a checkpoint and what goes on from it: none changes state nor position.
+_FREE = frozenset({"torch", "max_local_batch_size", SHARDING})
 
 
 class CheckpointMismatch(UserError, RuntimeError):
@@ -100,52 +102,66 @@ def share(communicator: Communicator, choice: Choice | None, wait: Callable[[Pen
     return Choice(run, Place.of(name))
 
 
-def read(storage: Storage, place: Place, fingerprint: Mapping[str, str]) -> Restored:
-    """The whole state, every digest checked.
+def read(
+    storage: Storage, place: Place, fingerprint: Mapping[str, str], reader: Reader | None = None
+) -> Restored:
+    """The state, every digest of what is read checked. reader: None: whole tensors.
 
     Raises CheckpointMismatch if it is another script's, CorruptPart or OSError if it can't be used.
     """
     found = catalogue.look_into(storage, place)
     if not found.is_complete:
         raise CorruptPart(found.reason)
-    _require_fit(storage, place, found.headers[0], fingerprint)
-    return load(storage, found)
+    _require_fit(storage, place, found.headers[0], fingerprint, 0 if reader is None else reader.shards)
+    try:
+        return load(storage, found, reader)
+    except OtherShards as error:
+        raise CheckpointMismatch(f"checkpoint {storage}/{place.directory_name}: {error}") from error
 
 
-def load(storage: Storage, found: Found) -> Restored:
-    """The whole state of a complete checkpoint, every digest checked. Raises CorruptPart, OSError."""
+def load(storage: Storage, found: Found, reader: Reader | None = None) -> Restored:
+    """The state of a complete checkpoint, as `read` gives it. Raises CorruptPart, OtherShards, OSError."""
     first = found.headers[0]
     directory = found.place.directory_name
     names = [f"{directory}/{part_file.file_name(h.part, h.parts)}" for h in found.headers]
     try:
-        assembly = layout.Assembly(
-            part_file.read_manifest(storage, names[0]),
-            [entry for header in found.headers for entry in header.entries],
-        )
+        assembly = Assembly(part_file.read_manifest(storage, names[0]), found.headers, reader)
         if assembly.layout_digest != first.layout_digest:
             raise CorruptPart("its manifest is of another state")
 
         def read_part(name: str) -> None:
             try:
-                part_file.read_data(storage, name, assembly.target)
+                part_file.read_data(storage, name, assembly.targets)
             except CorruptPart as error:
                 raise CorruptPart(f"{name}: {error}") from error
 
-        read_each(read_part, names)
+        read_each(
+            read_part, [name for name, h in zip(names, found.headers, strict=True) if assembly.needs(h)]
+        )
         return Restored(first.name.step, first.position, assembly.state())
+    except OtherShards:
+        raise
     except (StateCodecError, ValueError) as error:
         raise CorruptPart(f"its state can't be decoded: {error}") from error
 
 
-def _require_fit(storage: Storage, place: Place, header: Header, own: Mapping[str, str]) -> None:
+def _require_fit(storage: Storage, place: Place, header: Header, own: Mapping[str, str], shards: int) -> None:
+    """shards: workers of a replica of this job; 0: no job reads. Raises CheckpointMismatch."""
     written = header.fingerprint
-    differing = [
-        f"{key}: the checkpoint has {written.get(key, 'none')}, the script {own.get(key, 'none')}"
+    differing = {
+        key: f"{key}: the checkpoint has {written.get(key, 'none')}, the script {own.get(key, 'none')}"
         for key in sorted(written.keys() | own.keys())
         if key not in _FREE and written.get(key) != own.get(key)
-    ]
+    }
+    if differing.keys() == {"model"} and shards not in (0, header.shards):
+        raise CheckpointMismatch(
+            f"checkpoint {storage}/{place.directory_name} was written with --replica-size {header.shards} and this job "
+            f"has --replica-size {shards} ({differing['model']}). If the model is the same, its algorithm keeps "
+            "tensors for each shard, which can't be divided among another number of shards: start with --replica-size "
+            f"{header.shards}. If the model is another one, start with another --checkpoint-dir"
+        )
     if differing:
         raise CheckpointMismatch(
-            f"checkpoint {storage}/{place.directory_name} is of another script ({'; '.join(differing)}). "
+            f"checkpoint {storage}/{place.directory_name} is of another script ({'; '.join(differing.values())}). "
             "Start with another --checkpoint-dir, or remove this one"
         )

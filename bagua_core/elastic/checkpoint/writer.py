@@ -66,12 +66,7 @@ class Writer:
     def write(self, header: Header, stripe: Stripe) -> bool:
         """Copy the stripe and have it written. False: the last part is still being written; said once."""
         if self.is_busy:
-            if not self._busy_said:
-                self._busy_said = True
-                self._say(
-                    f"the checkpoint of step {header.name.step} is left out: the one before is still being "
-                    "written (said once; take a longer --checkpoint-every or a faster disk)"
-                )
+            self.say_left_out(header.name.step)
             return False
         data = self._staged(stripe)
         with self._changed:
@@ -81,6 +76,15 @@ class Writer:
                 self._thread.start()
             self._changed.notify_all()
         return True
+
+    def say_left_out(self, step: int) -> None:
+        """Say that the part of this step is not written, for the one before is; said once."""
+        if not self._busy_said:
+            self._busy_said = True
+            self._say(
+                f"the checkpoint of step {step} is left out: the one before is still being written (said once; take a "
+                "longer --checkpoint-every or a faster disk)"
+            )
 
     def _staged(self, stripe: Stripe) -> torch.Tensor:
         if self._staging.numel() < stripe.size_bytes:

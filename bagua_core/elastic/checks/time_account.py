@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 
 from bagua_contract.records import Generation, GenerationKind
-from bagua_contract.time_use import STEP_TIME_BOUNDS_S, TimeUse
+from bagua_contract.time_use import LOST_TO_CHANGES, STEP_TIME_BOUNDS_S, TimeUse
 
 
 def use_of_entry(aside: TimeUse | None, entered: Generation) -> TimeUse:
@@ -27,6 +27,8 @@ class TimeAccount:
         self.seconds: dict[TimeUse, float] = {}
         self.step_counts = [0] * (len(STEP_TIME_BOUNDS_S) + 1)
         self.step_sum_s = 0.0
+        self._lost_before: dict[TimeUse, float] = {}
+        self.computing_s = 0.0  # of step_sum_s, without waits for other workers
 
     def lap(self, use: TimeUse, now_s: float) -> None:
         """All time since the last lap was for `use`."""
@@ -38,10 +40,18 @@ class TimeAccount:
         self._add(use, seconds)
         self._since_s += seconds
 
-    def step(self, step_s: float) -> None:
-        """A step was committed that took step_s."""
+    def step(self, step_s: float, waited_s: float = 0.0) -> None:
+        """A step was committed that took step_s, of which it waited for others for waited_s."""
         self.step_counts[bisect.bisect_left(STEP_TIME_BOUNDS_S, step_s)] += 1
         self.step_sum_s += step_s
+        self.computing_s += max(0.0, step_s - waited_s)
+
+    def take_lost(self) -> dict[str, float]:
+        """Seconds since the last call that a change of membership took, by use; uses without any are left out."""
+        lost = {use: self.seconds.get(use, 0.0) for use in LOST_TO_CHANGES}
+        before, self._lost_before = self._lost_before, lost
+        since = {use.value: seconds - before.get(use, 0.0) for use, seconds in lost.items()}
+        return {use: seconds for use, seconds in since.items() if seconds > 0}
 
     def _add(self, use: TimeUse, seconds: float) -> None:
         self.seconds[use] = self.seconds.get(use, 0.0) + max(0.0, seconds)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from bagua_core import tracing
+from bagua_core.communication import traffic
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.communication.devices.device_order import Handover
 from bagua_core.elastic.heal import pinned_chunks
@@ -107,6 +109,7 @@ def receive_state(
         thread.join()  # it ends: each of its waits does, by an abort or by SILENCE_S
     if failures:
         raise failures[0]
+    traffic.copied.add(total_bytes)
     return where.state()
 
 
@@ -170,7 +173,7 @@ class Transfer:
 
     def _work(self) -> None:
         try:
-            with self._handover.taken_over():
+            with self._handover.taken_over(), tracing.span("copy of the state"):
                 self.result = self._run()
         except Exception as error:  # noqa: BLE001 (the waiter for the transfer raises it)
             self.error = error

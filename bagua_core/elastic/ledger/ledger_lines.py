@@ -41,6 +41,10 @@ class LedgerLines:
                 )
             )
 
+    def end(self) -> None:
+        """Another worker writes this one's lines."""
+        self._writer = None
+
     def resumed(self, resumption: Resumption) -> None:
         """The job goes on from a checkpoint: said before any line of what it does then."""
         if self._writer is not None:

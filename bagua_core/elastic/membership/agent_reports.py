@@ -8,11 +8,14 @@ suspicions, which member.py reports.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation
 from bagua_contract.time_use import TimeUse
+from bagua_core import tracing
+from bagua_core.communication import traffic
+from bagua_core.communication.step_interface import DataSource, Model
 from bagua_core.elastic.checks.step_timing import Pace
 from bagua_core.elastic.checks.stragglers import Findings
 from bagua_core.elastic.checks.time_account import TimeAccount, use_of_entry
@@ -26,6 +29,8 @@ class AgentReports:
         self._member = member
         self._pace = Pace(PROGRESS_EVERY_S)
         self._entered = 0
+        self._measured: list[tuple[int, str]] = []  # models, with their algorithms
+        self._gradient_bytes = 0  # of these models
         self._account = TimeAccount(time.monotonic())
         self._aside: TimeUse | None = TimeUse.START  # why this worker has no generation
 
@@ -35,7 +40,7 @@ class AgentReports:
         if self._entered != number:
             self._entered = number
             self._member.first_commit_done()
-            self._member.session.entered(number, step)
+            self._member.session.entered(number, step, self._account.take_lost())
 
     def is_progress_due(self) -> bool:
         """A step was done. Whether it is time to say so."""
@@ -44,7 +49,21 @@ class AgentReports:
             self._member.stalls.usual_step_s = 1.0 / self._pace.steps_per_s
         return due
 
-    def progress(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
+    def progress(
+        self,
+        step: int,
+        epoch: int,
+        metrics: Mapping[str, float],
+        source: DataSource | None = None,
+        models: Sequence[Model] = (),
+        order: Sequence[int] = (),
+    ) -> None:
+        """order: see given.new_order."""
+        if self._measured != (named := [(id(m), m.algorithm_name) for m in models]):
+            self._measured = named
+            self._gradient_bytes = sum(
+                p.nbytes for m in models for p in m.module.parameters() if p.requires_grad
+            )
         self._member.session.progress(
             session_pb2.Progress(
                 generation=self._member.number,
@@ -55,14 +74,22 @@ class AgentReports:
                 spent_s={use.value: seconds for use, seconds in self._account.seconds.items()},
                 step_counts=self._account.step_counts,
                 step_sum_s=self._account.step_sum_s,
+                computing_s=self._account.computing_s,
+                total_steps=0 if source is None else source.job_steps,
+                step_samples=0 if source is None else source.global_batch_size,
+                sent_bytes=traffic.to_collectives.total_bytes,
+                copied_bytes=traffic.copied.total_bytes,
+                gradient_bytes=self._gradient_bytes,
+                algorithm=named[0][1] if named else "",
+                order=order,
             )
         )
 
     # -- the account of this worker's time
 
-    def step_committed(self, step_s: float) -> None:
-        """step_s: since the boundary before."""
-        self._account.step(step_s)
+    def step_committed(self, step_s: float, waited_s: float) -> None:
+        """step_s: since the boundary before. waited_s: of it, in collectives."""
+        self._account.step(step_s, waited_s)
         self._account.lap(TimeUse.STEP, time.monotonic())
 
     def step_failed(self) -> None:
@@ -72,21 +99,29 @@ class AgentReports:
     def spent(self, use: TimeUse, since_s: float) -> None:
         """The time from since_s, of the monotonic clock, to now was for `use`, whatever the rest is for."""
         self._account.part(use, time.monotonic() - since_s)
+        if (recorder := tracing.active) is not None:
+            recorder.span(use.value, int(since_s * 1e9), track=tracing.SCRIPT)
 
     def set_aside(self, *, keeps_state: bool) -> None:
         """This worker has no generation any more. keeps_state: all stepped aside for an empty one."""
         if self._aside is None:  # else it has not trained yet, or still waits
             self._aside = TimeUse.WAITING if keeps_state else TimeUse.STANDBY
 
-    def generation_entered(self, generation: Generation) -> None:
-        """This worker takes part in it from now on."""
-        self._account.lap(use_of_entry(self._aside, generation), time.monotonic())
+    def generation_entered(self, generation: Generation, step: int) -> None:
+        """This worker takes part in it from now on. step: committed ones."""
+        use = use_of_entry(self._aside, generation)
+        self._account.lap(use, time.monotonic())
         self._aside = None
+        communicator = self._member.communicator
+        assert communicator is not None
+        place = communicator.global_rank, communicator.world_size
+        tracing.moved(generation.number, *place, generation.kind.name.lower(), generation.reason, step)
+        tracing.lap(use.value, generation.number)
 
     def stragglers(self, step: int, found: Findings) -> None:
-        """All ranks have found the same; the first alone says so."""
-        communicator = self._member.communicator
-        if communicator is None or communicator.global_rank != 0:
+        """All ranks of the lane have found the same; the first alone says so."""
+        lane = self._member.lane
+        if lane is None or lane.global_rank != 0:
             return
         number, say = self._member.number, self._member.session.straggler
         for slow in found.named:
@@ -94,12 +129,13 @@ class AgentReports:
                 session_pb2.Straggler(
                     generation=number,
                     step=step,
-                    global_rank=slow.global_rank,
+                    global_rank=self._member.of_this_shard(slow.global_rank),
                     computing_s=slow.computing_s,
                     others_s=slow.others_s,
                 )
             )
-        for global_rank in found.recovered:
+        for replica_rank in found.recovered:
+            global_rank = self._member.of_this_shard(replica_rank)
             say(session_pb2.Straggler(generation=number, step=step, global_rank=global_rank, recovered=True))
 
     def training_done(self, step: int) -> None:

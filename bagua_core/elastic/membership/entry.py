@@ -1,11 +1,14 @@
 """Exchanges which state each member has: the first exchange of every generation.
 
-Owns the wire form of one fixed-size row per member. The decision over the rows is heal_plan.py.
+Owns the wire form of one fixed-size row per member. The decision over the rows is heal_plan.py. Where several workers
+are a replica, the rows of its shards become one: a replica has what all of its shards have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +19,7 @@ from bagua_core.elastic.heal import heal_plan
 from bagua_core.elastic.heal.heal_plan import StateGone
 from bagua_core.elastic.state.committed_state import HalfCopy
 
-_COLUMNS = 11
+_COLUMNS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,8 @@ class Info:
     """One member's row. outside: it is in a collective outside a step, not at a boundary. stages: a copy would
     not touch its own state until it is verified. half: what a copy that failed has left of its state.
     layout: digest of the layout of its state. joining: it has committed no step since it joined. parts: final parts of
-    the step under way. equal_states: holders have the same parameters; it follows from the algorithm, so it is not
-    sent."""
+    the step under way. kept: it has local steps of a round that is not committed. equal_states: holders have the same
+    parameters; it follows from the algorithm, so it is not sent."""
 
     name: StateName
     outside: bool
@@ -36,6 +39,7 @@ class Info:
     layout: int = 0
     joining: bool = False
     parts: int = 0
+    kept: bool = False
 
     def to_row(self) -> list[int]:
         return [
@@ -50,6 +54,7 @@ class Info:
             self.layout,
             int(self.joining),
             self.parts,
+            int(self.kept),
         ]
 
     @staticmethod
@@ -63,18 +68,51 @@ class Info:
             layout=row[8],
             joining=bool(row[9]),
             parts=row[10],
+            kept=bool(row[11]),
         )
 
 
+def of_replica(shards: Sequence[Info], since: Sequence[int]) -> Info:
+    """The row of a replica. since: of each shard's placement. Its name is the least that a shard has, and counts only
+    if all of theirs do."""
+    if len(shards) == 1:
+        return shards[0]
+    first = shards[0]
+    layouts = struct.pack(f"!{len(shards)}q", *(s.layout for s in shards))
+    digest = hashlib.blake2b(layouts, digest_size=7).digest()
+    return Info(
+        min(heal_plan.counted_name(s.name, begun) for s, begun in zip(shards, since, strict=True)),
+        any(s.outside for s in shards),
+        first.position,
+        all(s.stages for s in shards),
+        max((s.half for s in shards), key=int),
+        first.equal_states,
+        int.from_bytes(digest, "big") if any(s.layout for s in shards) else 0,
+        any(s.joining for s in shards),
+        min(s.parts for s in shards),
+        any(s.kept for s in shards),
+    )
+
+
 def exchange(
-    communicator: Communicator, generation: Generation, own: Info, wait: Callable[[Pending], None]
+    communicator: Communicator,
+    generation: Generation,
+    own: Info,
+    wait: Callable[[Pending], None],
+    replica_size: int = 1,
 ) -> tuple[heal_plan.HealPlan, list[Info]]:
-    """Every member's row, and the heal plan. Raises CollectiveFailed, and StateGone on the members that must end."""
+    """Every member's row, and the heal plan: by replica rank. Raises CollectiveFailed, and StateGone on the members
+    that must end."""
     row = torch.tensor(own.to_row(), dtype=torch.int64)
     rows = torch.zeros((communicator.world_size, _COLUMNS), dtype=torch.int64)
     wait(communicator.allgather(rows, row))
-    infos = [Info.from_row(r) for r in rows.tolist()]
+    workers = [Info.from_row(r) for r in rows.tolist()]
     since = [m.since_generation for m in generation.members]
+    infos = [
+        of_replica(workers[at : at + replica_size], since[at : at + replica_size])
+        for at in range(0, len(workers), replica_size)
+    ]
+    since = since[::replica_size]
     try:
         plan = heal_plan.plan(
             [i.name for i in infos],
@@ -88,7 +126,7 @@ def exchange(
             [i.parts for i in infos],
         )
     except StateGone as error:
-        if communicator.global_rank in error.ranks:
+        if communicator.global_rank // replica_size in error.ranks:
             raise
         # The others wait, as joiners do, for a member that has the state.
         raise CollectiveFailed(str(error)) from error

@@ -16,11 +16,8 @@ from bagua_contract import membership_pb2
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, Stage, SuspicionKind
-from bagua_core.communication.communicator import (
-    CollectiveAborted,
-    CollectiveFailed,
-    Communicator,
-)
+from bagua_core import tracing
+from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator
 from bagua_core.communication.transport_choice import check_setting
 from bagua_core.communication.transports import retired_groups
 from bagua_core.communication.transports.gpu_transport import TRANSPORTS
@@ -28,23 +25,24 @@ from bagua_core.elastic.checks.step_timing import WaitMonitor
 from bagua_core.elastic.membership import entry, switch_pair
 from bagua_core.elastic.membership.following import FollowingSituation, Move, decide, is_superseded
 from bagua_core.elastic.membership.host import Host
-from bagua_core.elastic.membership.member_waits import MemberWaits
 from bagua_core.elastic.membership.next_communicator import NextCommunicator
 from bagua_core.elastic.membership.rendezvous import Rendezvous, TransportRefused
 from bagua_core.elastic.membership.session import News, Session
+from bagua_core.elastic.membership.shard_member import ShardMember
 from bagua_core.elastic.membership.stall_reports import StallReports
 from bagua_core.elastic.waiting.operation_trail import FIRST_BOUNDARY
 from bagua_core.errors import LeaveInterrupt, UserError
 
 RECORDS_KEPT = 8
 LOOK_AGAIN_S = 1.0  # for members of the newest record that answer
+JOINT_AGAIN_S = 0.02  # for news that another shard of the replica has
 
 
 class JoinRefused(UserError, RuntimeError):
     """The job does not take this worker: its fingerprint differs."""
 
 
-class Member(MemberWaits):
+class Member(ShardMember):
     def __init__(self, environment: WorkerEnvironment, host: Host) -> None:
         super().__init__()
         self._environment = environment
@@ -56,7 +54,7 @@ class Member(MemberWaits):
         self._ready_said = False
         self._loop_wait: tuple[float, WaitMonitor] | None = None  # at the first boundary, for the others
         self.at_boundary = False  # the script's thread is in `follow`
-        self._side: Communicator | None = None
+        self._sides: dict[str, Communicator] = {}
         self._left: list[Communicator] = []
         self._broken_in: CollectiveWait | None = None  # what the generation's break ended
         self.rendezvous = Rendezvous(
@@ -107,7 +105,7 @@ class Member(MemberWaits):
 
     def _in_force(self) -> list[Communicator]:
         """Of the generation in force."""
-        return [c for c in (self.communicator, self._side) if c is not None]
+        return [c for c in (self.communicator, *self._sides.values()) if c is not None]
 
     # -- following
 
@@ -117,9 +115,19 @@ class Member(MemberWaits):
         outside a step; then being left out ends the wait too."""
         self.at_boundary = True
         try:
-            self._follow(outside, given_up)
+            while True:
+                seen = self.session.news
+                self._follow(outside, given_up)
+                if given_up() or self._is_joint(self.number, lambda: given_up() or self.is_to_move):
+                    return
+                self._wait_for_news(seen, given_up, 0.0 if self.is_to_move else JOINT_AGAIN_S)
         finally:
             self.at_boundary = False
+
+    @property
+    def is_to_move(self) -> bool:
+        """There is a change of membership to follow, or the generation in force broke."""
+        return decide(self._situation(self.session.news)).move is not Move.STAY
 
     def _follow(self, outside: bool, given_up: Callable[[], bool]) -> None:
         while True:
@@ -194,6 +202,7 @@ class Member(MemberWaits):
 
         SystemExit(0) when the node leaves or the job is over; LeaveInterrupt when it leaves after Ctrl-C.
         """
+        self.assemble(self._environment, self.rendezvous.address)
         self.session.ready(self.rendezvous.address, {}, stage=Stage.WAITING)
         while True:
             news = self.session.news
@@ -254,7 +263,7 @@ class Member(MemberWaits):
     def _retire(self, reason: str) -> None:
         for communicator in self._in_force():
             communicator.abort(reason)
-        self.communicator = self._side = None
+        self.communicator, self._sides = None, {}
 
     # -- entering
 
@@ -273,8 +282,13 @@ class Member(MemberWaits):
         if not self._is_drained_for(generation, superseded):
             building.abandon("superseded")
             return False
+        self.settle_device()
         building.drained()
-        if not self._wait_until(lambda: building.done, superseded, generation.number, report=not newcomer):
+        with tracing.span("build communicator", generation.number):
+            is_built = self._wait_until(
+                lambda: building.done, superseded, generation.number, report=not newcomer
+            )
+        if not is_built:
             building.abandon("superseded")
             return False
         communicator = building.communicator
@@ -292,7 +306,7 @@ class Member(MemberWaits):
                 # All members switched after a whole step, so nothing runs in it any more. It is closed once
                 # the first commit here shows that they all have left it too.
                 self._left += self._in_force()
-                self._side = None
+                self._sides = {}
             else:
                 self._retire(f"generation {generation.number} takes effect")
             self.communicator, self.generation = communicator, generation
@@ -300,7 +314,10 @@ class Member(MemberWaits):
         if superseded():  # a record that `_on_news` saw before the lines above
             communicator.abort("superseded")
         try:
-            plan, infos = entry.exchange(communicator, generation, self._host.info(), self.wait_unlearned)
+            size = 1 if self.replica is None else self.replica.size
+            with tracing.span("exchange names", generation.number):
+                info = self._host.info()
+                plan, infos = entry.exchange(communicator, generation, info, self.wait_unlearned, size)
             if not generation.is_gathering:
                 self._host.reach("entry.exchanged")
             self._host.take_part(generation, plan, infos)
@@ -380,14 +397,16 @@ class Member(MemberWaits):
 
     # -- a group without joiners
 
-    def side_communicator(self, members: tuple[int, ...]) -> Communicator:
-        """The group of `members` (global ranks) of the generation in force. Raises CollectiveFailed."""
-        if self._side is not None:
-            return self._side
+    def side_communicator(self, members: tuple[int, ...], name: str = "outside") -> Communicator:
+        """The group of `members` (global ranks) of the generation in force. name: one for each such group of a
+        generation. Raises CollectiveFailed."""
+        if name in self._sides:
+            return self._sides[name]
         main, generation = self.communicator, self.generation
         assert main is not None and generation is not None
         self.drain()
-        building = self.rendezvous.start(generation, members, "outside")
+        self.settle_device()
+        building = self.rendezvous.start(generation, members, name)
         main.abort_flag.add_waiter(lambda: building.abandon("the generation ended"))
         if not self._wait_until(
             lambda: building.done, main.abort_flag.is_set, generation.number, report=True
@@ -395,8 +414,8 @@ class Member(MemberWaits):
             raise CollectiveAborted(main.abort_flag.reason or "aborted")
         if building.communicator is None:
             raise CollectiveFailed(f"building the group for a collective failed: {building.error}")
-        self._side = building.communicator
-        return self._side
+        self._sides = {**self._sides, name: building.communicator}
+        return building.communicator
 
     def wait_closed(self) -> None:
         """Until the agent says that the job is closing; SystemExit(0) or another generation may come first."""

@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable
 
 from bagua_contract.records import Generation
+from bagua_core import tracing
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, Pending
 from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor
 from bagua_core.elastic.membership.session import News, Session
 from bagua_core.elastic.membership.stall_reports import StallReports
-from bagua_core.elastic.waiting.operation_trail import STEP, OperationTrail
+from bagua_core.elastic.waiting.operation_trail import BOUNDARY, STEP, OperationTrail
 from bagua_core.elastic.waiting.operations import MismatchedCollective
+
+_SPANS = {STEP: "bucket wait", BOUNDARY: "vote"}  # in a trace
 
 
 class MemberWaits:
@@ -44,7 +47,8 @@ class MemberWaits:
         self.stalls.wait_begins(self._waits)
         self.trail.wait_begins(what)
         try:
-            pending.wait(self.stalled, self._waits.threshold_s)
+            with tracing.span(_SPANS.get(what, what), track=tracing.SCRIPT):
+                pending.wait(self.stalled, self._waits.threshold_s)
         except CollectiveFailed:
             self._check_agreed()
             raise
@@ -67,7 +71,9 @@ class MemberWaits:
         communicator, generation = self.communicator, self.generation
         assert communicator is not None and generation is not None
         flag = communicator.abort_flag
-        if not self._wait_until(done, flag.is_set, generation.number, report=True):
+        with tracing.span("wait for a copy", track=tracing.SCRIPT):
+            is_done = self._wait_until(done, flag.is_set, generation.number, report=True)
+        if not is_done:
             raise CollectiveAborted(flag.reason or "aborted")
 
     def _wait_until(
@@ -93,6 +99,6 @@ class MemberWaits:
     def _wait_for_news(self, seen: News, given_up: Callable[[], bool], most_s: float = float("inf")) -> None:
         """Until the agent says anything new. Without limit: holding the state is what this worker is for."""
         until_s = time.monotonic() + most_s
-        with self.changed:
+        with tracing.span("wait for news"), self.changed:
             while self.session.news is seen and not given_up() and (left_s := until_s - time.monotonic()) > 0:
                 self.changed.wait(timeout=min(1.0, left_s))

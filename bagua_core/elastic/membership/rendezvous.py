@@ -20,6 +20,7 @@ from bagua_contract.addresses import joined, parted
 from bagua_contract.records import Generation, GenerationKind
 from bagua_core.communication.communicator import AbortFlag, Communicator, Lane
 from bagua_core.communication.topology import lanes
+from bagua_core.communication.topology.routes import lanes_for
 from bagua_core.communication.transport_choice import AUTO, Choice
 from bagua_core.communication.transports import transport_agreement
 from bagua_core.communication.transports.by_device import ByDevice
@@ -197,14 +198,24 @@ class Rendezvous:
         on_gpu = self._adopt(building, global_rank, choice, gpus)
         nodes = lanes.nodes_of([m.agent_id for m in building.generation.members])
         begun = self._lanes(building, nodes, global_rank, PrefixStore(f"{prefix}/lanes", store))
-        if on_gpu is not None and building.generation.kind is GenerationKind.PLANNED:
+        # Kernels of a replica's own collectives run until the boundary, also behind a loss.
+        runs_others = building.generation.kind is GenerationKind.PLANNED or Lane.SHARD in begun
+        if on_gpu is not None and runs_others:
             self._await_all_drained(building, of_cpu)
         main = self._with_gpus(building, building.members, global_rank, own_store, on_gpu, of_cpu)
         main.nodes = nodes
-        main.lanes = {
+        made = {
             lane: self._with_gpus(building, members, global_rank, lane_store, on_gpu, lane_of_cpu)
             for lane, (members, lane_store, lane_of_cpu) in begun.items()
         }
+        shard = made.pop(Lane.SHARD, None)
+        if shard is None:
+            main.lanes = made
+        else:  # algorithms act in it as in a generation of one worker a replica
+            workers = begun[Lane.SHARD][0]
+            shard.nodes = lanes.among(nodes, workers)
+            shard.lanes = made
+            main.lanes = {Lane.SHARD: shard}
         return main
 
     def _await_all_drained(self, building: Building, of_cpu: Communicator) -> None:
@@ -238,8 +249,13 @@ class Rendezvous:
     ) -> dict[Lane, tuple[tuple[int, ...], PrefixStore, Communicator]]:
         """The members, the store and the part for the CPU of each lane of this rank."""
         built: dict[Lane, tuple[tuple[int, ...], PrefixStore, Communicator]] = {}
-        for lane in sorted(self.lanes, key=lambda lane: lane.value):
-            members = lanes.members_of(lane, nodes, global_rank)
+        workers = lanes.of_shard(building.generation.members, global_rank)
+        wanted = self.lanes if workers is None else self.lanes | {Lane.SHARD}
+        settings = building.generation.settings
+        # any of its members may need them, so all of them connect them
+        wanted |= lanes_for(settings.hierarchical is True or bool(settings.algorithm))
+        for lane in sorted(wanted, key=lambda lane: lane.value):
+            members = workers if lane is Lane.SHARD else lanes.members_of(lane, nodes, global_rank, workers)
             if members is not None:
                 own_store = PrefixStore(f"{lane.value}/{members[0]}", store)
                 # a flag of its own: an algorithm may abort its lane, and the generation goes on

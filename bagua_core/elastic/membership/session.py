@@ -22,6 +22,8 @@ from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.grpc_channel import open_channel
 from bagua_contract.records import PROTOCOL_VERSION, Generation, Stage, SuspicionKind
+from bagua_contract.replica import Replica
+from bagua_core import tracing
 from bagua_core.errors import InfrastructureLost
 
 CONNECT_TIMEOUT_S = 30.0
@@ -47,6 +49,7 @@ class News:
     leave_by_s: monotonic time by which a worker that leaves has to be done; infinite if the agent set no limit.
     interrupted: the node leaves because of a SIGINT.
     disagreement: what ranks wait in that do not call the same collectives; the job fails with it.
+    replica: the one that this worker is in; None in a job without replicas, and until there is one.
     """
 
     welcome: bool = False
@@ -58,6 +61,7 @@ class News:
     close: bool = False
     refused: str = ""
     disagreement: str = ""
+    replica: Replica | None = None
 
 
 class Session:
@@ -127,6 +131,9 @@ class Session:
     def _take(self, message: session_pb2.AgentMessage) -> None:
         news = self._news
         kind = message.WhichOneof("kind")
+        if kind == "trace":
+            tracing.take(message.trace, lambda spans: self._say(spans=spans))
+            return
         if kind == "welcome":
             news = replace(news, welcome=True, nonce=message.welcome.nonce)
         elif kind == "new_generation":
@@ -134,6 +141,8 @@ class Session:
             if news.generation is not None and record.number <= news.generation.number:
                 return  # a repeated or late record says nothing new
             news = replace(news, generation=record)
+            if (recorder := tracing.active) is not None:
+                recorder.instant("generation is announced", record.number)
         elif kind == "leave":
             within_s, no_limit = message.leave.within_s, float("inf")
             leave_by_s = time.monotonic() + within_s if within_s > 0 else no_limit
@@ -144,6 +153,8 @@ class Session:
             news = replace(news, refused=message.refused.difference)
         elif kind == "disagreement":
             news = replace(news, disagreement=message.disagreement.difference)
+        elif kind == "replica" and news.replica is None:  # a worker has one in its life; it may be sent again
+            news = replace(news, replica=Replica.from_proto(message.replica))
         self._news = news
         for listener in self._listeners:
             listener(news)
@@ -177,8 +188,9 @@ class Session:
             )
         )
 
-    def entered(self, generation: int, step: int) -> None:
-        self._say(entered=session_pb2.Entered(generation=generation, step=step))
+    def entered(self, generation: int, step: int, lost_s: Mapping[str, float]) -> None:
+        """lost_s: by the names of TimeUse."""
+        self._say(entered=session_pb2.Entered(generation=generation, step=step, lost_s=lost_s))
 
     def progress(self, progress: session_pb2.Progress) -> None:
         self._say(progress=progress)

@@ -164,7 +164,8 @@ class BeforeLoop:
                 continue
             finally:
                 store.close()
-            self._late_place = (len(addresses), len(addresses) + 1)
+            shard_rank, size = (0, 1) if self._member.replica is None else self._member.replica.place
+            self._late_place = (len(addresses) + shard_rank, len(addresses) + size)
             return True
         return False
 

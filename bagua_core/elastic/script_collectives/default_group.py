@@ -1,13 +1,15 @@
 """Refuses torch's default process group beside this runtime: it would not follow a change of membership.
 
 torch_api answers torch.distributed's calls by itself (torch_default_group.py). A group that a script made before is set
-aside there: it stays, unused, because its peers may still be connecting to it.
+aside there: it stays, unused, because its peers may still be connecting to it. The group of this worker's replica is
+the runtime's own, and ends with the replica.
 """
 
 from __future__ import annotations
 
 import torch.distributed
 
+from bagua_core.elastic.replica import torch_group
 from bagua_core.errors import UserError
 
 _is_set_aside = False
@@ -33,7 +35,7 @@ def is_made() -> bool:
 
 
 def is_in_use() -> bool:
-    return is_made() and not _is_set_aside
+    return is_made() and not _is_set_aside and not torch_group.is_made()
 
 
 def set_aside() -> None:

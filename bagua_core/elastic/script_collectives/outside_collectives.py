@@ -10,6 +10,7 @@ first step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -20,15 +21,16 @@ from bagua_core.communication.communicator import (
     CollectiveFailed,
     ReduceOp,
 )
-from bagua_core.communication.step_interface import StepReductions
+from bagua_core.communication.step_interface import Rounds, StepReductions
 from bagua_core.elastic.membership.member import Member
+from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
 from bagua_core.elastic.script_collectives.requests import Allreduce, Message, Request, Result
 from bagua_core.elastic.script_collectives.worker_groups import WorkerGroup
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.waiting import operations
 from bagua_core.elastic.waiting.operation_trail import EPOCH_END, TRAINING_END
-from bagua_core.errors import InfrastructureLost, UserError
+from bagua_core.errors import InfrastructureLost, NotDeterministicError, UserError
 
 
 class MembersChanged(InfrastructureLost, RuntimeError):
@@ -52,11 +54,23 @@ class Steps(StepReductions, Protocol):
     """The calls of such a collective to the engine."""
 
     @property
+    def rounds(self) -> Rounds | None:
+        """Where the round is the unit of commit, its leases."""
+
+    @property
+    def virtual_shards(self) -> int:
+        """See StepEngine."""
+
+    @property
     def newcomers(self) -> frozenset[int]:
         """Ranks that copy the state beside the first step of the generation, and take part in nothing before it."""
 
     def operation_done(self, index: int) -> None:
         """All members but joiners completed collective `index` after the last step."""
+
+
+class CollectiveInRound(UserError, RuntimeError):
+    """A script's collective among the local steps of a round, in which each worker is at another place."""
 
 
 class OutsideCollectives:
@@ -74,9 +88,14 @@ class OutsideCollectives:
         """Do what a script asks for, among all that take part or those of `group`.
 
         Raises ValueError, TypeError (before any peer is asked), MembersChanged, PeerLostError, SourceHasNoState,
-        MismatchedCollective.
+        MismatchedCollective, NotDeterministicError.
         """
         self._before_loop.join()
+        if self._steps.in_step and self._steps.virtual_shards:
+            raise NotDeterministicError(
+                f"{request.asked(request.root)} in the loop of a deterministic job: the body of the loop "
+                "runs once a shard, and so more often on a worker with more shards; call it between two epochs"
+            )
         if self._before_loop.is_late:
             if group is not None or isinstance(request, Message):
                 raise self._before_loop.refuse(request.asked(request.root))
@@ -109,14 +128,21 @@ class OutsideCollectives:
     def _is_alone(self) -> bool:
         """Before its first step a worker takes part in nothing."""
         communicator, steps = self._member.communicator, self._steps
-        return communicator is None or (not steps.in_step and communicator.global_rank in steps.newcomers)
+        newcomers = self._workers_in(steps.newcomers)
+        return communicator is None or (not steps.in_step and communicator.global_rank in newcomers)
+
+    def _workers_in(self, replicas: frozenset[int]) -> frozenset[int]:
+        """Their global ranks."""
+        replica = self._member.replica
+        size = 1 if replica is None else replica.size
+        return frozenset(r * size + shard for r in replicas for shard in range(size))
 
     def _takes_part(self) -> tuple[int, ...]:
         """Global ranks, ascending; outside steps without joiners."""
         communicator, steps = self._member.communicator, self._steps
         if communicator is None:
             return ()
-        absent = frozenset() if steps.in_step else steps.newcomers
+        absent = frozenset() if steps.in_step else self._workers_in(steps.newcomers)
         return tuple(r for r in range(communicator.world_size) if r not in absent)
 
     def _workers(self) -> tuple[str, ...]:
@@ -137,12 +163,21 @@ class OutsideCollectives:
         """Part of the step, before its reduction and behind it: the step fails with it, and then the rank's own value
         comes back. The script may do anything with what it gets, so no rank may commit with a value of its own."""
         steps, member = self._steps, self._member
+        if steps.rounds is not None:
+            raise CollectiveInRound(
+                f"{request.asked(request.root)} among the local steps of a round: workers take different numbers of "
+                'them, so others would never come to it. Call it between epochs, or use the algorithm with unit="step"'
+            )
         rank, world_size, root = workers.index(self._own_id), len(workers), request.root
         if member.broken and not steps.step_failed:
             steps.reduction_failed(CollectiveAborted("the generation broke before"))
+        by_some = group is not None or isinstance(request, Message)
         if steps.step_failed:
+            if not by_some:
+                member.agree(Outcome.FAILED)
             return request.own(rank, world_size, root or 0)
-        healing = frozenset(w for r, w in enumerate(self._workers()) if r in steps.plan.healing)
+        heals = self._workers_in(steps.plan.healing)
+        healing = frozenset(w for r, w in enumerate(self._workers()) if r in heals)
         if root is not None and request.comes_from_root and workers[root] in healing:
             raise SourceHasNoState(
                 f"{request.asked(root)}: rank {root} is in its first step and still copies the job's state. In "
@@ -152,9 +187,11 @@ class OutsideCollectives:
         if workers[rank] in healing:
             asked = asked.without_state()
         communicator, trail = member.communicator, member.trail
-        by_some = group is not None or isinstance(request, Message)
         try:
-            with trail.aside() if by_some else trail.operation(f"in {request.asked(root)}"):
+            with (
+                nullcontext() if by_some else member.jointly(),
+                trail.aside() if by_some else trail.operation(f"in {request.asked(root)}"),
+            ):
                 if group is not None:
                     communicator = group.communicator(member, steps.wait)
                 assert communicator is not None
@@ -173,9 +210,12 @@ class OutsideCollectives:
 
     # -- outside steps, by all
 
-    def operate(self, tensor: torch.Tensor, op: ReduceOp, finishing: bool = False) -> torch.Tensor:
-        """Run one reduction of the log until it succeeded among the members that are left."""
-        return self._operate(Allreduce(tensor, op), self._workers(), finishing)[0]
+    def operate(
+        self, tensor: torch.Tensor, op: ReduceOp, finishing: bool = False, by_shard: bool = False
+    ) -> torch.Tensor:
+        """Run one reduction of the log until it succeeded among the members that are left. by_shard: among those with
+        this worker's shard, while the others do the same for theirs."""
+        return self._operate(Allreduce(tensor, op), self._workers(), finishing, by_shard=by_shard)[0]
 
     def confirm(self, is_owed: Callable[[], bool]) -> None:
         """Return once all members have come here, after any losses, or when this worker owes it no more: it was left
@@ -188,6 +228,7 @@ class OutsideCollectives:
         workers: Sequence[str],
         finishing: bool = False,
         is_owed: Callable[[], bool] | None = None,
+        by_shard: bool = False,
     ) -> Result:
         """is_owed: without a generation wait for the next one, as long as it says so."""
         member, log = self._member, self._state.operations
@@ -214,7 +255,8 @@ class OutsideCollectives:
                     )
                 try:
                     what = TRAINING_END if finishing else EPOCH_END if is_owed is not None else None
-                    result = self._attempt(index, request, workers, unconfirmed, what)
+                    with member.jointly():
+                        result = self._attempt(index, request, workers, unconfirmed, what, by_shard)
                 except CollectiveFailed as error:
                     if not member.broken:
                         member.break_generation(error)
@@ -239,6 +281,7 @@ class OutsideCollectives:
         workers: Sequence[str],
         unconfirmed: list[Result],
         what: str | None,
+        by_shard: bool = False,
     ) -> Result:
         """unconfirmed: gets what this rank has before it knows that all ranks have theirs. what: the name of
         an operation that the runtime asks for."""
@@ -246,16 +289,22 @@ class OutsideCollectives:
         unconfirmed.clear()
         if member.broken:
             raise CollectiveAborted("the generation broke before")
-        communicator = member.communicator
-        assert communicator is not None
+        communicator, replica = member.communicator, member.replica if by_shard else None
+        assert communicator is not None and member.generation is not None
         root = placed(request, workers, self._workers())
-        members = self._takes_part()
+        members, name = self._takes_part(), "outside"
+        if replica is not None:
+            communicator, name = member.lane, f"outside/shard-{replica.shard_rank}"
+            members = tuple(
+                r for r in members if member.generation.members[r].shard_rank == replica.shard_rank
+            )
         if len(members) == 1:
             return request.own(0, 1, 0)
         wait, asked = member.wait_unlearned, request.asked(root)
         with member.trail.operation(what or f"in {asked}"):
             if newcomers:
-                communicator = member.side_communicator(members)
+                communicator = member.side_communicator(members, name)
+            assert communicator is not None
             operations.check_agreement(communicator, index, asked, wait)
             result = request.run(communicator, root or 0, wait)
             if not request.is_common:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
+from bagua_core.model import sharded_tensors
 from bagua_core.optimizers.state_copy import OptimizerStateCopy
 
 FIRST_STEPS = 4
@@ -26,7 +27,7 @@ class _Copy:
     def __init__(
         self, parameters: Iterable[torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]
     ) -> None:
-        self.values = {id(p): (p, p.detach().clone()) for p in parameters}
+        self.values = {id(p): (p, sharded_tensors.copied(p)) for p in parameters}
         self.states = [OptimizerStateCopy(optimizer) for optimizer in optimizers]
 
 
@@ -37,7 +38,7 @@ class BoundaryCopy:
         self.steps_left = 0  # that keep a copy because one went on; travels to workers that join
         self._steps = 0
         self._copy: _Copy | None = None
-        self._marks: list[tuple[torch.Tensor, int, int]] = []
+        self._marks: list[tuple[torch.Tensor, tuple[int, int, int]]] = []
 
     @property
     def is_kept(self) -> bool:
@@ -61,7 +62,7 @@ class BoundaryCopy:
 
         has_several_models: this is the reduction of one of several, so the step is likely to go on.
         """
-        self._marks = [(p, p._version, p.data_ptr()) for p in parameters]
+        self._marks = [(p, sharded_tensors.version(p)) for p in parameters]
         is_first = self._steps <= FIRST_STEPS and (
             has_several_models or _size_bytes(parameters, optimizers) <= LARGEST_FIRST_BYTES
         )
@@ -80,10 +81,10 @@ class BoundaryCopy:
 
     def is_moved(self) -> bool:
         """Whether parameters have changed since the step's first reduction."""
-        return any(p._version != version or p.data_ptr() != place for p, version, place in self._marks)
+        return any(sharded_tensors.version(p) != before for p, before in self._marks)
 
     def saved(self) -> Mapping[int, torch.Tensor]:
-        """The parameters' values by id."""
+        """The parameters' values by id: local tensors."""
         return {} if self._copy is None else {key: value for key, (_, value) in self._copy.values.items()}
 
     def put_back(self) -> bool:
@@ -93,7 +94,7 @@ class BoundaryCopy:
         if kept is None:
             return False
         for parameter, value in kept.values.values():
-            parameter.data.copy_(value)
+            sharded_tensors.local(parameter).data.copy_(value)
         for state in kept.states:
             state.put_back()
         return True
@@ -101,4 +102,4 @@ class BoundaryCopy:
 
 def _size_bytes(parameters: list[torch.Tensor], optimizers: list[torch.optim.Optimizer]) -> int:
     states = (value for o in optimizers for of_one in o.state.values() for value in of_one.values())
-    return sum(p.nbytes for p in parameters) + sum(getattr(value, "nbytes", 0) for value in states)
+    return sum(map(sharded_tensors.local_bytes, [*parameters, *states]))

@@ -17,6 +17,7 @@ from bagua_core.elastic.state.commit_history import History, Line, Roster
 from bagua_core.elastic.state.state_guard import StateGuard
 from bagua_core.elastic.state.state_registry import StateRegistry
 from bagua_core.elastic.waiting.operations import OperationLog
+from bagua_core.model.sharded_tensors import local_bytes
 
 
 class HalfCopy(IntEnum):
@@ -85,10 +86,10 @@ class CommittedState:
         """About what a copy of it takes; the small things beside the tensors are left out."""
         total = 0
         for tensors in self.registry.capture_modules():
-            total += sum(t.nbytes for t in tensors.values())
+            total += sum(map(local_bytes, tensors.values()))
         for optimizer in self.registry.optimizers:
             for of_one in optimizer.state.values():
-                total += sum(getattr(value, "nbytes", 0) for value in of_one.values())
+                total += sum(map(local_bytes, of_one.values()))
         return total
 
     def bulk(self, *, with_gradients: bool) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A step may change buffers at any time, and the parameters that the script changes by itself (parameter_watch.py): these
 are the *volatile* tensors, and a snapshot keeps a copy of them. All other parameters change only in optimizer steps
-that are final. Names begin with "parameter.", "algorithm." or "buffer.".
+that are final. Names begin with "parameter.", "algorithm." or "buffer.". Of a sharded tensor (DTensor) the local tensor
+is copied, compared and written; the object stays.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import nn
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
 from bagua_core.elastic.state.parameter_watch import ParameterWatch
 from bagua_core.model.module_buffers import ModuleBuffers
+from bagua_core.model.sharded_tensors import copied, is_sharded, like, local
 
 PARAMETER, ALGORITHM, BUFFER = "parameter.", "algorithm.", "buffer."
 
@@ -24,9 +26,15 @@ def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Copy `value` into the memory of `tensor` without autograd's knowledge.
 
     A graph that holds `tensor` for a later backward stays usable. Values are put in steps whose gradients from this
-    worker count nothing, so that what it computes does not matter.
+    worker count nothing, so that what it computes does not matter. Raises ValueError where a sharded tensor's part here
+    has another shape.
     """
-    tensor.data.copy_(value)
+    if is_sharded(tensor) and local(tensor).shape != local(value).shape:
+        raise ValueError(
+            f"the state has {tuple(local(value).shape)} of a tensor of shape {tuple(tensor.shape)}, of which this "
+            f"worker holds {tuple(local(tensor).shape)}"
+        )
+    local(tensor).data.copy_(local(value))
 
 
 def put_plain_gradient(parameter: torch.Tensor, value: torch.Tensor | None) -> None:
@@ -66,9 +74,21 @@ class ModelTensors:
         self.refresh()
 
     def refresh(self) -> None:
-        """The module may have got other submodules or parameters."""
+        """The module may have got other submodules or parameters.
+
+        Between a forward and its backward fully_shard has plain, gathered parameters in the places of the sharded ones,
+        which an optimizer changes: those are the model's.
+        """
         self._buffers.refresh()
-        self._parameters = {PARAMETER + n: p for n, p in self.module.named_parameters()}
+        known = self._parameters
+        self._parameters = {
+            PARAMETER + n: _sharded(known.get(PARAMETER + n), p) for n, p in self.module.named_parameters()
+        }
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The live ones, each once."""
+        self.refresh()
+        return list(self._parameters.values())
 
     # -- all tensors
 
@@ -96,7 +116,11 @@ class ModelTensors:
             present = live.get(name)
             if not name.startswith(BUFFER):
                 overwrite(live[name], value)
-            elif present is not None and present.shape == value.shape and present.dtype == value.dtype:
+            elif (
+                present is not None
+                and local(present).shape == local(value).shape
+                and present.dtype == value.dtype
+            ):
                 overwrite(present, value)
             else:
                 device = present.device if present is not None else _device_of(self.module)
@@ -109,10 +133,11 @@ class ModelTensors:
         live = self.volatile()
         kept = self._values
         self._values = {
-            n: kept[n] if _alike(kept.get(n), t) else torch.empty_like(t) for n, t in live.items()
+            n: kept[n] if _alike(kept.get(n), local(t)) else torch.empty_like(local(t))
+            for n, t in live.items()
         }
         if live:
-            torch._foreach_copy_(list(self._values.values()), [t.detach() for t in live.values()])
+            torch._foreach_copy_(list(self._values.values()), [local(t).detach() for t in live.values()])
         self._objects = live
         self._taken = True
         self._protected = {}
@@ -150,7 +175,7 @@ class ModelTensors:
         """An optimizer moved the parameters with these ids, and that is final even if the step fails later."""
         for name, tensor in self._objects.items():
             if id(tensor) in moved:
-                self._values[name].copy_(tensor.detach())
+                self._values[name].copy_(local(tensor).detach())
 
     def roll_back(self) -> tuple[str, ...]:
         """The step did not happen. Returns the names of parameters that keep a change of the script's, because it
@@ -167,7 +192,7 @@ class ModelTensors:
             overwrite(kept, value)
         for name, value in self._protected.items():
             parameter = self._parameters[name]
-            if parameter.device != value.device or not torch.equal(parameter.detach(), value):
+            if parameter.device != value.device or not torch.equal(local(parameter).detach(), value):
                 overwrite(parameter, value)
         self._protected = {}
         return self._unknown
@@ -180,14 +205,17 @@ class ModelTensors:
         if not self._taken:
             return {n: t.detach() for n, t in self.everything().items()}
         kept = {**self._protected, **self._values}
-        own = {n: self._values.get(n, saved.get(id(t), kept.get(n, t))) for n, t in self.lasting().items()}
+        own = {
+            n: like(t, self._values.get(n, saved.get(id(t), kept.get(n, t))))
+            for n, t in self.lasting().items()
+        }
         return {
             **{n: t.detach() for n, t in own.items()},
             **{n: t for n, t in kept.items() if n.startswith(BUFFER)},
         }
 
     def at_resume_point(self) -> dict[str, torch.Tensor]:
-        """Copies of the volatile tensors as the snapshot has them."""
+        """Copies of the volatile tensors as the snapshot has them: local tensors."""
         return {name: value.clone() for name, value in self._values.items()}
 
     # -- gradients
@@ -230,7 +258,7 @@ class ModelTensors:
         volatile = self.volatile()
         self._objects = {n: live[n] for n in {**volatile, **at_resume_point} if n in live}
         self._values = {
-            n: (at_resume_point[n].to(t.device) if n in at_resume_point else t.detach().clone())
+            n: (local(at_resume_point[n]).to(t.device) if n in at_resume_point else copied(t))
             for n, t in self._objects.items()
         }
         self._taken = True
@@ -238,14 +266,26 @@ class ModelTensors:
         self._unknown = ()
 
 
+def _sharded(known: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
+    """The sharded tensor of which `parameter`, which has its name now, is the gathered form; else `parameter`.
+
+    Above tensor parallelism the gathered form is sharded too, on a mesh of fewer dimensions.
+    """
+    if known is None or known is parameter or not is_sharded(known):
+        return parameter
+    if is_sharded(parameter) and parameter.device_mesh.ndim >= known.device_mesh.ndim:  # type: ignore[attr-defined]
+        return parameter
+    return known if known.shape == parameter.shape else parameter
+
+
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """On its own device, or on the host where that has no memory left: a failed step must not fail for that."""
     try:
-        return tensor.detach().clone()
+        return copied(tensor)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error) or tensor.device.type == "cpu":
             raise
-        return tensor.detach().cpu()
+        return local(tensor).detach().cpu()
 
 
 def _alike(kept: torch.Tensor | None, tensor: torch.Tensor) -> bool:

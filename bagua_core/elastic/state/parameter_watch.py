@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import torch
 
 from bagua_core.elastic.state import flat_tensors
+from bagua_core.model import sharded_tensors
 
 FIRST_AUDITS = 4
 AUDIT_EVERY = 64
@@ -27,28 +28,28 @@ class ParameterWatch:
     def __init__(self) -> None:
         self._steps = 0
         self._watched: Mapping[str, torch.Tensor] = {}
-        self._marks: list[tuple[int, int]] = []
+        self._marks: list[tuple[int, int, int]] = []
         self._copies: list[torch.Tensor] = []
         self._digests: list[int] = []
 
     def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """The step begins; `parameters`, by name, are those that only an optimizer is known to change."""
         self._watched = parameters
-        self._marks = [_mark(p) for p in parameters.values()]
+        self._marks = [sharded_tensors.version(p) for p in parameters.values()]
         self._copies, self._digests = [], []
         if self._steps < FIRST_AUDITS or self._steps % AUDIT_EVERY == 0:
-            if sum(p.nbytes for p in parameters.values()) <= LARGEST_COPY_BYTES:
-                self._copies = [p.detach().clone() for p in parameters.values()]
+            if sum(map(sharded_tensors.local_bytes, parameters.values())) <= LARGEST_COPY_BYTES:
+                self._copies = [sharded_tensors.copied(p) for p in parameters.values()]
             else:
                 self._digests = [_digest(p) for p in parameters.values()]
         self._steps += 1
 
     def changed(self) -> dict[str, torch.Tensor | None]:
-        """The watched parameters that have changed since, with their values at the begin, or None where no copy was
-        taken in this step."""
+        """The watched parameters that have changed since, with their values (local tensors) at the begin, or None where
+        no copy was taken in this step."""
         found: dict[str, torch.Tensor | None] = {}
         for place, (name, parameter) in enumerate(self._watched.items()):
-            differs = _mark(parameter) != self._marks[place]
+            differs = sharded_tensors.version(parameter) != self._marks[place]
             if self._copies:
                 differs = differs or not _equal(parameter, self._copies[place])
             elif self._digests:
@@ -62,13 +63,10 @@ class ParameterWatch:
         self._watched, self._marks, self._copies, self._digests = {}, [], [], []
 
 
-def _mark(parameter: torch.Tensor) -> tuple[int, int]:
-    return parameter._version, parameter.data_ptr()
-
-
 def _equal(parameter: torch.Tensor, copy: torch.Tensor) -> bool:
-    return parameter.shape == copy.shape and torch.equal(parameter.detach(), copy)
+    own = sharded_tensors.local(parameter).detach()
+    return own.shape == copy.shape and torch.equal(own, copy)
 
 
 def _digest(parameter: torch.Tensor) -> int:
-    return flat_tensors.digest([parameter.detach()])
+    return flat_tensors.digest([sharded_tensors.local(parameter).detach()])

@@ -22,6 +22,7 @@ from bagua_core import value_tree
 from bagua_core.elastic.state.flat_tensors import FlatTensors, is_dense, padded, strides_are_dense
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
 from bagua_core.errors import BaguaError, PeerViolation, UserError
+from bagua_core.model import sharded_tensors
 
 _VERSION = 1
 
@@ -86,6 +87,13 @@ class _Encoder(value_tree.TreeEncoder):
             ) from None
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> int:
+        sharding = None
+        if sharded_tensors.is_sharded(tensor):
+            try:
+                sharding = sharded_tensors.Layout.of(tensor).to_json()
+            except sharded_tensors.UnsavablePlacement as error:
+                raise CannotTravel(f"{path} is {error}, which cannot travel to another worker") from error
+            tensor = sharded_tensors.local(tensor)
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             raise CannotTravel(f"{path} is a {type(tensor).__module__}.{type(tensor).__qualname__}")
         plain = tensor.layout is torch.strided and value_tree.torch_dtype_name(tensor.dtype)
@@ -95,10 +103,11 @@ class _Encoder(value_tree.TreeEncoder):
                 f"device {tensor.device})"
             )
         tensor = tensor.detach().resolve_conj().resolve_neg()
-        return self._add(tensor if is_dense(tensor) else tensor.contiguous(), path)
+        return self._add(tensor if is_dense(tensor) else tensor.contiguous(), path, sharding)
 
-    def _add(self, tensor: torch.Tensor, path: str) -> int:
-        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device))
+    def _add(self, tensor: torch.Tensor, path: str, sharding: dict[str, Any] | None = None) -> int:
+        how = repr(sharding)  # one memory may be a sharded tensor and, under another name, a plain one
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device), how)
         if tensor.numel() and key in self._known:
             return self._known[key]
         self.tensors.append(tensor)
@@ -108,6 +117,7 @@ class _Encoder(value_tree.TreeEncoder):
                 "shape": list(tensor.shape),
                 "stride": list(tensor.stride()),
                 "device": tensor.device.type,
+                **({"sharded": sharding} if sharding is not None else {}),
             }
         )
         if self._names is not None:
@@ -182,6 +192,7 @@ def decode(
 ) -> Any:
     """The state. source: its run of bytes (uint8), or the tensors of `allocate`, which it will then hold.
 
+    A sharded tensor comes as a LocalPart (model/sharded_tensors.py): only the receiver knows its mesh.
     device: as in `allocate`. copy False: tensors are views of the run where they can be, which then lives
     as long as any of them.
     Raises MalformedManifest for a manifest of another kind, ValueError if the bytes are too few.
@@ -193,6 +204,7 @@ def decode(
         tensors = list(source)
         if len(tensors) != len(parsed["tensors"]):
             raise ValueError(f"{len(tensors)} tensors for a manifest of {len(parsed['tensors'])}")
+    tensors = [_as_described(t, d) for t, d in zip(tensors, parsed["tensors"], strict=True)]
     try:
         (state,) = value_tree.values(parsed["state"], 1, lambda tag, content: [_leaf(tag, content, tensors)])
         return state
@@ -202,7 +214,17 @@ def decode(
         raise MalformedManifest(f"the state's manifest is not one of ours: {error}") from error
 
 
-def _leaf(tag: str, content: Any, tensors: list[torch.Tensor]) -> Any:
+def _as_described(tensor: torch.Tensor, described: dict[str, Any]) -> Any:
+    """Raises MalformedManifest."""
+    if "sharded" not in described:
+        return tensor
+    try:
+        return sharded_tensors.LocalPart(tensor, sharded_tensors.Layout.from_json(described["sharded"]))
+    except ValueError as error:
+        raise MalformedManifest(f"the state's manifest describes {error}") from error
+
+
+def _leaf(tag: str, content: Any, tensors: list[Any]) -> Any:
     match tag:
         case "tensor":
             return tensors[content]

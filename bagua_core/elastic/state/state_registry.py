@@ -21,8 +21,12 @@ from torch.amp.grad_scaler import GradScaler
 from bagua_core.communication.step_interface import Stateful
 from bagua_core.elastic.state import optimizer_state, state_codec
 from bagua_core.elastic.state.boundary_copy import BoundaryCopy
-from bagua_core.elastic.state.model_tensors import ModelTensors, put_plain_gradient
+from bagua_core.elastic.state.model_tensors import ALGORITHM, PARAMETER, ModelTensors, put_plain_gradient
 from bagua_core.model.scaler_state import ScalerSnapshot
+from bagua_core.model.sharded_tensors import Layout, Meshes, is_sharded, local
+
+SHARDING = "sharding"
+"""The key of the fingerprint that says how tensors are sharded; absent where none is."""
 
 
 def _copied(value: Any) -> Any:
@@ -268,6 +272,7 @@ class StateRegistry:
         Its tensors may become the optimizers' own, so they must own their memory. Raises KeyError or ValueError where
         it does not fit, OptimizerStateMismatch where an optimizer does not take it.
         """
+        state = self._placed(state)
         for model, tensors in zip(self.models, state["modules"], strict=True):
             missing = model.lasting().keys() - tensors.keys()
             if missing:
@@ -280,9 +285,15 @@ class StateRegistry:
         for model, gradients in zip(self.models, state.get("gradients", ()), strict=False):
             model.put_gradients(gradients)
 
+    def _placed(self, state: dict[str, Any]) -> dict[str, Any]:
+        """`state` with its sharded tensors on the meshes of the models. Raises UnknownMesh."""
+        placed: dict[str, Any] = Meshes(p for m in self.models for p in m.parameters()).placed(state)
+        return placed
+
     @torch.no_grad()
     def restore_parts(self, bulk: dict[str, Any], rest: dict[str, Any]) -> None:
         """Take over `bulk` and `rest` of another worker, both captured in one step. Raises as `restore`."""
+        rest = self._placed(rest)
         modules = [{**a, **b} for a, b in zip(bulk["modules"], rest["modules"], strict=True)]
         optimizers = [
             {**values, "param_groups": groups} if groups is not None else values
@@ -315,20 +326,48 @@ class StateRegistry:
         )
 
     def parameters(self) -> list[torch.Tensor]:
-        return [p.detach() for m in self.models for p in m.module.parameters()]
+        """Each parameter once, itself: another alias of its memory would outlive a move of the parameter to other
+        memory. Of a sharded one the local tensor."""
+        return [local(p) for m in self.models for p in m.parameters()]
+
+    def parameter_names(self) -> list[list[str | None]]:
+        """The name of each parameter of each optimizer, by its number in the optimizer's state; None for one that is in
+        no model. Of the second model on, names have the model's number before them."""
+        names: dict[int, str] = {}
+        for number, model in enumerate(self.models):
+            for name, parameter in model.lasting().items():
+                own = name.removeprefix(PARAMETER)
+                names.setdefault(id(parameter), f"{number}.{own}" if number else own)
+        return [
+            [names.get(id(p)) for group in o.param_groups for p in group["params"]] for o in self.optimizers
+        ]
 
     def fingerprint(self) -> dict[str, str]:
         """The properties that must agree on all workers for one to heal from another."""
-        described = [
-            f"{name}:{tuple(t.shape)}:{t.dtype}" for m in self.models for name, t in m.everything().items()
-        ]
-        count = sum(p.numel() for p in self.parameters())
-        digest = hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]
+        described = [line for m in self.models for line in _described(m.everything())]
+        tensors = [t for m in self.models for t in m.everything().values()]
+        sharded = [Layout.of(t).described for t in tensors if is_sharded(t)]
+        count = sum(p.numel() for m in self.models for p in m.parameters())
         return {
-            "model": f"{count} parameters, shapes {digest}",
+            "model": f"{count} parameters, shapes {_digest(described)}",
             "optimizers": ", ".join(type(o).__name__ for o in self.optimizers) or "none",
             "registered": ", ".join(self.registered) or "none",
+            **({SHARDING: _digest(sharded)} if sharded else {}),
         }
+
+
+def _described(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """A line for each. An algorithm's own tensors follow the local shards, whose sizes may differ in a replica."""
+    sharded = next((t for t in tensors.values() if is_sharded(t)), None)
+    cut = "" if sharded is None else f"cut for {Layout.of(sharded).mesh_shape}"
+    return [
+        f"{name}:{cut if cut and name.startswith(ALGORITHM) else tuple(t.shape)}:{t.dtype}"
+        for name, t in tensors.items()
+    ]
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 def _without_groups(state_dict: dict[str, Any]) -> dict[str, Any]:

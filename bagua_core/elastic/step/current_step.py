@@ -11,15 +11,18 @@ import sys
 import torch
 
 from bagua_contract.environment import WorkerEnvironment
+from bagua_core import tracing
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
-from bagua_core.communication.step_interface import MicroBatch, StepPlan
+from bagua_core.communication.step_interface import MicroBatch, Rounds, StepPlan
 from bagua_core.elastic.failpoints import Failpoints
 from bagua_core.elastic.ledger.ledger import LedgerWriter
 from bagua_core.elastic.ledger.ledger_lines import LedgerLines
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.membership.member import Member
+from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.step.copying import Copying
+from bagua_core.elastic.step.deterministic_worker import refuse_replicas, use_deterministic_kernels
 from bagua_core.elastic.step.step_states import Event, Phase, StepStates
 from bagua_core.elastic.waiting.operation_trail import BOUNDARY, STEP
 from bagua_core.errors import UserError
@@ -41,6 +44,7 @@ class CurrentStep:
         self.states = StepStates()
         self.plan = StepPlan(0, 0, 0, 1)
         self._micro_batch = MicroBatch(1.0, True)
+        self.rounds: Rounds | None = None  # where the round is the unit of commit, and steps in it are local
         self._failure: Exception | None = None  # why the step failed
         self.part = 0  # optimizer steps of this step so far
         self.most_parts = 0  # in any step that was committed here
@@ -50,6 +54,10 @@ class CurrentStep:
         self.joining = False  # this worker is one of them, or was when it last took part
         self._roster: dict[str, int] = {}
 
+        self.virtual_shards = environment.virtual_shards if environment else 0
+        if environment is not None and self.virtual_shards:
+            refuse_replicas(self.virtual_shards, environment.replica_size)
+            use_deterministic_kernels()
         self.worker_id = environment.worker_id if environment else ""
         self._failpoints = Failpoints()
         writer: LedgerWriter | None = None
@@ -100,7 +108,14 @@ class CurrentStep:
         return self._micro_batch
 
     def communicator(self) -> Communicator | None:
-        return self.member.communicator if self.member else None
+        """In a job with replicas, of the workers with this shard, by replica rank."""
+        return self.member.lane if self.member else None
+
+    @property
+    def replica_size(self) -> int:
+        """Workers of a replica."""
+        replica = self.member.replica if self.member else None
+        return 1 if replica is None else replica.size
 
     @property
     def _is_newcomer(self) -> bool:
@@ -131,6 +146,7 @@ class CurrentStep:
             0 if state.name.is_none or not self.registry.equal_states else state.layout(),
             self.joining and not state.name.is_none,
             state.final_parts,
+            self.rounds is not None and self.rounds.has_work,
         )
 
     def _drop_copy(self) -> None:
@@ -156,29 +172,59 @@ class CurrentStep:
 
     def _reduce_pair_alone(self) -> None:
         """A step that reduced no gradients commits all the same, by the pair alone."""
-        communicator = self.communicator()
-        if communicator is None:
-            self.reduction_done(None)
+        if self.member is None or self.member.communicator is None:
+            self._reduced(None)
             return
+        pair = self._vote(BOUNDARY)
+        if pair is not None:
+            self._reduced(pair)
+
+    def _vote(self, what: str) -> tuple[float, float] | None:
+        """The sums of the switch pair over all workers, every one of which has come here. None: the step failed."""
+        assert self.member is not None and self.member.communicator is not None
         v = self.switch_value()
         pair = torch.tensor([v, v * v], dtype=torch.float32)
         try:
-            self._wait_in(communicator.allreduce(pair), BOUNDARY)
+            self._wait_in(self.member.communicator.allreduce(pair), what)
         except CollectiveFailed as error:
             self.reduction_failed(error)
-        else:
-            self.reduction_done((float(pair[0]), float(pair[1])))
+            return None
+        return float(pair[0]), float(pair[1])
 
     def reduction_done(self, pair: tuple[float, float] | None) -> None:
+        """See StepReductions. With replicas, what is reduced is this worker's shard: the step is final once all workers
+        have come here, and all shards of the replica know it."""
+        if self.replica_size > 1:
+            self._reduced(self._vote(STEP), is_joint=True)
+        else:
+            self._reduced(pair)
+
+    def reduction_given_up(self) -> None:
+        """See StepReductions."""
+        if self.member is not None:
+            self.member.agree(Outcome.FAILED)
+
+    def _is_done_on_all_shards(self) -> bool:
+        """If not, the step has failed."""
+        assert self.member is not None
+        if self.member.agree(Outcome.FAILED if self.step_failed else Outcome.DONE) is not Outcome.FAILED:
+            return True
+        if not self.step_failed:
+            self.reduction_failed(CollectiveFailed("another shard of this replica lost the step"))
+        return False
+
+    def _reduced(self, pair: tuple[float, float] | None, is_joint: bool = False) -> None:
+        """is_joint: the shards of the replica agree here, whatever has failed."""
         self.reach("reduction.done")
         copying = self.copying
         swaps_in = copying is not None and self.global_rank in self.newcomers and copying.is_under_way
-        if copying is not None and swaps_in:
+        if copying is not None and swaps_in and not self.step_failed:
             try:
                 copying.swap_in()
             except CollectiveFailed as error:
                 self.reduction_failed(error)
-                return
+        if not self._is_done_on_all_shards() if is_joint else self.step_failed:
+            return
         is_first = self.states.phase is Phase.RUNNING
         with self.state.guard.held():
             if is_first and not swaps_in:
@@ -206,7 +252,8 @@ class CurrentStep:
         with self.state.guard.held():
             if not self.step_failed:
                 self._failure = error
-                self.registry.protect()
+                if self.rounds is None:
+                    self.registry.protect()
             self.states.take(Event.FAIL, str(error)[:80])
 
     # -- for the optimizers
@@ -215,12 +262,21 @@ class CurrentStep:
         """See StepEngine."""
         if self.in_step and self.launched:
             self.registry.backward_begins()
+            if (recorder := tracing.active) is not None:
+                recorder.backward_begins()
 
     def takes_optimizer_step(self, final: bool = True) -> bool:
         """Several optimizer steps in one step are parts of it. With a copy of the boundary they are undone if the step
         fails later. Without one each is final once its own reduction succeeded: when the step is done again, it is not.
-        final False: the part has further reductions."""
+        final False: the part has further reductions. In a round each is a local step, which nothing undoes."""
         self.part += 1
+        if self.rounds is not None:
+            if self.copying is not None and not self._is_newcomer:
+                self.copying.reduced()  # a joiner gets the state as it is before the first local step
+            self._end_reading()
+            with self.state.guard.held():
+                self.state.guard.stepping = True
+            return True
         if self.part <= self.state.final_parts:
             return False
         self._end_reading()
@@ -232,13 +288,15 @@ class CurrentStep:
 
     def optimizer_step_is_final(self) -> None:
         """See StepEngine."""
-        if not self.registry.boundary.is_kept:
+        if self.rounds is None and not self.registry.boundary.is_kept:
             self.state.part_committed(self.generation_number, self.part)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """See StepEngine. What a roll-back gives back must not undo a part of the step that is final."""
         with self.state.guard.held():
             self.state.guard.stepping = False
+            if self.rounds is not None:
+                return
             if self.step_failed:
                 self.registry.protect()  # it failed in the optimizer's step, which was undone: so are these values now
             else:

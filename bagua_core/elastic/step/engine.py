@@ -11,6 +11,7 @@ of next_step(). What a failed step changed goes back to its values there.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,11 +22,8 @@ from bagua_contract import membership_pb2
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation
 from bagua_contract.time_use import TimeUse
-from bagua_core.communication.communicator import (
-    CollectiveAborted,
-    CollectiveFailed,
-    ReduceOp,
-)
+from bagua_core import tracing
+from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, ReduceOp
 from bagua_core.communication.reducible import check_reducible
 from bagua_core.communication.step_interface import DataSource, MicroBatch, Model, Stateful, StepPlan
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints, settings_of
@@ -33,22 +31,25 @@ from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.membership.agent_reports import AgentReports
 from bagua_core.elastic.membership.member import Member
+from bagua_core.elastic.replica import refusals, torch_group
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
 from bagua_core.elastic.script_collectives.default_group import forbid_default_group
 from bagua_core.elastic.script_collectives.outside_collectives import OutsideCollectives
 from bagua_core.elastic.step.copying import Copying
+from bagua_core.elastic.step.deterministic_worker import refuse_without_loader
 from bagua_core.elastic.step.given import Given
 from bagua_core.elastic.step.late_leave import LateLeave
 from bagua_core.elastic.step.leaving import Leaving
+from bagua_core.elastic.step.places import Places
 from bagua_core.elastic.step.replica_checks import ReplicaChecks
-from bagua_core.elastic.step.step_end import StepEnd
-from bagua_core.elastic.step.step_seed import seed_generators
+from bagua_core.elastic.step.round_end import RoundsNeedLoader
+from bagua_core.elastic.step.step_seed import seed_micro_batch
 from bagua_core.elastic.step.step_states import Event, Phase
 from bagua_core.elastic.waiting.operation_trail import COMPARISON
 from bagua_core.optimizers.optimizer_gate import gate_scaler, gate_scheduler
 
 
-class Engine(StepEnd):
+class Engine(Places):
     """One per process. environment None: a world of one, not launched."""
 
     def __init__(self, environment: WorkerEnvironment | None) -> None:
@@ -59,12 +60,11 @@ class Engine(StepEnd):
 
         self._announced = MicroBatch(1.0, True)  # what a step that next_step() announced begins with
 
-        self._before_loop: BeforeLoop | None = None
         self._outside: OutsideCollectives | None = None
         self._late_leave: LateLeave | None = None
         self._leaving: Leaving | None = None
         member = self.member = None if environment is None else Member(environment, self)
-        self.given = Given(self.state, member)
+        self.given = Given(self.state, member, self.virtual_shards)
         if environment is not None and member is not None:
             self.copying = Copying(self.state, member, self._swap_in, self.reach, self._say)
             self._before_loop = BeforeLoop(member)
@@ -92,29 +92,8 @@ class Engine(StepEnd):
             self._leaving = Leaving(
                 self, self.member, self._checkpoints, self.given.models, self._commit_here
             )
-            self._late_leave = LateLeave(self._leaving, self.state.guard, self.member.session)
-
-    # -- what this worker is now
-
-    def place_of_script(self) -> tuple[int, int]:
-        """Rank and world size as the script should see them: between steps, those of the collectives that it can
-        take part in there, which leave joiners out until their first step. Before the loop, see before_loop.py."""
-        if self._before_loop is not None:
-            self._before_loop.join()
-            late = self._before_loop.place()
-            if late is not None:
-                return late
-        if self.in_step or not self.newcomers:
-            return self.global_rank, self.world_size
-        if self.global_rank in self.newcomers:
-            return 0, 1
-        before = sum(1 for r in self.newcomers if r < self.global_rank)
-        return self.global_rank - before, self.world_size - len(self.newcomers)
-
-    def join_before_loop(self) -> None:
-        """Have ranks from now on, if this process was launched."""
-        if self._before_loop is not None:
-            self._before_loop.join()
+            if self.replica_size_asked == 1:  # a shard leaves with its replica, at a boundary
+                self._late_leave = LateLeave(self._leaving, self.state.guard, self.member.session)
 
     @property
     def collectives(self) -> OutsideCollectives | None:
@@ -124,13 +103,27 @@ class Engine(StepEnd):
     # -- what the script and the loader bring
 
     def attach_source(self, source: DataSource) -> None:
-        """See StepEngine. Raises SecondLoaderError."""
+        """See StepEngine. Raises SecondLoaderError, NotForReplicas."""
+        if source.place_in_replica[1] > 1:
+            refusals.check_divided(m.module for m in self.given.models)
         self.given.attach_source(source, has_begun=self.in_step or self.state.name.step > 0)
+        self.rounds = source.rounds
         self._lines.source = source
 
     def attach_model(self, model: Model) -> None:
-        """See StepEngine."""
+        """See StepEngine. Raises NotForReplicas, NoReplicaYet."""
+        refusals.check_assembled(self.replica_size_asked, self.replica_size > 1)
+        if self.replica_size > 1:
+            refusals.check_model(model.algorithm_name, model.module.parameters(), self.replica_size)
+            if self.given.place_in_replica[1] > 1:
+                refusals.check_divided([model.module])
         self.given.attach_model(model)
+
+    def share_in_replica(self, tensors: Sequence[torch.Tensor]) -> None:
+        """See StepEngine."""
+        refusals.check_assembled(self.replica_size_asked, self.replica_size > 1)
+        if self.replica_size > 1:
+            torch_group.share(tensors)
 
     def detach_model(self, model: Model) -> None:
         """See StepEngine."""
@@ -169,24 +162,40 @@ class Engine(StepEnd):
         if self.member is not None:
             forbid_default_group()
             if not self.member.rendezvous.gpus or self.member.generation is None or self._is_gathered:
-                self.given.note_gpus(self.member)  # models may have been moved, or there are none
+                self.given.prepare_entry(self.member)
             try:
                 self._follow(self.member)
             except (SystemExit, KeyboardInterrupt):
                 self._ended = True
                 raise
+        self._plan_step()
+        while self.is_round_open and self.member is not None:
+            # Members hold local steps that no average contains: it comes before any new lease.
+            self.begin_micro_batch(MicroBatch(0.0, True))
+            self._end_step()
+            self._follow(self.member)
+            self._plan_step()
+        return self.plan
+
+    def _plan_step(self) -> None:
         # One that copies the state beside the step does not have it yet, but takes part in this very step.
         step = self._job_step if self.global_rank in self.newcomers else self.state.name.step
-        self.plan = StepPlan(self.generation_number, step, self.global_rank, self.world_size, self.newcomers)
+        self.plan = StepPlan(
+            self.generation_number, step, self.global_rank, self.world_size, self.newcomers, self._workers
+        )
         self._step_from_s = time.monotonic()
         if self.member is not None:
             self.member.waited_s = 0.0
-        return self.plan
+        if (recorder := tracing.active) is not None:
+            recorder.boundary_ends()
 
     def _follow(self, member: Member) -> None:
         """To the generation in force. At an epoch's end not before all workers have its last step: what the script
         does between two epochs is done once by each of them, so no worker may copy it from another."""
         assert self._outside is not None
+        stays, self._stays = self._stays, False
+        if stays and member.generation is not None and not self._owes_epoch_end():
+            return
         if self._owes_epoch_end() and self._is_to_save_and_step_aside():
             # What the script does between two epochs belongs to the last checkpoint: step aside at the next boundary.
             self._outside.confirm(self._owes_epoch_end)
@@ -213,8 +222,12 @@ class Engine(StepEnd):
         return self.state.owes_epoch_end and not self._is_newcomer
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
+        if micro_batch.part != 1.0:
+            refusals.check_scaled(len(self.given.models))
         self._micro_batch = micro_batch
         if self.in_step:
+            if micro_batch.shards:
+                self._seed_generators()
             return
         if not self.state.resume_point_is_current:
             self._resume_point()
@@ -225,7 +238,7 @@ class Engine(StepEnd):
         member = self.member
         if member is not None:
             member.agreed = None
-            if member.broken or member.number != self.plan.generation:
+            if self.rounds is None and (member.broken or member.number != self.plan.generation):
                 self._fail(CollectiveAborted("the generation changed before the step began"))
             elif self.copying is not None:
                 self.copying.step_begins()
@@ -233,7 +246,7 @@ class Engine(StepEnd):
 
     def _resume_point(self) -> None:
         """What the script did since the last commit is part of the state now, and of the checkpoint that is due."""
-        with self.state.guard.held():
+        with self.state.guard.held(), tracing.span("resume point"):
             if self.state.owes_checkpoint and self._checkpoints is not None:
                 self.state.owes_checkpoint = False
                 if self.plan.active_index is not None:
@@ -245,13 +258,19 @@ class Engine(StepEnd):
             self.state.resume_point_is_current = True
 
     def _seed_generators(self) -> None:
-        seed_generators(self.given.seed or 0, self.plan.step, self.plan.global_rank)
+        seed_micro_batch(self.given.seed or 0, self.plan, self._micro_batch, self.given.place_in_replica)
 
     def next_step(self, resumes_here: bool = True) -> int:
         """Boundary of loops without the loader; returns the number of steps committed so far.
 
         resumes_here: when the step is done again, so is what the script does from here to the first forward.
         """
+        if self.round_steps is not None:
+            raise RoundsNeedLoader(
+                "an algorithm whose unit of commit is the round leases samples; draw batches from "
+                'bagua.ElasticDataLoader, or use the algorithm with unit="step"'
+            )
+        refuse_without_loader(self.virtual_shards)
         if self.states.phase is Phase.ANNOUNCED:
             self.begin_micro_batch(self._announced)  # its body trained nothing, and counts all the same
         plan = self.boundary()
@@ -301,10 +320,16 @@ class Engine(StepEnd):
         self._lines.job = generation.nonce
         plan, infos = self._checkpoints.resume(generation, plan, infos)
         self.newcomers = plan.newcomers
+        self.is_round_open = any(infos[rank].kept for rank in plan.holders)
         self.joining = communicator.global_rank in plan.newcomers
         self._checks.generation_entered()
-        self._workers = tuple(m.worker_id for m in generation.members)
-        self._roster = {m.worker_id: m.since_generation for m in generation.members}
+        # those with this shard, by replica rank
+        own = self.member.replica
+        placed = [m for m in generation.members if own is None or m.shard_rank == own.shard_rank]
+        self._workers = tuple(m.worker_id for m in placed)
+        self._roster = {m.worker_id: m.since_generation for m in placed}
+        if own is not None and own.shard_rank > 0:
+            self._lines.end()  # one line a replica
         self._drop_copy()
         self._lines.write(self.state.history.entered(self.worker_id, self._roster))
         position = dict(infos[plan.holders[0]].position)
@@ -316,12 +341,11 @@ class Engine(StepEnd):
         self.state.position = position
         if self.given.source is not None:
             self.given.source.seek(position)
-        for model in self.given.models:
-            model.communicator_changed()
+        self.given.generation_entered(generation.settings)
         if not self.joining:
             self.member.trail.at(self.state.name.step)
         if self._reports is not None:
-            self._reports.generation_entered(generation)
+            self._reports.generation_entered(generation, self.state.name.step)
 
     def _swap_in(self, copied: dict[str, Any]) -> None:
         self.reach("heal.swap")
@@ -358,8 +382,11 @@ class Engine(StepEnd):
         self.state.guard.check()
         if self.states.phase is Phase.ENDED:
             return True
+        step = self.state.name.step
         if self.in_step:
             self._end_step()
+            if self.rounds is not None and self.state.name.step == step:
+                self.boundary()  # the members that are left repeat the average, before the collectives of the end
         self.state.owes_epoch_end = False  # the collectives of the end show as much
         member = self.member
         if member is not None and member.generation is not None:
@@ -377,7 +404,9 @@ class Engine(StepEnd):
                 return True
             outside = self._outside
             for model in self.given.models:
-                model.finish(lambda tensor: outside.operate(tensor, ReduceOp.AVG, finishing=True))
+                model.finish(
+                    lambda tensor: outside.operate(tensor, ReduceOp.AVG, finishing=True, by_shard=True)
+                )
             # Twice: a rank that completes the first knows that everyone has the last step, and writes its line; one
             # that completes the second knows that everyone has written.
             for _ in range(2):
@@ -386,7 +415,7 @@ class Engine(StepEnd):
                 self.boundary()
                 return False
             if self._checkpoints is not None:
-                self._checkpoints.finish(*self.place_of_script())
+                self._checkpoints.finish(*self.replica_place())
             self.reach("finish.done")
             self._reports.training_done(self.state.name.step)
         self.states.take(Event.FINISH)
@@ -415,5 +444,5 @@ class Engine(StepEnd):
             self._report_progress()
         if self._checkpoints is not None:
             self._checkpoints.close()
-        member.session.close()
+        member.close(in_order=exit_code == 0 or is_over)
         return True

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
+from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 from bagua_core.communication.step_interface import DataSource, Model, StepEngine
 from bagua_core.communication.transports.gpu_in_use import gpus_of
 from bagua_core.elastic.membership.member import Member
+from bagua_core.elastic.replica import rehearsal
 from bagua_core.elastic.state.committed_state import CommittedState
+from bagua_core.elastic.step.deterministic_worker import deterministic_fingerprint
 from bagua_core.errors import UserError
 from bagua_core.optimizers.optimizer_gate import release
 
@@ -19,13 +24,18 @@ class SecondLoaderError(UserError, RuntimeError):
 class Given:
     """member None: a world of one."""
 
-    def __init__(self, state: CommittedState, member: Member | None) -> None:
+    def __init__(self, state: CommittedState, member: Member | None, virtual_shards: int = 0) -> None:
+        self._virtual_shards = virtual_shards
         self._state = state
         self._registry = state.registry
         self._member = member
         self.models: list[Model] = []
         self.source: DataSource | None = None
         self.seed: int | None = None  # the script's; None until the first boundary
+        self._settings = AS_SCRIPTED  # of the generation in force
+        self._told_order: tuple[int, ...] = ()
+        self._unused = ""  # what was said of settings without effect
+        self._is_rehearsed = False
 
     def attach_source(self, source: DataSource, *, has_begun: bool) -> None:
         """has_begun: some step has. Raises SecondLoaderError."""
@@ -44,7 +54,34 @@ class Given:
             # a script may begin elsewhere than at the first batch
             self._state.position = dict(source.position())
 
+    @property
+    def place_in_replica(self) -> tuple[int, int]:
+        """See DataSource; (0, 1) without one."""
+        return (0, 1) if self.source is None else self.source.place_in_replica
+
+    def generation_entered(self, settings: StepSettings) -> None:
+        """Every model has the generation's communicator and settings from now on."""
+        self._settings = settings
+        for model in self.models:
+            self._tune(model)
+            model.communicator_changed()
+
+    def _tune(self, model: Model) -> None:
+        unused = model.use_settings(self._settings)
+        if unused and unused != self._unused:
+            self._unused = unused
+            print(f"bagua: settings without effect ({self._settings}): {unused}", file=sys.stderr, flush=True)
+
+    def new_order(self) -> tuple[int, ...]:
+        """Of the gradients of the model that was wrapped first, once for each measurement; empty: nothing new."""
+        order = self.models[0].readiness if self.models else ()
+        if order == self._told_order:
+            return ()
+        self._told_order = order
+        return order
+
     def attach_model(self, model: Model) -> None:
+        self._tune(model)
         self.models.append(model)
         self._registry.add_model(
             model.module, model.optimizers, model.travelling, model.equal_states, model.put_gradient
@@ -69,9 +106,17 @@ class Given:
 
     def note_gpus(self, member: Member) -> None:
         """What generations that are built from now on should reach."""
-        member.rendezvous.gpus = gpus_of(
-            p for model in self._registry.models for p in model.module.parameters()
-        )
+        member.rendezvous.gpus = gpus_of(p for model in self._registry.models for p in model.parameters())
+
+    def prepare_entry(self, member: Member) -> None:
+        """At a boundary before a generation is entered: note the GPUs, since models may have been moved. A worker of a
+        replica that is about to report that it is ready to join prepares what others would wait for in its first step.
+        """
+        self.note_gpus(member)
+        if self._is_rehearsed or member.generation is not None or member.replica is None:
+            return
+        self._is_rehearsed = True
+        rehearsal.rehearse(self._registry.optimizers)
 
     def fingerprint(self) -> dict[str, str]:
         self._registry.check_travels()
@@ -81,10 +126,11 @@ class Given:
             **source,
             "algorithm": ", ".join(m.algorithm_name for m in self.models) or "none",
             "torch": ".".join(torch.__version__.split(".")[:2]),
+            **deterministic_fingerprint(self._virtual_shards),
         }
 
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """What must be the same on all ranks: the very ones, whatever memory a script gives them later."""
+    def parameters(self) -> list[torch.Tensor]:
+        """What must be the same on all ranks: the very parameters, whatever memory a script gives them later."""
         if not self._registry.equal_states:
             return []
-        return [p for model in self._registry.models for p in model.module.parameters()]
+        return self._registry.parameters()

@@ -5,7 +5,8 @@ Says to late_leave_plan.py how the step under way stands, and has the last check
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from bagua_contract import membership_pb2
 from bagua_contract.records import Generation
@@ -51,8 +52,10 @@ class Leaving:
         else:
             place = left.placement_of(self._step.worker_id)
             stripes = place is not None and together and not self._step.newcomers
-            part = (place.global_rank, left.world_size) if place and stripes else (0, 1)
-            self._checkpoints.step_aside(left, *part, self._member.session.news.leave_by_s)
+            replicas = left.world_size // left.replica_size
+            part = (place.global_rank // left.replica_size, replicas) if place and stripes else (0, 1)
+            with self._at_round_begin():
+                self._checkpoints.step_aside(left, *part, self._member.session.news.leave_by_s)
 
     def before_leaving(self) -> membership_pb2.LastCheckpoint | None:
         with self._step.state.guard.held():
@@ -105,7 +108,17 @@ class Leaving:
             copied=bool(step.newcomers),
         )
         at_resume_point = form is Form.AT_RESUME_POINT
-        self._checkpoints.step_aside(current, *part, leave_by_s, at_resume_point=at_resume_point)
+        with self._at_round_begin():
+            self._checkpoints.step_aside(current, *part, leave_by_s, at_resume_point=at_resume_point)
+
+    @contextmanager
+    def _at_round_begin(self) -> Iterator[None]:
+        """The checkpoint of a round has no local step of the next one, whose samples it calls unused."""
+        rounds = self._step.rounds
+        with ExitStack() as stack:
+            for model in self._models if rounds is not None and rounds.has_work else ():
+                stack.enter_context(model.at_round_begin())
+            yield
 
     def end_last_write(self, leave_by_s: float, problem: str) -> membership_pb2.LastCheckpoint | None:
         """Wait for that. problem: why it was not begun. None: this worker holds no state of the job."""

@@ -23,7 +23,7 @@ class ReplicaChecks:
     def __init__(
         self,
         every_steps: int,
-        parameters: Callable[[], list[torch.nn.Parameter]],
+        parameters: Callable[[], list[torch.Tensor]],
         wait: Callable[[Pending], None],
         reports: AgentReports | None,
     ) -> None:
@@ -47,7 +47,7 @@ class ReplicaChecks:
 
     def after_commit(self, member: Member, step: int) -> None:
         """Compare if it is due. A comparison that fails breaks the generation; Diverged is raised."""
-        communicator = member.communicator
+        communicator = member.lane
         if communicator is None or communicator.world_size == 1:
             return
         if not self._digests.is_due(step):

@@ -84,6 +84,15 @@ def has_left() -> bool:
         return _engine is not None and _engine.state.guard.is_taken_out
 
 
+def script_failed(error: BaseException) -> None:
+    """The script has ended with `error`, which is not reported yet. For run_script.py. Waits for the agent to end this
+    process if the cause is the end of another shard of its replica."""
+    with _lock:
+        member = None if _engine is None or _owner_pid != os.getpid() else _engine.member
+    if member is not None:
+        member.script_failed(error)
+
+
 def shutdown(exit_code: int) -> bool:
     """End this process's part in the job. exit_code: what the script ended with.
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import time
 
 from bagua_contract.environment import WorkerEnvironment
+from bagua_core import tracing
+from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints
 from bagua_core.elastic.membership.agent_reports import AgentReports
+from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.state.commit_history import Entry
 from bagua_core.elastic.step.current_step import CurrentStep
 from bagua_core.elastic.step.given import Given
@@ -34,6 +37,7 @@ class StepEnd(CurrentStep):
         self.metrics: dict[str, float] = {}
         self._workers: tuple[str, ...] = ("",)  # of the generation in force, by global rank
         self._step_from_s = 0.0
+        self._stays = False  # with replicas: no shard has anything to follow at this boundary
         self._reports: AgentReports | None = None
         self._checkpoints: JobCheckpoints | None = None
 
@@ -42,13 +46,39 @@ class StepEnd(CurrentStep):
             # Peers may be in the middle of its buckets: no other collective can follow.
             self.reduction_failed(UnfinishedBackward("a backward pass of this step was not finished"))
         if self.states.phase is Phase.RUNNING:
+            self._close_round()
+        if self.states.phase is Phase.RUNNING:
             self._reduce_pair_alone()
+        self._agree_on_end()
+        step = self.state.name.step
         if self.is_final:
             self.reach("commit.before")
-            self._commit()
+            with tracing.span("commit"):
+                self._commit()
+            tracing.lap(tracing.STEP, step)
             self.reach("commit.after")
         else:
-            self._roll_back()
+            with tracing.span("roll back"):
+                self._roll_back()
+            tracing.lap(tracing.ROLLED_BACK, step)
+
+    def _agree_on_end(self) -> None:
+        """The shards of a replica commit this step together or not at all. Either all of them follow a change of
+        membership at this boundary or none does: one that starts the next step waits for the others in it."""
+        member = self.member
+        if member is None or member.replica is None:
+            return
+        own = Outcome.FAILED if not self.is_final else Outcome.MOVES if member.is_to_move else Outcome.DONE
+        found = member.agree(own)
+        if found is Outcome.FAILED and self.is_final:
+            self.reduction_failed(CollectiveFailed("another shard of this replica lost the step"))
+        self._stays = found is Outcome.DONE
+
+    def _close_round(self) -> None:
+        """Before the vote: what the members of a round share. See round_end.py."""
+
+    def _round_committed(self) -> None:
+        """The round is final: its samples are used. See round_end.py."""
 
     def _roll_back(self) -> None:
         why, self._failure = self._failure, None
@@ -83,7 +113,7 @@ class StepEnd(CurrentStep):
         state = self.state
         if self._reports is None or self.member is None:
             return
-        self._reports.step_committed(time.monotonic() - self._step_from_s)
+        self._reports.step_committed(time.monotonic() - self._step_from_s, self.member.waited_s)
         self._reports.entered(state.name.step)
         if self._reports.is_progress_due():
             self._report_progress()
@@ -111,6 +141,7 @@ class StepEnd(CurrentStep):
             )
         )
         epoch = state.position["epoch"]
+        self._round_committed()
         if self.given.source is not None:
             state.position = dict(self.given.source.after(state.position))
             self.given.source.seek(state.position)
@@ -133,4 +164,7 @@ class StepEnd(CurrentStep):
                 self.state.position["epoch"],
                 # what a joiner computed beside the copy, with parameters of its own, says nothing of the job
                 {} if self.plan.global_rank in self.plan.healing else self.metrics,
+                self.given.source,
+                self.given.models,
+                self.given.new_order(),
             )

@@ -18,12 +18,12 @@ from accelerate.utils import recursively_apply, send_to_device
 from torch.utils.data import DataLoader
 
 import bagua_core as bagua
-from bagua_core.algorithms import Algorithm, find_algorithm
+from bagua_core.algorithms import Algorithm
 from bagua_core.elastic.step import runtime
 from bagua_core.integrations.evaluation_batches import shared
 from bagua_core.integrations.huggingface.refusals import METHODS, check_arguments, check_precision, refused
 from bagua_core.integrations.huggingface.train_loader import TrainLoader, train_loader
-from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
+from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, algorithm_of_steps
 from bagua_core.integrations.worker_values import gather_unequal, mean
 
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -48,11 +48,12 @@ class ElasticAccelerator(Accelerator):
         **accelerator_arguments: Any,
     ) -> None:
         check_arguments(accelerator_arguments, os.environ)
-        self._algorithm = find_algorithm(algorithm)
+        self._algorithm = algorithm_of_steps(algorithm)
         self._global_batch_size = global_batch_size
         self._seed = seed
         self._train_loader: TrainLoader | None = None
         self._is_preparing = False
+        self._decided_as_joiner = False
         self._registered = 0  # schedulers
         bagua.init_process_group()
         if torch.cuda.is_available() and not accelerator_arguments.get("cpu"):
@@ -188,7 +189,13 @@ class ElasticAccelerator(Accelerator):
         batch, group = self._train_loader.position()["batch"], self.gradient_state.num_steps
         ends_epoch = self.gradient_state.sync_with_dataloader and self._train_loader.is_at_last_batch
         self.step = batch + 1
+        self._decided_as_joiner = runtime.engine().joining
         self.gradient_state._set_sync_gradients(ends_epoch or (batch + 1) % group == 0)
+
+    def backward(self, loss: torch.Tensor, **keywords: Any) -> None:
+        super().backward(loss, **keywords)
+        if self._decided_as_joiner:
+            self._do_sync()  # it has the job's state only now, of which the end of a stream's epoch is a part
 
     # -- collectives
 

@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.data.prefetch import BatchKey
-from bagua_core.data.stream_division import is_stream
 from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, order_of, reading_settings
 
 
@@ -54,11 +53,6 @@ class TrainLoader(ElasticDataLoader):
         super()._take_boundary(goes_on, confirmed)
         self._ranks_changed()
 
-    @property
-    def is_at_last_batch(self) -> bool:
-        """Whether the batch under way is the last one of its epoch."""
-        return self.position()["batch"] == len(self) - 1
-
 
 def train_loader(
     dataloader: DataLoader[Any],
@@ -72,11 +66,6 @@ def train_loader(
 
     Raises UnsupportedInElasticJob.
     """
-    if is_stream(dataloader.dataset):
-        raise UnsupportedInElasticJob(
-            f"ElasticAccelerator trains from data sets with __getitem__, and {type(dataloader.dataset).__name__} is a "
-            "stream: use bagua_core.ElasticDataLoader in a loop without accelerate"
-        )
     return TrainLoader(
         dataloader.dataset,
         dataloader.batch_size or 1 if global_batch_size is None else global_batch_size,

@@ -6,10 +6,11 @@ import inspect
 from typing import Any
 
 import transformers
-from torch.utils.data import IterableDataset
 from transformers.trainer_pt_utils import LabelSmoother
+from transformers.trainer_utils import has_length
 from transformers.utils import is_torch_xla_available
 
+from bagua_core.integrations.huggingface.train_loader import TrainLoader
 from bagua_core.integrations.huggingface.trainer_arguments import ElasticTrainingArguments
 from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
 
@@ -31,15 +32,20 @@ def check_training(trainer: Any, trial: object, has_trained: bool) -> None:
         text = "this process has trained; call bagua_core.shutdown() before it trains again"
     elif trial is not None:
         text = "hyperparameter_search() trains several times; start a job for each trial"
-    elif isinstance(trainer.train_dataset, IterableDataset):
-        text = (
-            f"{type(trainer.train_dataset).__name__} is a stream; train from a data set with __getitem__, or use "
-            "bagua_core.ElasticDataLoader in a loop of your own"
-        )
     elif trainer.eval_dataset is not None and trainer.args.eval_batch_size < 2:
         text = "per_device_eval_batch_size=1 can leave a worker without a share; use 2 or more"
     if text:
         raise UnsupportedInElasticJob(f"ElasticTrainer: {text}")
+
+
+def check_resumption(loader: TrainLoader) -> None:
+    """Before the trainer goes on within the data, from a checkpoint of its own. Raises UnsupportedInElasticJob."""
+    if not has_length(loader):
+        raise UnsupportedInElasticJob(
+            "ElasticTrainer: resume_from_checkpoint: a checkpoint of the trainer does not say in which epoch of "
+            f"{type(loader.dataset).__name__}, a stream without a length, it was; start the job with bagua-launch "
+            "--checkpoint-dir, which keeps the place, or set ignore_data_skip to begin the stream again"
+        )
 
 
 def _reasons(trainer: Any, args: Any) -> list[str]:

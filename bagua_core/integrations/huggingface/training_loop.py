@@ -22,13 +22,14 @@ from transformers.trainer_callback import (
     TrainerCallback,
     TrainerControl,
 )
+from transformers.trainer_utils import has_length
 
 import bagua_core as bagua
 from bagua_core.elastic.step import runtime
 from bagua_core.elastic.step.step_states import Phase
 from bagua_core.integrations.huggingface.step_loss import StepLoss
 from bagua_core.integrations.huggingface.train_loader import TrainLoader
-from bagua_core.integrations.huggingface.trainer_refusals import check_training
+from bagua_core.integrations.huggingface.trainer_refusals import check_resumption, check_training
 from bagua_core.integrations.huggingface.trainer_state import TrainerProgress
 from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
 
@@ -42,6 +43,7 @@ class TrainingLoop(Trainer):
     control: TrainerControl
     _step_loss: StepLoss
     _total_batch_size: int  # samples of a step, over all workers
+    _epoch_steps: int  # of a stream without a length: max_steps, as Trainer counts
 
     def _inner_training_loop(
         self,
@@ -57,10 +59,11 @@ class TrainingLoop(Trainer):
         with self._one_batch_per_update():
             loader = self._make_train_loader()
             found = self.set_initial_training_values(args, loader)
-            epochs, updates, _, samples, _, _, max_steps = found
+            epochs, updates, _, samples, _, self._epoch_steps, max_steps = found
             epoch, batch = self._init_training_state(max_steps, updates, epochs, resume_from_checkpoint, None)
             model, _ = self._prepare_for_training(max_steps, loader, resume_from_checkpoint)
             if epoch or batch:  # on from a checkpoint of the trainer's own
+                check_resumption(loader)
                 loader.seek({"epoch": epoch, "batch": batch})
             self._start_s = time.time()
             self._begin_counting(model)
@@ -129,7 +132,7 @@ class TrainingLoop(Trainer):
             batch = loader.position()["batch"]
             norm, rate = self._update(model)
             if self._end_step(loader):
-                self._count_step(epoch + (batch + 1) / len(loader))
+                self._count_step(epoch + (batch + 1) / self._epoch_steps)
                 self._log_save_evaluate(model, epoch, norm, rate)
             if self.control.should_training_stop:
                 break
@@ -143,7 +146,10 @@ class TrainingLoop(Trainer):
     def _begin_step(self, loader: TrainLoader, epoch: int) -> torch.Tensor | None:
         """Returns the items of the step's samples, over all workers, if losses are divided by them."""
         if runtime.engine().joining:  # by the place, until the state brings what the others have counted
-            self.state.global_step = epoch * len(loader) + loader.position()["batch"]
+            if has_length(loader):
+                self.state.global_step = epoch * len(loader) + loader.position()["batch"]
+            else:
+                self.state.global_step = self._initial_global_step + loader.step
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         items: torch.Tensor | None = self._get_num_items_in_batch(loader.step_batches, self.args.device)
         if items is not None:

@@ -28,7 +28,7 @@ from bagua_core.integrations.lightning.refusals import check_trainer
 from bagua_core.integrations.lightning.train_batches import TrainBatches, elastic
 from bagua_core.integrations.lightning.trainer_state import TrainerState
 from bagua_core.integrations.lightning.trainer_steps import TrainerSteps
-from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
+from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, algorithm_of_steps
 
 
 class BaguaStrategy(ParallelStrategy):
@@ -67,7 +67,7 @@ class BaguaStrategy(ParallelStrategy):
         )
         if algorithm_arguments:
             algorithm = type(find_algorithm(algorithm))(**algorithm_arguments)
-        self._algorithm = find_algorithm(algorithm)
+        self._algorithm = algorithm_of_steps(algorithm)
         self._global_batch_size = global_batch_size
         self._wrapping: dict[str, Any] = {
             "bucket_cap_mb": bucket_cap_mb,
@@ -179,15 +179,26 @@ class BaguaStrategy(ParallelStrategy):
     def on_train_start(self) -> None:
         trainer = self.lightning_module.trainer
         assert self._batches is not None
-        epoch = trainer.fit_loop.epoch_progress.current.processed
-        batch = (
-            trainer.fit_loop.epoch_loop.batch_progress.current.completed if trainer.fit_loop.restarting else 0
-        )
+        epoch, batch = self._resumed_at(trainer.fit_loop)
         if epoch or batch:  # the trainer goes on from a checkpoint of its own
             self._batches.loader.seek({"epoch": epoch, "batch": batch})
         self._steps = TrainerSteps(trainer, self._batches, self._state, self._environment.ranks_changed)
         self._steps.attach()
         self._steps.begin()
+
+    def _resumed_at(self, fit_loop: Any) -> tuple[int, int]:
+        """The place behind the batches of the trainer's checkpoint. In one that on_train_batch_end saved, the batch is
+        processed and not yet completed."""
+        epoch, loop = fit_loop.epoch_progress.current.processed, fit_loop.epoch_loop
+        if not fit_loop.restarting:
+            return epoch, 0
+        if not loop.batch_progress.is_last_batch:
+            return epoch, loop.batch_progress.current.processed
+        if self._batches is not None and self._batches.is_stream and loop.restarted_on_train_batch_end:
+            # the trainer itself sees by the length alone that no batch of that epoch is left
+            loop.restarting = False
+            loop.reset_restart_stage()
+        return epoch + loop.restarted_on_last, 0  # saved behind a validation, before the epoch counts
 
     def on_train_end(self) -> None:
         if not runtime.engine().finish():

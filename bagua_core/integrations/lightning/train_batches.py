@@ -19,12 +19,14 @@ from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, ord
 class TrainBatches:
     """What the trainer iterates in place of the script's loader.
 
-    Its length is the number of steps of an epoch, and does not depend on the workers there are.
+    Its length is the number of steps of an epoch, and does not depend on the workers there are. A stream has none, also
+    where its data set has a length: its epoch ends where its items do.
     """
 
     def __init__(self, loader: ElasticDataLoader) -> None:
         self.loader = loader
         self.dataset = loader.dataset
+        self.is_stream = is_stream(loader.dataset)
         self._draw_begins: Any = None
 
     def on_draw(self, draw_begins: Any) -> None:
@@ -32,9 +34,13 @@ class TrainBatches:
         self._draw_begins = draw_begins
 
     def __len__(self) -> int:
+        if self.is_stream:
+            raise TypeError(f"{type(self.dataset).__name__} is a stream: its epochs end where its items do")
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
+        if self.is_stream and self._draw_begins is None:
+            return  # the trainer reads ahead of a stream before it begins, and a draw begins a step
         for batch in self.loader:
             if self._draw_begins is not None:
                 self._draw_begins()
@@ -56,12 +62,6 @@ def elastic(dataloader: object, global_batch_size: int | None, workers: int) -> 
 
     Raises UnsupportedInElasticJob.
     """
-    dataset = getattr(dataloader, "dataset", None)
-    if is_stream(dataset):
-        raise UnsupportedInElasticJob(
-            f"strategy='bagua' trains from data sets with __getitem__, and {type(dataset).__name__} is a "
-            "stream: use bagua_core.ElasticDataLoader in a loop of your own"
-        )
     if isinstance(dataloader, ElasticDataLoader):
         return TrainBatches(dataloader)
     if not isinstance(dataloader, DataLoader):

@@ -40,6 +40,11 @@ class TrainerSteps:
         self._wrap(epoch_loop.automatic_optimization, "run", self._run)
         self._wrap(epoch_loop.manual_optimization, "run", self._run)
         self._batches.on_draw(self._draw_begins)
+        if self._batches.is_stream:
+            # It draws a batch ahead to know which one is the last. Here a draw begins a step, and the loader knows.
+            self._fetcher = self._trainer.fit_loop._data_fetcher
+            self._fetcher.prefetch_batches = 0
+            iter(self._fetcher)
 
     def detach(self) -> None:
         for loop, name in self._loops:
@@ -84,6 +89,8 @@ class TrainerSteps:
             for name in ("ready", "started", "processed", "completed"):
                 setattr(progress.current, name, self._batches.batch)
             self._fetcher.fetched = self._batches.batch  # the trainer adds this one
+        if self._batches.is_stream and self._batches.loader.is_at_last_batch:
+            self._fetcher.length = self._fetcher.fetched + 1
 
     def _put_epoch(self) -> None:
         current, epoch = self._trainer.fit_loop.epoch_progress.current, self._batches.epoch
@@ -92,17 +99,27 @@ class TrainerSteps:
 
     def _put_optimizer_steps(self) -> None:
         """By the position, until the state brings the exact number: a worker that comes with the last of max_steps must
-        not begin another step."""
+        not begin another step. Of a stream the lengths of the epochs before are not known here: in groups, this is the
+        least number."""
         trainer, batches = self._trainer, self._batches
         if trainer.lightning_module.automatic_optimization:
             group = trainer.accumulate_grad_batches
             total = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
-            total.ready = total.completed = batches.epoch * -(-len(batches) // group) + batches.batch // group
+            if batches.is_stream:
+                done = batches.loader.step // group
+            else:
+                done = batches.epoch * -(-len(batches) // group) + batches.batch // group
+            total.ready = total.completed = done
 
     def _run(self, original: Callable[..., Any], *arguments: Any) -> Any:
         has_share = self._batches.loader.has_share
         before = None if has_share else self._state.own()
+        loop = self._trainer.fit_loop.epoch_loop
+        accumulated = loop._should_accumulate()
         output = original(*arguments)
+        if accumulated and not loop._should_accumulate():
+            # A joiner has the job's state only now: this batch is the last one of a stream's epoch.
+            loop.automatic_optimization._optimizer_step(arguments[1], lambda: output.get("loss"))
         if before is not None:
             self._state.forget_own_batch(before)
         if not self._boundary(self._is_followed_by_more()) or self._is_counted():

@@ -50,6 +50,7 @@ OTHERS = {
     "service/node/node_server.py": "as above",
     "rpc/first_message.py": "a timer that cancels a silent client's call, which raises nothing",
     "workers/stacks.py": "within one call, which raises what a part of it raised",
+    "observation/agent_calls.py": "within one call, which raises what a part of it raised",
     "base/small_http.py": "a timer that shuts a slow client's connection; that it has gone is suppressed",
     "base/background.py": "the mechanism",
 }

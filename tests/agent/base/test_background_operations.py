@@ -6,6 +6,7 @@ The list of operations is read off the sources: one without an entry in OPERATIO
 from __future__ import annotations
 
 import ast
+import json
 import os
 import queue
 import signal
@@ -20,14 +21,19 @@ from typing import Any, cast
 import pytest
 
 import bagua_agent
+from bagua_agent.autotune import tuner
+from bagua_agent.autotune.space import Space
+from bagua_agent.autotune.study import Study
 from bagua_agent.base import pid_watch
 from bagua_agent.base.background import Background, Failed, OperationEnd, background_thread
-from bagua_agent.base.errors import InfrastructureLost
+from bagua_agent.base.errors import BaguaError, InfrastructureLost
 from bagua_agent.base.pid_watch import PidWatch
 from bagua_agent.base.retrying_writes import DesiredWrites
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.base.timers import Timers
+from bagua_agent.cluster_client import trace_reader
 from bagua_agent.cluster_client.log_reader import LogReader, Tail, WorkerOutput
+from bagua_agent.dashboard import collector
 from bagua_agent.etcd.client import absent
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys, StoreAway
@@ -48,6 +54,7 @@ from bagua_agent.node.torchrun.file_timers import FileTimers
 from bagua_agent.node.torchrun.health_server import health_server
 from bagua_agent.rpc.message_pace import MessagePace
 from bagua_agent.rpc.session_server import SessionServer
+from bagua_agent.rpc.trace_relay import TraceRelay
 from bagua_agent.service.daemon import NodeDaemon
 from bagua_agent.service.node.log_service import LogService
 from bagua_agent.service.scheduling.scheduler import Scheduler
@@ -58,33 +65,11 @@ from bagua_agent.workers.output.output_options import OutputOptions
 from bagua_agent.workers.output.router import OutputRouter
 from bagua_agent.workers.start.warm_parent import WarmParent
 from bagua_contract import cluster_pb2 as pb
-from bagua_contract import session_pb2
+from bagua_contract import membership_pb2, session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
+from tests.agent.base.operation_place import DEADLINE_S, Place
 from tests.agent.base.test_background import ERROR_NAMES, ERRORS
 from tests.lab.wait import eventually
-
-DEADLINE_S = 10.0
-
-Events = queue.SimpleQueue[object]
-
-
-class Place:
-    """What an operation is driven with. fail: raises the error, whatever it is called with; events: what came of it."""
-
-    def __init__(self, error: BaseException, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-        self.error = error
-        self.patch = monkeypatch.setattr
-        self.directory = directory
-        self.events: Events = queue.SimpleQueue()
-        self.met = 0
-
-    def fail(self, *arguments: object, **keywords: object) -> Any:
-        self.met += 1
-        raise self.error
-
-    def one_event(self) -> None:
-        self.events.get(timeout=DEADLINE_S)
-
 
 LEADER_WRITES: tuple[Callable[[Leadership], object], ...] = (
     lambda leads: leads.stand("a", "host:1"),
@@ -221,7 +206,7 @@ def ends_of_units(place: Place) -> None:
 def sessions(place: Place) -> None:
     server = object.__new__(SessionServer)  # without gRPC's part
     server._lock, server._expected, server._outboxes, server._welcome = threading.Lock(), {"w"}, {}, None
-    server._paces = defaultdict(MessagePace)
+    server._paces, server.traces = defaultdict(MessagePace), TraceRelay(server._tell_trace)
     server._on_ended = place.events.put
     server._on_message = lambda worker_id, message: place.fail() if message.HasField("ready") else None
     hello = session_pb2.Hello(protocol=PROTOCOL_VERSION, worker_id="w")
@@ -251,6 +236,15 @@ def logs(place: Place) -> None:
     place.patch(LogReader, "_stub", lambda reader, node_name: ("host:1", stub))
     arrivals = SimpleNamespace(put=lambda tail, item: place.events.put(item))
     reader._open(Tail(WorkerOutput("host", "slot0-w", 0)), "out", cast(Any, arrivals))
+    place.one_event()
+
+
+def tracing(place: Place) -> None:
+    class Call:
+        def __iter__(self) -> Iterator[Any]:
+            return place.fail()  # type: ignore[no-any-return]
+
+    trace_reader.following("a", Call(), place.events.put).start()
     place.one_event()
 
 
@@ -312,6 +306,28 @@ def writing_history(place: Place) -> None:
     else:
         place.one_event()
     writer.stop()
+
+
+def looking_at_a_job(place: Place) -> None:
+    place.patch(collector, "read_facts", place.fail)
+    place.patch(collector.log, "warning", lambda *words: place.events.put(words))
+    place.patch(collector, "LOOK_UNWATCHED_S", 0.01)
+    looking = collector.Collector(cast(Any, None), "demo")
+    if isinstance(place.error, BaguaError):
+        eventually(lambda: place.met > 1, DEADLINE_S, "the job is looked at again")
+        assert str(place.error) in json.loads(looking.page())["problem"]
+    else:
+        place.one_event()
+    looking.stop()
+
+
+def asking_a_sampler(place: Place) -> None:
+    place.patch(tuner.sampling, "suggest", place.fail)
+    job = SimpleNamespace(seen=SimpleNamespace(spec=membership_pb2.JobSpec()))
+    made = tuner.Tuner(cast(Any, job), place.fail, place.events.put, verbose=False)
+    made._ask(Study(), Space(()))
+    place.one_event()
+    made.stop()
 
 
 def scheduling(place: Place) -> None:
@@ -380,10 +396,13 @@ OPERATIONS: dict[str, Callable[[Place], None]] = {
     "bagua-session-in": sessions,
     "bagua-hosted-etcd": hosted_etcd,
     "bagua-log": logs,
+    "bagua-trace": tracing,
     "file-timers": timers_of_scripts,
     "small-http": health_checks,
     "bagua-logs": logs_served,
     "bagua-history": writing_history,
+    "bagua-dashboard": looking_at_a_job,
+    "bagua-sampler": asking_a_sampler,
     "bagua-scheduler": scheduling,
     "leased-keys": keeping_leased_keys,
     "store-mirror": watching_the_store,

@@ -15,7 +15,9 @@ import grpc
 import pytest
 
 from bagua_agent.base import small_http
+from bagua_agent.etcd.client import KeyValue
 from bagua_agent.node.torchrun.health_server import health_server
+from bagua_agent.observation import agent_calls
 from bagua_agent.rpc import session_server
 from bagua_agent.rpc.control_client import probe
 from bagua_agent.rpc.control_server import ControlServer
@@ -23,6 +25,7 @@ from bagua_agent.rpc.job_identity import make_identity
 from bagua_agent.service.node.node_server import NodeServer
 from bagua_agent.workers import stacks
 from bagua_contract import control_pb2, node_pb2, node_pb2_grpc, session_pb2
+from bagua_contract import membership_pb2 as pb
 from tests.agent.base.test_background import ERRORS, OTHERS
 from tests.agent.service.conftest import free_port
 from tests.core.elastic.agents import Agent
@@ -103,6 +106,18 @@ def saving(fail: Fail, patch: pytest.MonkeyPatch) -> None:
     assert type(met.value) in {type(make()) for make in ERRORS}
 
 
+def asking_agents(fail: Fail, patch: pytest.MonkeyPatch) -> None:
+    """It raises in the thread that asked, which is of background.py or a command's own."""
+    patch.setattr(agent_calls.JobAgents, "_keep", lambda *_: None)
+    patch.setattr(agent_calls, "endpoint_of", fail)
+    agents = agent_calls.JobAgents(cast(Any, None), "demo")
+    key = KeyValue("agents/a", pb.Agent(agent_id="a", control_address="h:1").SerializeToString(), 1, 1, 0)
+    with pytest.raises(BaseException) as met:
+        agents.look([key])
+    agents.close()
+    assert type(met.value) in {type(make()) for make in ERRORS}
+
+
 ROWS: dict[str, tuple[Callable[[Fail, pytest.MonkeyPatch], None], list[Callable[[], BaseException]]]] = {
     "rpc/control_server.py": (control, MET_BY_GRPC),
     "rpc/session_server.py": (session, MET_BY_GRPC),
@@ -112,6 +127,7 @@ ROWS: dict[str, tuple[Callable[[Fail, pytest.MonkeyPatch], None], list[Callable[
         health,
         [],
     ),  # it suppresses OSError, and nothing else can be raised there
+    "observation/agent_calls.py": (asking_agents, list(ERRORS)),
     "workers/stacks.py": (saving, list(ERRORS)),
 }
 

@@ -14,6 +14,7 @@ import pytest
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.signals import SignalsToInbox
+from tests.lab.left_open import open_descriptors, opened_since
 
 DEADLINE_S = 10.0
 
@@ -74,16 +75,13 @@ def test_others_go_where_they_went() -> None:
 
 
 def test_nothing_stays_behind() -> None:
-    def open_files() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    handler, files = signal.getsignal(signal.SIGUSR1), open_files()
+    handler, files = signal.getsignal(signal.SIGUSR1), open_descriptors()
     with SignalsToInbox(["SIGUSR1"], lambda number: None):
         assert signal.getsignal(signal.SIGUSR1) is not handler
         assert "signals" in [thread.name for thread in threading.enumerate()]
     assert signal.getsignal(signal.SIGUSR1) is handler
     assert "signals" not in [thread.name for thread in threading.enumerate()]
-    assert open_files() == files
+    assert not opened_since(files)
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup)
     assert wakeup == -1

@@ -20,6 +20,7 @@ from bagua_agent.history.history_writer import MOST_WAITING, HistoryWriter
 from bagua_agent.history.job_history import EventKind, JobEvent, events_of, superfluous
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind
+from bagua_contract.replica import Replica, ReplicaMember
 
 KEYS = JobKeys("job")
 DEADLINE_S = 10.0
@@ -31,18 +32,23 @@ FAILURE = pb.Failure(
     log_path="/logs",
     script_failure=True,
 )
+_SHARDS = tuple(ReplicaMember(f"{node}.0.w", node, node, 0, f"{node}:1") for node in ("a", "b"))
 EVERY = [
     history.created("train.py"),
     history.formed(Generation(3, 2, GenerationKind.FAILOVER, (), "nonce", "lost a"), "generation 3, now"),
     history.worker_ended(FAILURE),
     history.worker_ended(pb.Failure(worker_id="b.0.w", global_rank=-1, cause="killed by SIGKILL")),
     history.scaled(17, "2 to 3 nodes are wanted now"),
+    history.tuned(18, "settings of steps: flat"),
+    history.in_force(3, "generation 3 is in force from step 12", 0.25),
     history.node_joined("a", 8),
     history.node_leaving("a"),
     history.node_lost("a", "host-1", 12),
     history.store_away("a", 1),
     history.store_back("a", 1, 3.21),
     history.keys_lost("a", 1),
+    history.replica_written(Replica("r", _SHARDS, "nonce")),
+    history.replica_written(Replica("r", _SHARDS, "nonce", over="worker a.0.w is lost")),
     history.agent_failed("host-1", 2, "its agent ended with 2: no such account"),
     history.ended("succeeded", "training is done"),
 ]
@@ -159,13 +165,6 @@ def test_the_leader_removes_the_oldest(keeper: HistoryKeeper, recorder: Recorder
 def test_an_id_as_long_as_ids_may_be_is_harmless(keeper: HistoryKeeper, recorder: Recorder) -> None:
     keeper.own(history.node_lost("x" * 100, "host", 1))
     assert len(recorder.written) == 1
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EmbeddedEtcd]:
-    server = EmbeddedEtcd.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture

@@ -47,13 +47,6 @@ class Comer:
         return ensure_job(self.store, KEYS, self.config, mode=mode)
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EmbeddedEtcd]:
-    server = EmbeddedEtcd.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
     store = Store(store_config((etcd.endpoint,), StoreCredentials()))

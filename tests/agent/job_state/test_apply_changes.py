@@ -155,13 +155,27 @@ def test_members_of_another_job_of_this_id_are_not_seen() -> None:
 def test_what_must_be_put_again_is_remembered() -> None:
     node = Node()
     desired = pb.Desired(min_nodes=1, max_nodes=2).SerializeToString()
-    node.take(put(KEYS.spec, SPEC.SerializeToString()), put(KEYS.desired, desired))
+    pinned = pb.PinnedSettings(settings=pb.StepSettings(bucket_bytes=4096)).SerializeToString()
+    node.take(
+        put(KEYS.spec, SPEC.SerializeToString()), put(KEYS.desired, desired), put(KEYS.settings, pinned)
+    )
     node.take(
         put(KEYS.spec, pb.JobSpec(nonce="other").SerializeToString()),
         put(KEYS.desired, b"\xff"),
+        put(KEYS.settings, pb.PinnedSettings(settings=pb.StepSettings(bucket_bytes=1)).SerializeToString()),
         removed(KEYS.spec),
     )
-    assert node.seen.remembered == {KEYS.spec: SPEC.SerializeToString(), KEYS.desired: desired}
+    own = SPEC.SerializeToString()
+    assert node.seen.remembered == {KEYS.spec: own, KEYS.desired: desired, KEYS.settings: pinned}
+
+
+def test_pinned_settings_are_told_and_recorded() -> None:
+    node = Node()
+    pinned = pb.PinnedSettings(settings=pb.StepSettings(algorithm="bytegrad")).SerializeToString()
+    (seen,) = node.take(put(KEYS.settings, pinned, 7))
+    assert isinstance(seen, ev.SettingsPinned) and seen.settings.algorithm == "bytegrad"
+    assert node.events == ["tuned-7"] and node.said[-1].endswith("settings of steps: algorithm bytegrad")
+    assert node.take(removed(KEYS.settings)) == [], "etcd lost it: it is put again, and not forgotten"
 
 
 def test_the_end_is_told_once() -> None:

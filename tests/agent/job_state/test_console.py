@@ -14,6 +14,7 @@ from bagua_agent.job_state.console import (
     describe_change,
     generation_written,
     joining_command,
+    mean_metrics,
     names,
     progress,
     result,
@@ -138,10 +139,20 @@ def test_a_generation_in_one_line(before: Generation | None, after: Generation, 
 
 
 def test_progress_in_one_line() -> None:
-    assert progress(1, 20, 3.456, {"loss": 0.123456, "acc": 1.0}, 4) == (
-        "epoch 1  step 20  3.5 steps/s  acc 1  loss 0.1235  (generation 4)"
+    told = session_pb2.Progress(epoch=1, step=20, steps_per_s=3.456, generation=4)
+    numbers = {"loss": 0.123456, "acc": 1.0}
+    assert progress(told, numbers) == "epoch 1  step 20  3.5 steps/s  acc 1  loss 0.1235  (generation 4)"
+    told.total_steps, told.step_samples = 500, 64
+    assert (
+        progress(told, {})
+        == "epoch 1  step 20 of 500  3.5 steps/s  221.2 samples/s  2 min left  (generation 4)"
     )
-    assert progress(0, 0, 0.0, {}, 1) == "epoch 0  step 0  (generation 1)"
+    assert progress(session_pb2.Progress(generation=1), {}) == "epoch 0  step 0  (generation 1)"
+
+
+def test_numbers_of_a_node_are_means_over_its_workers() -> None:
+    one, other = (session_pb2.Progress(metrics=m) for m in ({"loss": 1.0, "only": 5.0}, {"loss": 2.0}))
+    assert mean_metrics([one, other]) == {"loss": 1.5, "only": 5.0}
 
 
 def test_the_line_that_joins_can_be_typed() -> None:

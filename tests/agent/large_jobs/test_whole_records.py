@@ -36,13 +36,6 @@ RECORD = Generation(
 )
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EmbeddedEtcd]:
-    server = EmbeddedEtcd.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
     made = Store(StoreConfig((parse_endpoint(etcd.endpoint),)))

@@ -23,13 +23,6 @@ DEADLINE_S = 20.0
 OF_THE_LEADER = (KEYS.leader, KEYS.agent("a"), KEYS.member("a.0"), KEYS.suspicion("a.0"))
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EmbeddedEtcd]:
-    server = EmbeddedEtcd.start()
-    yield server
-    server.stop()
-
-
 class Confirmer:
     """An agent that found the leader dead, beside keys of that leader and of another node."""
 

@@ -70,6 +70,18 @@ def test_an_answer_ends_a_doubt() -> None:
     assert watch.touched({"a": SILENT}) == []
 
 
+def test_a_suspected_agent_is_cut_off_until_it_answers_or_is_no_target() -> None:
+    watch = met("a", "b")
+    watch.next_round(["a", "b"], 1)
+    watch.touched({"a": REFUSED, "b": SILENT})
+    assert watch.cut_off == {"a"}
+    watch.touched({"a": ANSWERED})
+    assert watch.cut_off == frozenset()
+    watch.touched({"a": REFUSED})
+    watch.next_round(["b"], 1)
+    assert watch.cut_off == frozenset()
+
+
 def test_a_round_that_says_nothing_changes_nothing() -> None:
     watch = met("a")
     watch.touched({"a": SILENT})

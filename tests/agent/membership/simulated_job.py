@@ -20,6 +20,7 @@ from bagua_agent.membership.actions import (
     WakeAt,
     WriteGeneration,
     WriteHangOrder,
+    WriteReplicas,
     WriteResult,
 )
 from bagua_agent.membership.policy import Policy
@@ -47,6 +48,7 @@ class SimulatedJob(SimulatedWorkers):
         asks: bool = False,
         has_checkpoints: bool = False,
         sizes: SizePolicy = ANY_SIZE,
+        replica_size: int = 1,
     ) -> None:
         """asks: scripts ask for ranks before their loops."""
         super().__init__()
@@ -63,7 +65,8 @@ class SimulatedJob(SimulatedWorkers):
         self.probes: list[tuple[str, str, int, bool]] = []
         self.fresh_leader_under_empty = False
         self.sizes = sizes.sizes
-        self.put("spec", ev.ModeSeen, restarts=False, size_policy=sizes)
+        self.replica_size = replica_size
+        self.put("spec", ev.ModeSeen, restarts=False, size_policy=sizes, replica_size=replica_size)
         self.scale(min_nodes, max_nodes)
 
     # -- the store
@@ -83,7 +86,7 @@ class SimulatedJob(SimulatedWorkers):
 
     # -- agents
     def new_state(self, agent_id: str) -> State:
-        return new_state(agent_id, has_checkpoints=self.has_checkpoints)
+        return new_state(agent_id, has_checkpoints=self.has_checkpoints, replica_size=self.replica_size)
 
     def add_node(self, slots: int) -> None:
         agent_id = f"a{len(self.nodes)}"
@@ -198,9 +201,15 @@ class SimulatedJob(SimulatedWorkers):
             case WriteHangOrder(order):
                 if leads:
                     self.put("hang", ev.HangOrderSeen, order=order)
+            case WriteReplicas():
+                if leads:
+                    self.write_replicas(action)
             case WakeAt(time_s):
                 assert time_s > self.now_s, "a wake in the past would spin"
                 node.wake_at_s = time_s
+
+    def write_replicas(self, action: WriteReplicas) -> None:
+        raise AssertionError(f"a job without replicas: {action}")
 
     def accept(self, generation: Generation) -> None:
         assert self.result is None
@@ -215,13 +224,13 @@ class SimulatedJob(SimulatedWorkers):
         stay = {m.agent_id for m in generation.members if not self.nodes[m.agent_id].leaving}
         seen_most = max(v["max_nodes"] for k, v in self.log if k is ev.DesiredChanged)
         assert len(stay) <= seen_most, "more nodes than the most"
-        # nodes that leave may stay beside the others until one of these has the state
-        if (
-            self.sizes
-            and generation.members
-            and not any(self.nodes[m.agent_id].leaving for m in generation.members)
-        ):
-            assert generation.node_count in self.sizes, (
+        if self.sizes and generation.members:
+            # a node that leaves and one that is to get its state are two
+            hands_over = any(self.nodes[m.agent_id].leaving for m in generation.members)
+            is_exempt = (
+                hands_over and max((s for s in self.sizes if s <= generation.node_count), default=1) == 1
+            )
+            assert generation.node_count in self.sizes or is_exempt, (
                 f"{generation.node_count} nodes, allowed: {self.sizes}"
             )
         if generation.number > 1 and generation.base == 0 and self.committed:
@@ -279,12 +288,16 @@ class SimulatedJob(SimulatedWorkers):
         self.feed(asker, answer)
 
     # -- workers
+    @property
+    def first_stage(self) -> Stage:
+        return Stage.WAITING if self.asks else Stage.LOOP
+
     def spawn(self, node: Node) -> None:
         taken = {w.slot for w in self.of(node) if w.alive}
         free = [s for s in range(node.slots) if s not in taken]
         if free and node.reaches_store and not node.leaving:
             worker = Worker(f"w{len(self.workers)}", node.agent_id, free[0])
-            worker.stage = Stage.WAITING if self.asks else Stage.LOOP
+            worker.stage = self.first_stage
             self.workers[worker.worker_id] = worker
             self.put_worker(worker)
 
@@ -312,7 +325,7 @@ class SimulatedJob(SimulatedWorkers):
         worker_id = worker.worker_id
         if not self.nodes[worker.agent_id].reaches_store:
             return
-        if well and self.nodes[worker.agent_id].leaving:
+        if well and (self.nodes[worker.agent_id].leaving or worker.leaves):
             listing = [g for g in self.records.values() if g.placement_of(worker_id) is not None]
             departure = DepartureView(
                 worker_id,
@@ -340,11 +353,6 @@ class SimulatedJob(SimulatedWorkers):
         worker.revision = 0
         self.delete(f"members/{worker_id}", ev.MemberGone, worker_id=worker_id)
         self.delete(f"suspicions/{worker_id}", ev.SuspicionCleared, worker_id=worker_id)
-
-    def kill_node(self, node: Node) -> None:
-        node.alive = False
-        for worker in self.of(node):
-            worker.alive = False
 
     def report(self, worker: Worker) -> None:
         reaches = self.nodes[worker.agent_id].reaches_store

@@ -32,6 +32,7 @@ class Worker:
     broken_in: int = 0
     stage: Stage = Stage.LOOP
     listed: int = 0
+    leaves: bool = False  # it was asked to, though its node stays
     unbuilt: int = 0  # newest pending record that it said it can't build
 
     def valid_steps(self, record: Generation) -> int:
@@ -81,6 +82,11 @@ class SimulatedWorkers(ABC):
     def of(self, node: Node) -> list[Worker]:
         return [w for w in self.workers.values() if w.agent_id == node.agent_id]
 
+    def kill_node(self, node: Node) -> None:
+        node.alive = False
+        for worker in self.of(node):
+            worker.alive = False
+
     def look(self, worker: Worker) -> None:
         """The worker learns of the newest record."""
         record, node = self.generation, self.nodes[worker.agent_id]
@@ -99,7 +105,7 @@ class SimulatedWorkers(ABC):
                     # member of a base has taken it.
                     worker.current, worker.steps, worker.name = None, 0, 0
                 worker.pending = record
-        if node.leaving and worker.current is None and not inside:
+        if (node.leaving or worker.leaves) and worker.current is None and not inside:
             self.end(worker, well=True)
 
     def _is_before_loop(self, worker: Worker, record: Generation) -> bool:
@@ -111,7 +117,7 @@ class SimulatedWorkers(ABC):
             if record.placement_of(worker.worker_id) is not None:
                 worker.listed = record.number
         if worker.stage is Stage.WAITING:
-            if self.nodes[worker.agent_id].leaving:
+            if self.nodes[worker.agent_id].leaving or worker.leaves:
                 self.end(worker, well=True)
             elif record.placement_of(worker.worker_id) is not None:
                 assert record.is_gathering, "no other generation lists a worker that waits before its loop"
@@ -154,7 +160,7 @@ class SimulatedWorkers(ABC):
         worker.current = None
         if record.members:
             worker.steps = worker.name = 0  # the job goes on elsewhere: what it holds is old
-        if self.nodes[worker.agent_id].leaving:
+        if self.nodes[worker.agent_id].leaving or worker.leaves:
             self.end(worker, well=True)
 
     def members(self, record: Generation) -> list[Worker]:

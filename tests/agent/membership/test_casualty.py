@@ -15,11 +15,20 @@ from bagua_agent.membership.failures.casualty import (
     Company,
     casualty_of,
     company_after,
+    company_in,
 )
 from bagua_agent.membership.failures.restart_policy import in_doubt, judge
-from bagua_agent.membership.failures.root_cause import explains, first_cause
+from bagua_agent.membership.failures.root_cause import (
+    KEY_IS_GONE,
+    LOST_WITH_NODE,
+    NO_ANSWER,
+    REPLICA_OVER,
+    explains,
+    first_cause,
+)
 from bagua_agent.membership.view import FailureView, JobView
 from bagua_contract.records import Generation
+from bagua_contract.replica import Replica, ReplicaMember
 
 PEER_LOST = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
@@ -207,3 +216,63 @@ def test_a_casualty_is_no_second_failure_of_the_same_samples(summary: str) -> No
     raised, casualty = failed("b0", RAISED), replace(failed("a0", summary, order=2), script_failure=False)
     assert not judge([raised, casualty], 1).fail
     assert judge([raised, failed("a0", RAISED, order=2)], 9).fail
+
+
+# -- replicas
+
+REPLICAS = replace(
+    BOTH,
+    members=tuple(
+        replace(m, replica_rank=rank // 2, shard_rank=rank % 2)
+        for rank, m in enumerate(record(1, "a0 b0 c0 d0").members)
+    ),
+)
+OVER = f"{REPLICA_OVER}: the worker in slot 0 of host-a failed: {PEER_LOST} (killed by SIGKILL)"
+
+
+def test_a_worker_that_was_killed_for_another_one_does_not_explain_its_end() -> None:
+    """Gloo's words on a mismatch of a script's own collectives are those on a lost peer."""
+    found = company(REPLICAS)
+    own = failed("a0", PEER_LOST, order=9)
+    killed = replace(failed("b0", OVER, order=2), script_failure=False)
+    assert casualty_of(own, found, view_of(record(2, "c0 d0"), killed, agents="abcd")) == ""
+    # nor does the replica's absence from the next generation, which is what a0's end caused
+    assert casualty_of(own, found, view_of(record(2, "c0 d0"), agents="abcd")) == ""
+    # but its host's loss does, and another replica's end
+    assert "(gone)" in casualty_of(own, found, view_of(record(2, "c0 d0"), agents="acd"))
+    assert casualty_of(own, found, view_of(BOTH, failed("c0", KILLED), agents="abcd"))
+
+
+@pytest.mark.parametrize(
+    ("why", "is_casualty"),
+    [
+        (f"the worker in slot 0 of host-a {LOST_WITH_NODE}", True),
+        (f"the worker in slot 0 of host-a {KEY_IS_GONE}, the worker in slot 1 of host-a {KEY_IS_GONE}", True),
+        (f"host-a {NO_ANSWER}", True),
+        (f"the worker in slot 0 of host-a failed: RuntimeError: host-x {NO_ANSWER}", False),
+        (
+            f"the worker in slot 0 of host-a {KEY_IS_GONE}, the worker in slot 1 of host-a failed: {PEER_LOST}",
+            False,
+        ),
+        ("another worker of it on this node has ended", False),
+    ],
+)
+def test_a_worker_that_was_killed_for_a_silent_host_explains_the_end_of_one_there(
+    why: str, is_casualty: bool
+) -> None:
+    """The host was cut off for a moment, and its worker finds its mate's connection closed."""
+    killed = replace(
+        failed("b0", f"{REPLICA_OVER}: {why} (killed by SIGKILL)", order=2), script_failure=False
+    )
+    view = view_of(record(2, "c0 d0"), killed, agents="abcd")
+    assert bool(casualty_of(failed("a0", PEER_LOST, order=9), company(REPLICAS), view)) is is_casualty
+    assert not casualty_of(failed("a0", RAISED, order=9), company(REPLICAS), view)
+
+
+def test_before_a_generation_the_others_of_a_replica_are_a_worker_s_company() -> None:
+    replica = Replica("a0", tuple(ReplicaMember(w, w[0], f"host-{w[0]}", 0, "h:2") for w in ("a0", "b0")))
+    found = company_in(replica, "a0")
+    assert [str(f) for f in found.fellows] == ["shard 1 on host-b"]
+    own = failed("a0", PEER_LOST, order=9)
+    assert casualty_of(own, found, view_of(record(2, "c0 d0"), agents="abcd")) == ""
+    assert casualty_of(own, found, view_of(record(2, "c0 d0"), failed("b0", KILLED), agents="abcd"))

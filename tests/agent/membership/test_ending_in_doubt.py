@@ -55,6 +55,14 @@ def test_its_agent_has_time_to_say_so() -> None:
     assert fails(without_b, 10.1 + POLICY.cause_window_s, ALIVE)
 
 
+def test_the_agent_of_a_worker_that_was_left_out_before_it_failed_has_as_long() -> None:
+    """Its host was silent, and has come back: the generation without it is older than its failure."""
+    left_out = replace(job(), generation=record(3, "a0 b0"), attempts=Attempts(0, 9.7))
+    waits = decided(left_out, now_s=11.0, evidence=ALIVE)
+    assert waits.action is None and waits.wake_at_s == 10.0 + POLICY.cause_window_s
+    assert fails(left_out, 10.1 + POLICY.cause_window_s, ALIVE)
+
+
 def test_what_was_looked_into_is_not_looked_into_again() -> None:
     """A new leader with an old casualty that used up the budget: the next real failure ends the job at once."""
     later = replace(failure("b0", order=2), seen_since_s=100.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_agent.membership.hang import (
@@ -18,6 +18,7 @@ from bagua_agent.membership.hang import (
     wait_began_s,
 )
 from bagua_agent.membership.policy import Policy
+from bagua_contract.collective_wait import CollectiveWait, Operation
 
 LIMITS = Policy().hang_limits
 
@@ -189,7 +190,6 @@ def test_a_cut_is_told_once_a_node_and_needs_no_stacks() -> None:
 SINCE = st.none() | st.floats(0.0, 1000.0)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(SINCE, SINCE, st.booleans(), st.booleans()), min_size=1, max_size=6),
     st.floats(1000.0, 3000.0),
@@ -233,3 +233,27 @@ def test_a_short_timeout_is_not_lengthened_by_the_notice() -> None:
     assert Policy(hang_timeout_s=5.0).hang_limits.notice_s == 5.0
     assert Policy(hang_timeout_s=None).hang_limits.notice_s == Policy().hang_notice_s
     assert Policy().hang_limits.notice_s == Policy().hang_notice_s
+
+
+def test_a_shard_that_is_held_up_by_its_mate_does_not_hide_that_ranks_disagree() -> None:
+    """Rank 1 waits in collectives of its replica, which are not reported, for rank 0, which waits elsewhere."""
+
+    def waits_in(name: str) -> CollectiveWait:
+        return CollectiveWait("train.py:9", (Operation(7, 0, name),))
+
+    situation = job(0.0, None, 0.0, 0.0)
+    members = [
+        replace(m, waits_in=waits_in("at the step boundary" if m.global_rank == 0 else "in the reductions"))
+        for m in situation.members
+    ]
+    members[1] = replace(members[1], waits_in=None)
+    alone = replace(situation, members=tuple(members))
+    assert decide_hang(alone, LIMITS.disagreement_s, LIMITS).outcome is HangOutcome.NOTHING, "it may come"
+    members[1] = replace(members[1], mate_waits=True)
+    held = replace(situation, members=tuple(members))
+    soon = decide_hang(held, LIMITS.disagreement_s - 1.0, LIMITS)
+    assert (soon.outcome, soon.wake_at_s) == (HangOutcome.NOTHING, LIMITS.disagreement_s)
+    assert decide_hang(held, LIMITS.disagreement_s, LIMITS).outcome is HangOutcome.DISAGREE
+    alike = tuple(replace(m, waits_in=waits_in("in the reductions")) for m in members)
+    agreed = replace(situation, members=(*alike[:1], replace(alike[1], waits_in=None), *alike[2:]))
+    assert decide_hang(agreed, LIMITS.disagreement_s, LIMITS).outcome is HangOutcome.NOTHING

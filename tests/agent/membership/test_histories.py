@@ -275,7 +275,6 @@ class Histories(RuleBasedStateMachine):
 Histories.TestCase.settings = settings(
     max_examples=int(os.environ.get("BAGUA_HISTORIES", "60")),
     stateful_step_count=50,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 TestHistories = Histories.TestCase

@@ -24,6 +24,12 @@ PROGRESS = session_pb2.Progress(
     spent_s={"step": 8.0, "failover": 0.5},
     step_counts=[2, 1] + [0] * (len(STEP_TIME_BOUNDS_S) - 1),
     step_sum_s=0.004,
+    computing_s=0.003,
+    step_samples=32,
+    sent_bytes=4000,
+    gradient_bytes=900,
+    copied_bytes=70,
+    algorithm="bytegrad",
 )
 
 
@@ -88,9 +94,31 @@ def test_what_a_picture_says_is_in_its_metrics() -> None:
         == 3
     )
     assert value("bagua_etcd_up") == 0
-    assert not any(
-        dict(labels).get("slot") == "1" for name, labels in found if name != "bagua_worker_exits_total"
-    )
+    of_node = {"bagua_worker_exits_total", "bagua_worker_restarts_total"}
+    assert not any(dict(labels).get("slot") == "1" for name, labels in found if name not in of_node)
+    assert value("bagua_worker_restarts_total", slot="1") == 3
+    assert value("bagua_samples_per_second", slot="0") == 128
+    assert value("bagua_computing_seconds_total", slot="0") == 0.003
+    assert value("bagua_sent_bytes_total", slot="0", algorithm="bytegrad") == 4000
+    assert value("bagua_gradient_bytes", slot="0", algorithm="bytegrad") == 900
+    assert value("bagua_heal_bytes_total", slot="0") == 70
+    assert ("bagua_total_steps", frozenset({("slot", "0")})) not in found, "unknown"
+
+
+def test_workers_of_a_sharded_model_have_replica_and_shard() -> None:
+    workers = (WorkerPicture(0, 11, 5, PROGRESS, 2, 1), WorkerPicture(1, 12, None, None))
+    found = samples(picture(world_size=6, replica_size=2, workers=workers))
+    assert found["bagua_replicas", frozenset()] == 3
+    assert found["bagua_replica_size", frozenset()] == 2
+    assert found["bagua_worker_replica", frozenset({("slot", "0")})] == 2
+    assert found["bagua_worker_shard", frozenset({("slot", "0")})] == 1
+    assert ("bagua_worker_shard", frozenset({("slot", "1")})) not in found
+
+
+def test_each_worker_of_another_job_is_a_replica() -> None:
+    found = samples(picture())
+    assert found["bagua_replicas", frozenset()] == found["bagua_world_size", frozenset()] == 2
+    assert not any(name in ("bagua_worker_replica", "bagua_worker_shard") for name, _ in found)
 
 
 def test_bagua_net_is_counted_where_a_worker_has_loaded_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +129,15 @@ def test_bagua_net_is_counted_where_a_worker_has_loaded_it(monkeypatch: pytest.M
     found = samples(picture())
     assert found["bagua_net_bytes_sent_total", frozenset({("slot", "0")})] == 5
     assert found["bagua_net_connections_open", frozenset({("slot", "0")})] == 2
+
+
+def test_a_study_under_way_is_in_the_leaders_metrics() -> None:
+    none: frozenset[tuple[str, str]] = frozenset()
+    found = samples(picture(trials=3, best_steps_per_s=2.5, trials_lost_s=0.75))
+    assert found["bagua_autotune_trials", none] == 3
+    assert found["bagua_autotune_best_steps_per_second", none] == 2.5
+    assert found["bagua_autotune_lost_seconds", none] == 0.75
+    assert not any("autotune" in name for name, _ in samples(picture()))
 
 
 def test_a_report_of_another_version_has_no_histogram() -> None:

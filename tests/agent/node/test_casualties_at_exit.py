@@ -131,6 +131,9 @@ class Node:
         for due in self.timers.take_due(self.now_s):
             due(self.now_s)
         assert self.writes.flush(SECONDS_OF_A_WRITE)
+        for own in self.stored[-1:]:
+            if own.worker_id not in self.seen.view.failures:
+                self.hears(own.worker_id, own.cause, script=own.script_failure)
 
     @property
     def counted(self) -> list[bool]:
@@ -228,6 +231,21 @@ def test_what_nothing_explains_counts(make_node: Callable[[int], Node]) -> None:
     node.hears("b2", "killed by SIGKILL", script=False)
     node.time(1.0)
     assert node.counted == [True] and node.spawned == [0]
+
+
+def test_an_outage_of_etcd_does_not_use_up_the_time_for_an_explanation(
+    make_node: Callable[[int], Node],
+) -> None:
+    node = make_node(1)
+    node.store_away = True
+    node.fails()
+    for _ in range(20):
+        node.time(1.0)
+    node.store_away = False
+    node.time(time.monotonic() + RETRY_S)  # retries go by the real clock
+    node.hears("b2", "killed by SIGKILL", script=False)
+    node.time(LOOK_AGAIN_S)
+    assert node.counted == [True, False]
 
 
 def test_an_exception_of_its_own_is_no_casualty(make_node: Callable[[int], Node]) -> None:

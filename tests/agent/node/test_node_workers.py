@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import queue
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.node import node_workers
 from bagua_agent.node.node_workers import NodeWorkers
+from tests.lab.left_open import open_descriptors, opened_since
 from tests.lab.wait import eventually
 
 DEADLINE_S = 20.0
@@ -71,7 +71,7 @@ def test_nothing_is_left_of_a_worker_that_could_not_be_started(
     healthy = workers.spawn(0)
     expected: set[str] = set()
     workers.on_spawning, workers.on_not_spawned = expected.add, expected.discard
-    processes, descriptors = children(), len(os.listdir("/proc/self/fd"))
+    processes, descriptors = children(), open_descriptors()
     met: list[str] = []
 
     def fail(*arguments: object, **keywords: object) -> None:
@@ -85,7 +85,7 @@ def test_nothing_is_left_of_a_worker_that_could_not_be_started(
     assert met, "the fault happened"
     assert workers.worker_ids == [healthy] and expected == set()
     assert children() == processes
-    eventually(lambda: len(os.listdir("/proc/self/fd")) == descriptors, DEADLINE_S, "descriptors are closed")
+    eventually(lambda: not opened_since(descriptors), DEADLINE_S, "descriptors are closed")
     second = workers.spawn(1)
     assert workers.worker_ids == [healthy, second] and expected == {second}
     assert healthy not in [exits.get() for _ in range(exits.qsize())]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.config.job_config import CommandKind, WorkerCommand
-from bagua_agent.node.script.script_mode import Mode, guess_mode, opens_a_session
+from bagua_agent.node.script.script_mode import Mode, guess_mode, makes_torch_group, opens_a_session
 from bagua_agent.node.script.script_text import LARGEST_SCRIPT_BYTES
 
 
@@ -42,6 +42,24 @@ def test_a_script_that_opens_a_session(source: str) -> None:
 )
 def test_a_script_that_does_not(source: str) -> None:
     assert not opens_a_session(source.encode())
+
+
+@pytest.mark.parametrize(
+    ("source", "makes"),
+    [
+        ("import torch.distributed as dist\ndist.init_process_group('gloo')", True),
+        ("import torch\ntorch.distributed.init_process_group()", True),
+        ("import torch as t\nt.distributed.init_process_group()", True),
+        ("from torch import distributed as dist\ndist.init_process_group()", True),
+        ("from torch.distributed import init_process_group\ninit_process_group()", True),
+        ("import bagua_core as bagua\nimport torch.distributed\nbagua.init_process_group()", False),
+        ("from torch import nn, distributed\nfrom own.library import train\ntrain()", False),
+        ("import torch\ntorch.distributed.init_process_group(\ndef (:\n", False),
+    ],
+)
+def test_a_script_that_makes_torchs_group(tmp_path: Path, source: str, makes: bool) -> None:
+    (tmp_path / "train.py").write_text(source)
+    assert makes_torch_group(WorkerCommand(CommandKind.SCRIPT, "train.py"), tmp_path, []) is makes
 
 
 def test_a_script_that_is_costly_to_parse_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

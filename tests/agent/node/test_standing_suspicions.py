@@ -109,6 +109,17 @@ def test_what_cannot_be_built_is_told_and_does_not_go_with_a_wait() -> None:
     assert node.suspicion is None
 
 
+def test_one_line_of_a_kind_is_told_for_each_generation() -> None:
+    node = Node()
+    for _ in range(3):
+        node.suspects(pb.Suspicion.BROKEN)
+        node.suspects(pb.Suspicion.UNBUILT)
+    assert len(node.told) == 2
+    node.ways.follow(Generation(4, 3, GenerationKind.FAILOVER, (), "nonce"))
+    node.suspects(pb.Suspicion.BROKEN, generation=4)
+    assert len(node.told) == 3
+
+
 def test_a_kind_of_another_version_reaches_the_store_as_it_is() -> None:
     node = Node()
     node.suspects(9)

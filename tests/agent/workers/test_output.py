@@ -22,6 +22,7 @@ from bagua_agent.workers.output.router import OutputRouter
 from bagua_agent.workers.output.terminal import BACKLOG_BYTES
 from bagua_agent.workers.process.worker_process import WorkerProcess
 from tests.agent.workers.worker_lab import Workers, wait_until
+from tests.lab.left_open import open_descriptors, opened_since, started_since
 
 MakeRouter = Callable[..., OutputRouter]
 
@@ -327,16 +328,13 @@ def test_a_worker_that_floods_fills_no_disk(setting: Setting) -> None:
 
 
 def test_descriptors_and_threads_are_given_back(setting: Setting) -> None:
-    def held() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
-
-    before = held()
+    files, threads = open_descriptors(), set(threading.enumerate())
     router = setting.router(prefixed=True, tee="3", duplicate_stdout_filters="x")
     setting.run(router, "print('x')\n", "print('y')\n")
     assert router.stop()
     for worker in setting.workers.started:
         worker.close()
-    assert held() == before
+    assert not opened_since(files) and not started_since(threads)
 
 
 def test_a_link_in_place_of_a_log_is_not_followed(setting: Setting, tmp_path: Path) -> None:

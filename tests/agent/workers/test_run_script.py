@@ -176,7 +176,7 @@ runtime = types.ModuleType("bagua_core.elastic.step.runtime")
 def shutdown(exit_code):
     print("shutdown", exit_code)
     return {hard}
-runtime.shutdown = shutdown
+runtime.shutdown, runtime.script_failed = shutdown, lambda error: print("failed by", repr(error))
 sys.modules["bagua_core.elastic.step.runtime"] = runtime
 atexit.register(print, "at exit")
 class Unfreed:
@@ -187,7 +187,8 @@ runtime.held = Unfreed()
     ended = workers.run_source(source)
     expected = {"": 0, "sys.exit(7)": 7}.get(code, 1)
     assert ended.returncode == expected
-    assert ended.stdout == f"shutdown {expected}\nat exit\n" + ("" if hard else "freed\n")
+    failed = "failed by ValueError('x')\n" if code.startswith("raise") else ""
+    assert ended.stdout == f"{failed}shutdown {expected}\nat exit\n" + ("" if hard else "freed\n")
     assert ("text" in ended.stderr) == (code == "sys.exit('text')")
 
 
@@ -196,7 +197,7 @@ def test_shutdown_that_fails_is_reported(workers: Workers) -> None:
 import sys, types
 runtime = types.ModuleType("bagua_core.elastic.step.runtime")
 def shutdown(exit_code): raise RuntimeError("shutdown failed")
-runtime.shutdown = shutdown
+runtime.shutdown, runtime.script_failed = shutdown, lambda error: print("failed by", repr(error))
 sys.modules["bagua_core.elastic.step.runtime"] = runtime
 """
     ended = workers.run_source(source)

@@ -21,6 +21,7 @@ from bagua_agent.workers.process.worker_process import WorkerProcess
 from bagua_agent.workers.start.warm_parent import WarmParent
 from tests.agent.workers.test_run_script import FAILURES, IDENTITY
 from tests.agent.workers.worker_lab import DEADLINE_S, Workers, base_environment, is_running, wait_until
+from tests.lab.left_open import open_descriptors, opened_since
 
 COMMAND = WorkerCommand(CommandKind.SCRIPT, "script.py", ("a", "--b"))
 
@@ -198,7 +199,7 @@ def test_twenty_in_a_row_are_fast_and_leak_nothing(workers: Workers, warm: WarmP
     workers.to_end(start(workers, source, warm))
     assert warm.pid is not None
     children_before = set(psutil.Process().children())
-    open_before = (len(os.listdir("/proc/self/fd")), psutil.Process(warm.pid).num_fds())
+    open_here, open_there = open_descriptors(), open_descriptors(warm.pid)
     times = []
     for _ in range(20):
         begin = time.monotonic()
@@ -210,7 +211,7 @@ def test_twenty_in_a_row_are_fast_and_leak_nothing(workers: Workers, warm: WarmP
             os.close(fd)
         worker.close()
         workers.started.remove(worker)
-    assert (len(os.listdir("/proc/self/fd")), psutil.Process(warm.pid).num_fds()) == open_before
+    assert not opened_since(open_here) and not opened_since(open_there, warm.pid)
     left = set(psutil.Process().children()) - children_before
     assert (
         not [p for p in left if p.status() == psutil.STATUS_ZOMBIE]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,8 @@ from bagua_agent.workers.process.account import Account
 from bagua_agent.workers.process.worker_process import WorkerProcess
 from bagua_agent.workers.start.spawn import spawn_worker
 from bagua_agent.workers.start.warm_parent import WarmParent
+from tests.lab.machine_load import Deadline
+from tests.lab.wait import eventually
 
 DEADLINE_S = 20.0
 
@@ -30,10 +31,7 @@ class EndedProcess:
 
 
 def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
-        time.sleep(0.005)
+    eventually(condition, deadline_s, what, 0.005)
 
 
 def is_running(pid: int) -> bool:
@@ -103,9 +101,9 @@ class Workers:
         poll = select.poll()
         for fd in parts:
             poll.register(fd, select.POLLIN)
-        end, left = time.monotonic() + DEADLINE_S, len(parts)
+        deadline, left = Deadline(DEADLINE_S), len(parts)
         while left:
-            assert time.monotonic() < end, f"the worker did not end: {parts}"
+            assert not deadline.is_over(), f"the worker did not end within {deadline}: {parts}"
             for fd, _ in poll.poll(100):
                 data = os.read(fd, 65536)
                 parts[fd] += data
@@ -120,11 +118,10 @@ class Workers:
     def read_line(self, worker: WorkerProcess) -> str:
         assert worker.stdout_fd is not None
         line = b""
-        end = time.monotonic() + DEADLINE_S
+        deadline = Deadline(DEADLINE_S)
         while not line.endswith(b"\n"):
-            remaining_s = end - time.monotonic()
-            assert remaining_s > 0, f"no line, only {line!r}"
-            if readable([worker.stdout_fd], remaining_s):
+            assert not deadline.is_over(), f"no line within {deadline}, only {line!r}"
+            if readable([worker.stdout_fd], 0.1):
                 data = os.read(worker.stdout_fd, 1)
                 assert data, f"end of output after {line!r}"
                 line += data

@@ -139,9 +139,15 @@ class Worker:
 class Replica:
     """One worker's model and optimizer in the simulation."""
 
-    def __init__(self, rank: int, optimizer: MakeOptimizer = sgd, like: Worker | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        optimizer: MakeOptimizer = sgd,
+        like: Worker | None = None,
+        build: Callable[[], nn.Module] = small_model,
+    ) -> None:
         self.rank = rank
-        self.inner = seeded(small_model)
+        self.inner = seeded(build)
         self.optimizer = optimizer(list(self.inner.parameters()))
         if like is not None:
             self.set_weights(like.weights())
@@ -213,13 +219,13 @@ class Lossy:
     STARTING = frozenset({"allreduce", "broadcast", "allgather", "send", "receive", "alltoall"})
 
     def __init__(
-        self, inner: Communicator, started: list[str], at: int, everybody: list[Communicator]
+        self, inner: Communicator, started: list[str], at: int, everyone: list[Communicator]
     ) -> None:
         self._inner = inner
         self._started = started
         self._at = at
-        self._everybody = everybody
-        self.lanes = {lane: Lossy(c, started, at, everybody) for lane, c in inner.lanes.items()}
+        self._everybody = everyone
+        self.lanes = {lane: Lossy(c, started, at, everyone) for lane, c in inner.lanes.items()}
 
     def __getattr__(self, name: str) -> Any:
         if name == "swap":  # of operations that can be lost each
@@ -236,7 +242,7 @@ class Lossy:
 def lossy_world(size: int, at: int, by: int, nodes: Nodes = ()) -> tuple[list[Communicator], list[str]]:
     """A world that is lost when rank `by` starts its operation `at`; and the names of what it has started."""
     main = world(size, nodes)
-    everybody = [c for m in main for c in (m, *m.lanes.values())]
+    everyone = [c for m in main for c in (m, *m.lanes.values())]
     started: list[str] = []
-    main[by] = Lossy(main[by], started, at, everybody)  # type: ignore[call-overload]
+    main[by] = Lossy(main[by], started, at, everyone)  # type: ignore[call-overload]
     return main, started

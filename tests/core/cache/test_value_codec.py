@@ -96,13 +96,13 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(VALUES)
 def test_values_come_back_as_they_were(value: Any) -> None:
     assert same(decode(encode(value, KEY), KEY), value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(VALUES, max_size=6), st.data())
 def test_many_at_once_are_the_same_as_one_by_one(values: list[Any], data: st.DataObject) -> None:
     repeated = data.draw(st.lists(st.sampled_from(values), max_size=6)) if values else []
@@ -229,7 +229,7 @@ def test_a_named_tuple_that_is_gone_is_unreadable(monkeypatch: pytest.MonkeyPatc
 SAMPLE = (torch.arange(3000.0), 7, "text", [1, 2, 3])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
     frame = encode(SAMPLE, KEY)
@@ -239,7 +239,7 @@ def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
         decode(frame, KEY)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 20000))
 def test_any_cut_is_noticed(length: int) -> None:
     frame = encode(SAMPLE, KEY)
@@ -295,7 +295,7 @@ def readable_or_not(frame: Any) -> None:
         assert not isinstance(value, Unreadable) or isinstance(value.error, UnreadableError)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(max_size=400))
 def test_any_bytes_are_a_value_or_unreadable(data: bytes) -> None:
     readable_or_not(data)
@@ -328,7 +328,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 @given(PARTS, TREES, st.integers(0, 200))
 def test_any_layout_is_a_value_or_unreadable(parts: Any, tree: Any, size: int) -> None:
     text = json.dumps([parts, tree]).encode()

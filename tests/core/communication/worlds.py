@@ -67,6 +67,8 @@ def await_true(claim: Callable[[], bool], what: str) -> None:
 class FakeEngine:
     """A StepEngine whose step is set by the test."""
 
+    virtual_shards = 0
+
     def __init__(self, communicator: Communicator | None = None, weight: float | None = None) -> None:
         self._communicator = communicator
         world_size = communicator.world_size if communicator else 1
@@ -91,6 +93,9 @@ class FakeEngine:
     def detach_model(self, model: Model) -> None:
         self.models.remove(model)
 
+    def shard_place(self) -> tuple[int, int]:
+        return 0, 1
+
     def attach_source(self, source: DataSource) -> None:
         raise NotImplementedError
 
@@ -112,6 +117,10 @@ class FakeEngine:
             raise RuntimeError("outside a step")
         return self.current
 
+    @property
+    def replica_size(self) -> int:
+        return 1
+
     def communicator(self) -> Communicator | None:
         return self._communicator
 
@@ -132,6 +141,9 @@ class FakeEngine:
     def reduction_failed(self, error: Exception) -> None:
         assert isinstance(error, CollectiveFailed)
         self.failed = error
+
+    def reduction_given_up(self) -> None:
+        pass
 
     def wait(self, pending: Pending) -> None:
         pending.wait(self.stalls.append, self.stall_after_s)

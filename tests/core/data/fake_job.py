@@ -28,6 +28,14 @@ HISTORIES = st.lists(
 
 
 class FakeEngine:
+    round_steps: int | None = None
+    virtual_shards = 0
+    shard = (0, 1)  # place in the replica, and its workers
+
+    @property
+    def replica_size(self) -> int:
+        return self.shard[1]
+
     def __init__(self) -> None:
         self.source: DataSource | None = None
         self.plan = StepPlan(1, 0, 0, 1)
@@ -39,6 +47,9 @@ class FakeEngine:
         self.auto_step = True
         self._registered: dict[str, Stateful] = {}
         self._snapshot: dict[str, Any] = {}
+
+    def shard_place(self) -> tuple[int, int]:
+        return self.shard
 
     def attach_source(self, source: DataSource) -> None:
         self.source = source

@@ -32,7 +32,7 @@ def make_loader(
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     length=st.integers(1, 40),
     size=st.integers(1, 12),

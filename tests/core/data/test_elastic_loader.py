@@ -46,14 +46,14 @@ JOBS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(**JOBS)
 def test_every_history_uses_every_sample_once(**drawn: Any) -> None:
     check_history(**drawn)
 
 
 @pytest.mark.long
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(**JOBS)
 def test_many_more_histories_use_every_sample_once(**drawn: Any) -> None:
     check_history(**drawn)

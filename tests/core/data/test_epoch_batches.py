@@ -31,7 +31,7 @@ def batches_of(
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     complexities=st.lists(st.integers(0, 50).map(float), min_size=1, max_size=60),
     most=st.integers(1, 9),

@@ -27,7 +27,7 @@ def largest(costs: list[float], shares: list[list[int]]) -> float:
     return max(sum(costs[place] for place in places) for places in shares)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(costs=COSTS, parts=st.integers(1, 9), data=st.data())
 def test_shares_cover_within_bounds_and_are_never_worse_than_even_ones(
     costs: list[float], parts: int, data: st.DataObject
@@ -43,7 +43,7 @@ def test_shares_cover_within_bounds_and_are_never_worse_than_even_ones(
     assert largest(costs, shares) <= largest(costs, even) * (1 + 1e-12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(costs=COSTS.filter(bool), parts=st.integers(1, 9))
 def test_the_largest_share_is_at_most_the_mean_and_one_sample(costs: list[float], parts: int) -> None:
     """What dealing to the least loaded guarantees: it was below the mean before its last sample."""
@@ -52,7 +52,7 @@ def test_the_largest_share_is_at_most_the_mean_and_one_sample(costs: list[float]
     assert largest(costs, shares) <= (mean + max(costs) * (1 - 1 / parts)) * (1 + 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(costs=st.lists(st.floats(0.01, 100.0), min_size=1, max_size=7), parts=st.integers(1, 3))
 def test_the_largest_share_is_within_four_thirds_of_the_best(costs: list[float], parts: int) -> None:
     """Graham's bound for longest first, 4/3 - 1/(3 parts), against every split there is."""

@@ -88,7 +88,7 @@ def test_weights_are_respected() -> None:
     assert abs(used.count(1) / len(used) - share) < 4 * (share * (1 - share) / len(used)) ** 0.5
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(workers=st.integers(1, 4), limit=st.none() | st.integers(1, 3), history=HISTORIES)
 def test_every_history_uses_the_samplers_epochs_once(
     workers: int, limit: int | None, history: list[Any]

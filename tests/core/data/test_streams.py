@@ -31,7 +31,7 @@ def make_one(dataset: Any, size: int = 4, **arguments: Any) -> tuple[ElasticData
     return ElasticDataLoader(dataset, size, collate_fn=as_list, engine=engine, **arguments), engine
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     kind=st.sampled_from([Places, PlacesWithState, ForgetfulPlaces, OwnGenerator]),
     length=st.integers(1, 17),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from bagua_core.data.partition import epoch_order
 from bagua_core.elastic.step import runtime
 from bagua_core.errors import TrainingOver
 from bagua_core.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from tests.lab.left_open import open_descriptors, opened_since, started_since
 from tests.lab.wait import eventually
 
 DATA = TensorDataset(torch.randn(24, 3, generator=torch.Generator().manual_seed(1)))
@@ -60,17 +59,6 @@ class Training:
         self.model(x).square().mean().backward()
         self.optimizer.step()
         self.scheduler.step()
-
-
-def descriptors() -> Counter[str]:
-    """What is open, without its numbers: those of threads that other tests left change."""
-    found = Counter[str]()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found[os.readlink(f"/proc/self/fd/{name}")] += 1
-        except FileNotFoundError:
-            continue  # the listing's own
-    return found
 
 
 def test_each_training_begins_at_step_0_and_ends_like_the_first() -> None:
@@ -117,7 +105,7 @@ def test_nothing_of_a_training_stays() -> None:
     Training(num_workers=1).train(1)  # what torch itself opens once and keeps
     bagua.shutdown()
     gc.collect()
-    threads, files = threading.active_count(), descriptors()
+    threads, files = set(threading.enumerate()), open_descriptors()
     training = Training(num_workers=2)
     training.train(1)
     processes = training.loader.worker_process_ids
@@ -127,13 +115,11 @@ def test_nothing_of_a_training_stays() -> None:
     assert not multiprocessing.active_children()
     assert not any(Path(f"/proc/{pid}").exists() for pid in processes)
     # the thread that feeds a closed queue of torch's ends a moment later
-    eventually(
-        lambda: threading.active_count() <= threads, 10, lambda: f"no thread more: {threading.enumerate()}"
-    )
+    eventually(lambda: not started_since(threads), 10, lambda: f"no thread more: {started_since(threads)}")
     del training
     gc.collect()
     assert engine() is None
-    assert descriptors() == files
+    assert not opened_since(files)
 
 
 def test_it_does_nothing_without_a_training_and_when_called_again() -> None:

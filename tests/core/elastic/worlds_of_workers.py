@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from bagua_core.communication.communicator import CollectiveFailed, Pending
 from bagua_core.communication.step_interface import StepPlan
+from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
 from bagua_core.elastic.script_collectives.outside_collectives import OutsideCollectives
 from bagua_core.elastic.state.committed_state import CommittedState
@@ -34,11 +36,15 @@ class Worker:
         self.generation: Any = None
         self.broken = False
         self.is_closed = False
+        self.replica = None
+        self.jointly = nullcontext
         self.rendezvous = self
         self.trail = OperationTrail()
         # an engine
         self.in_step = False
         self.step_failed = False
+        self.rounds = None
+        self.virtual_shards = 0
         self.healing: frozenset[int] = frozenset()
         self.newcomers: frozenset[int] = frozenset()
         self.failed: list[Exception] = []
@@ -79,6 +85,10 @@ class Worker:
     def operation_done(self, index: int) -> None:
         self.operations.append(index)
 
+    def agree(self, own: Outcome) -> Outcome:
+        """It has no replica."""
+        return own
+
     def break_generation(self, error: Exception) -> None:
         self.broken = True
         self.breaks.append(error)
@@ -91,7 +101,7 @@ class Worker:
     def drain(self) -> None:
         """As a member: no device runs anything here."""
 
-    def side_communicator(self, members: tuple[int, ...]) -> InProcessCommunicator:
+    def side_communicator(self, members: tuple[int, ...], name: str = "outside") -> InProcessCommunicator:
         return self.job.connect(self, members, "side")
 
     def start(self, generation: Any, members: tuple[int, ...], suffix: str) -> Any:

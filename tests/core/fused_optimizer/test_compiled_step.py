@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._inductor import compile_fx
 
 from bagua_core.fused_optimizer import FusedOptimizerError, fuse_optimizer
 from bagua_core.fused_optimizer.compiled_step import close as close_enough
@@ -18,6 +17,7 @@ from tests.core.fused_optimizer.test_every_torch_optimizer import ELEMENTWISE
 from tests.core.fused_optimizer.third_party import DataWriter, Lion, Remembers, Written
 from tests.core.fused_optimizer.twins import Twins, quietly, shapes_net
 
+COMPILE = "torch._inductor.compile_fx.compile_fx"  # named, as every lane of a run imports this module
 # Its code computes ax + (p - ax) where its own step copies p: on elements of all magnitudes these differ.
 NOT_COMPILED = {"ASGD"}
 TRACED = [kind for kind in ELEMENTWISE if kind.__name__ not in NOT_COMPILED]
@@ -32,7 +32,7 @@ def close(one: Tensor, other: Tensor) -> bool:
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile traces the step, and the graph runs as it is: no C++ compiler, which takes seconds."""
 
-    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, inputs: graph.forward)
+    monkeypatch.setattr(COMPILE, lambda graph, inputs: graph.forward)
 
 
 def says_not_compiled(warned: list[str]) -> list[str]:
@@ -228,7 +228,7 @@ def test_code_that_gives_other_results_is_not_used(monkeypatch: pytest.MonkeyPat
 
         return run
 
-    monkeypatch.setattr(compile_fx, "compile_fx", wrong)
+    monkeypatch.setattr(COMPILE, wrong)
     twins = Twins(lambda params: torch.optim.AdamW(params, lr=1e-3), compile=True)
     _, warned = quietly(lambda: twins.train(4))
     (text,) = says_not_compiled(warned)

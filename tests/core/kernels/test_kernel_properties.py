@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -29,7 +29,7 @@ def assert_within_half_a_step(values: Tensor, block_size: int) -> None:
         assert float((x - y).abs().max()) <= step * (0.5 + 1e-4) + rounding
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(1, 400),

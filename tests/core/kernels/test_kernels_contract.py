@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -290,7 +290,7 @@ any_float = st.integers(0, 2**32 - 1).map(lambda bits: np.uint32(bits).view(np.f
 likely_float = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-1e3, max_value=1e3)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(
     values=st.one_of(
         st.lists(likely_float, min_size=1, max_size=150), st.lists(any_float, min_size=1, max_size=150)

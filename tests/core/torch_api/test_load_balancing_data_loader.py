@@ -32,7 +32,7 @@ def test_both_names() -> None:
     assert contrib.LoadBalancingDistributedBatchSampler is LoadBalancingDistributedBatchSampler
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     data=st.lists(st.integers(0, 100), min_size=1, max_size=50),
     replicas=st.integers(1, 7),
@@ -145,7 +145,7 @@ def test_batches_are_used_again_as_often_as_it_takes() -> None:
     assert counts == {4}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     data=st.lists(st.integers(1, 100), min_size=1, max_size=60),
     replicas=st.integers(1, 4),

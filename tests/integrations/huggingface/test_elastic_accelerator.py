@@ -69,9 +69,14 @@ def test_a_frozen_model_is_returned_unwrapped(accelerator: Any) -> None:
     assert accelerator.prepare(teacher) is teacher
 
 
-def test_a_stream_is_refused(accelerator: Any) -> None:
-    with pytest.raises(UnsupportedInElasticJob, match="Stream is a stream"):
-        accelerator.prepare(DataLoader(Stream(), batch_size=2))
+def test_a_stream_that_makes_batches_itself_is_refused(accelerator: Any) -> None:
+    with pytest.raises(UnsupportedInElasticJob, match="Stream, a stream; give the DataLoader a batch_size"):
+        accelerator.prepare(DataLoader(Stream(), batch_size=None))
+
+
+def test_loader_workers_of_a_stream_are_refused(accelerator: Any) -> None:
+    with pytest.raises(ValueError, match="num_workers=2: Stream is a stream"):
+        accelerator.prepare(DataLoader(Stream(), batch_size=2, num_workers=2))
 
 
 def test_the_batch_size_is_that_of_the_job(accelerator: Any) -> None:
@@ -98,6 +103,15 @@ def test_collectives_keep_shapes(accelerator: Any) -> None:
     assert accelerator.reduce({"a": torch.tensor(3)}, "sum")["a"].dtype is torch.int64
     assert accelerator.gather(torch.tensor(1.0)).shape == (1,)
     assert accelerator.gather(torch.ones(3, 2)).shape == (3, 2)
+
+
+def test_a_number_of_a_joiner_is_left_out_of_a_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It contributes neutral elements, also to the shapes."""
+    from bagua_core.integrations import worker_values
+
+    gathered = torch.tensor([[1], [0]]), torch.tensor([[5.0], [0.0]])
+    monkeypatch.setattr(worker_values, "_shapes_and_rows", lambda flat: gathered)
+    assert worker_values.gather_unequal(torch.tensor(3.0)) == [torch.tensor(5.0)]
 
 
 def test_the_core_imports_nothing_of_accelerate() -> None:

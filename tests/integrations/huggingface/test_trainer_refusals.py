@@ -68,15 +68,23 @@ def test_trainings_are_refused(make: Callable[..., Any], arguments: dict[str, An
         make(**arguments).train()
 
 
-def test_a_stream_is_refused(make: Callable[..., Any]) -> None:
-    class Stream(torch.utils.data.IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(4))
+def test_a_checkpoint_within_a_stream_is_refused(make: Callable[..., Any], tmp_path: Path) -> None:
+    """It counts steps, and not the epochs of the stream."""
+    from tests.integrations.huggingface import train_transformers as script
 
-    trainer = make(max_steps=2)
-    trainer.train_dataset = Stream()
-    with pytest.raises(UnsupportedInElasticJob, match="Stream is a stream"):
-        trainer.train()
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            tokens = script.Tokens(48)
+            return iter([tokens[i] for i in range(48)])
+
+    for more in ({}, {"resume_from_checkpoint": str(tmp_path / "saved" / "checkpoint-3")}):
+        trainer = make(max_steps=5, load_best_model_at_end=False)
+        trainer.train_dataset = Stream()
+        if more:
+            with pytest.raises(UnsupportedInElasticJob, match=r"which epoch of Stream.*--checkpoint-dir"):
+                trainer.train(**more)
+        else:
+            assert trainer.train(**more).global_step == 5
 
 
 def test_a_second_training_is_refused(make: Callable[..., Any]) -> None:

@@ -49,6 +49,7 @@ def test_a_script_started_by_python_starts_its_own_workers(tmp_path: Path) -> No
     ends = [json.loads(path.read_text()) for path in (out / "ends").iterdir()]
     assert len(ends) == 2
     assert {(end["batches"], end["seen"], end["tested"]) for end in ends} == {(8, 50.0, 50.0)}
+    assert all(end["predicted_labels"] == end["labels"] for end in ends), "each worker predicts all samples"
     assert len({end["parameters"] for end in ends}) == 1
 
 

@@ -1,4 +1,7 @@
-"""What the strategy makes of a script's loaders and settings, without a job."""
+"""What the strategy makes of a script's loaders and settings, without a job.
+
+Tests import the framework themselves: every lane of a run imports this module, which would cost each 1.5 s.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-import lightning
 import pytest
 import torch
 from hypothesis import given
@@ -24,12 +26,6 @@ from torch.utils.data import (
 
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.integrations.evaluation_batches import SharedBatches, shared
-from bagua_core.integrations.lightning import BaguaStrategy
-from bagua_core.integrations.lightning.launcher import launch_command
-from bagua_core.integrations.lightning.refusals import check_trainer
-from bagua_core.integrations.lightning.train_batches import elastic
-from bagua_core.integrations.lightning.trainer_state import TrainerState
-from bagua_core.integrations.lightning.trainer_steps import TrainerSteps
 from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
 
 DATA: Any = list(range(20))
@@ -60,6 +56,8 @@ def test_an_evaluation_follows_the_workers_of_its_beginning() -> None:
 
 
 def test_a_train_loader_keeps_its_settings() -> None:
+    from bagua_core.integrations.lightning.train_batches import elastic
+
     given_loader = DataLoader(DATA, batch_size=4, shuffle=True, drop_last=True, collate_fn=list)
     loader = elastic(given_loader, None, workers=3).loader
     assert (loader.global_batch_size, loader.shuffle, loader.drop_last) == (12, True, True)
@@ -70,10 +68,23 @@ def test_a_train_loader_keeps_its_settings() -> None:
     "sampler", [WeightedRandomSampler([1.0] * 5 + [0.0] * 15, 12), RandomSampler(DATA, num_samples=12)]
 )
 def test_a_sampler_of_the_script_gives_the_order(sampler: Any) -> None:
+    from bagua_core.integrations.lightning.train_batches import elastic
+
     loader = elastic(DataLoader(DATA, batch_size=4, sampler=sampler), None, workers=1).loader
     assert loader.total_steps(1) == 3
     drawn = set(loader.samples_of({"epoch": 0, "batch": 0}, StepPlan(1, 0, 0, 1), 0))
     assert drawn and (drawn <= set(range(5)) or isinstance(sampler, RandomSampler))
+
+
+def test_a_stream_has_no_batch_before_the_trainer_begins() -> None:
+    """The trainer reads ahead when it sets up its loops, and a draw from the loader would begin a step."""
+    from bagua_core.integrations.lightning.train_batches import elastic
+
+    batches = elastic(DataLoader(Endless(), batch_size=2), None, workers=2)
+    assert batches.loader.global_batch_size == 4
+    assert list(batches) == []
+    with pytest.raises(TypeError, match="Endless is a stream"):
+        len(batches)
 
 
 class Own(BatchSampler):
@@ -92,10 +103,12 @@ class Endless(IterableDataset[int]):
         (DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0)), "DistributedSampler"),
         (DataLoader(DATA, batch_sampler=[[0, 1]]), "list as batch_sampler"),
         (DataLoader(DATA, batch_sampler=Own(SequentialSampler(DATA), 2, False)), "Own as batch_sampler"),
-        (DataLoader(Endless()), "Endless"),
+        (DataLoader(Endless(), batch_size=None), "Endless, a stream"),
     ],
 )
 def test_loaders_that_no_elastic_job_can_have_are_refused(loader: Any, named: str) -> None:
+    from bagua_core.integrations.lightning.train_batches import elastic
+
     with pytest.raises((UnsupportedInElasticJob, TypeError), match=named):
         elastic(loader, None, 1)
 
@@ -110,6 +123,11 @@ def test_loaders_that_no_elastic_job_can_have_are_refused(loader: Any, named: st
     ],
 )
 def test_settings_that_no_elastic_job_can_have_are_refused(setting: dict[str, Any], named: str) -> None:
+    import lightning
+
+    from bagua_core.integrations.lightning import BaguaStrategy
+    from bagua_core.integrations.lightning.refusals import check_trainer
+
     trainer = lightning.Trainer(
         strategy=BaguaStrategy(),
         accelerator="cpu",
@@ -125,6 +143,10 @@ def test_settings_that_no_elastic_job_can_have_are_refused(setting: dict[str, An
 
 
 def test_the_name_is_registered_with_its_arguments() -> None:
+    import lightning
+
+    from bagua_core.integrations.lightning import BaguaStrategy
+
     trainer = lightning.Trainer(strategy="bagua", accelerator="cpu", devices=2, logger=False)
     assert isinstance(trainer.strategy, BaguaStrategy)
     assert trainer.world_size == 1, "a world of one until the job has workers"
@@ -133,6 +155,8 @@ def test_the_name_is_registered_with_its_arguments() -> None:
 
 
 def test_workers_run_the_script_as_it_was_started() -> None:
+    from bagua_core.integrations.lightning.launcher import launch_command
+
     start = [sys.executable, "-m", "bagua_launch", "--standalone", "--nproc-per-node", "2"]
     script = SimpleNamespace(__spec__=None)
     assert launch_command(2, ["/a/train.py", "--lr", "1"], script) == [*start, "/a/train.py", "--lr", "1"]
@@ -143,6 +167,13 @@ def test_workers_run_the_script_as_it_was_started() -> None:
 @pytest.mark.parametrize(("position", "done"), [((0, 0), 0), ((0, 7), 2), ((2, 4), 9), ((3, 0), 12)])
 def test_a_joiner_knows_how_often_the_job_has_stepped(position: tuple[int, int], done: int) -> None:
     """10 batches an epoch in groups of 3: the last group of an epoch has one batch."""
+    import lightning
+
+    from bagua_core.integrations.lightning import BaguaStrategy
+    from bagua_core.integrations.lightning.train_batches import elastic
+    from bagua_core.integrations.lightning.trainer_state import TrainerState
+    from bagua_core.integrations.lightning.trainer_steps import TrainerSteps
+
     trainer = lightning.Trainer(
         strategy=BaguaStrategy(), accelerator="cpu", devices=1, logger=False, accumulate_grad_batches=3
     )

@@ -103,6 +103,9 @@ class Model(lightning.LightningModule):
     def test_step(self, batch, index):
         self.log("tested", float(len(batch[1])), sync_dist=True, reduce_fx="sum")
 
+    def predict_step(self, batch, index):
+        return torch.stack([self.layers(batch[0]).argmax(1), batch[1]])
+
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.layers.parameters(), lr=1e-2)
         if args.manual:
@@ -195,6 +198,9 @@ end = {
 }
 if args.test_after:
     end["tested"] = trainer.test(model, DataLoader(Samples(50), batch_size=8), verbose=False)[0]["tested"]
+    predicted = trainer.predict(model, DataLoader(Samples(50), batch_size=8))
+    end["predicted_labels"] = torch.cat(predicted, 1)[1].tolist()
+    end["labels"] = [int(y) for _, y in Samples(50)]
 (args.out / "ends").mkdir(exist_ok=True)
 part = args.out / "ends" / f"{WORKER}.part"
 part.write_text(json.dumps(end))

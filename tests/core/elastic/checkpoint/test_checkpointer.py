@@ -189,6 +189,22 @@ def test_a_busy_writer_leaves_one_out_and_says_so_once(tmp_path: Path) -> None:
     assert form(second) == form(rank)
 
 
+def test_while_one_rank_still_writes_all_leave_a_checkpoint_out(tmp_path: Path) -> None:
+    """Else one with slow storage writes parts of other checkpoints than the rest, and none is complete."""
+    ranks = world(tmp_path, 2, every="1")
+    together(ranks, begin=True)
+    gate = threading.Event()
+    ranks[1].checkpointer.writer._at_edge = lambda edge: _pass(gate)
+    run_ranks(ranks, lambda rank: [rank.step(settle=False) for _ in range(3)])
+    assert ranks[0].checkpointer.writer.wait(DEADLINE_S)
+    assert {found.place.name.step for found in catalogue.find(LocalStorage(tmp_path))} == {1}
+    gate.set()
+    assert ranks[1].checkpointer.writer.wait(DEADLINE_S)
+    together(ranks, 1)
+    assert steps_on_disk(tmp_path) == [4, 1]
+    assert len(ranks[1].said) == 1 and "step 2 is left out" in ranks[1].said[0]
+
+
 def test_a_disk_that_hangs_does_not_keep_the_job(tmp_path: Path) -> None:
     (rank,) = world(tmp_path, 1, every="1")
     rank.begin()

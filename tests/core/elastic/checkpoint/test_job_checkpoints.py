@@ -37,6 +37,7 @@ class FakeMember:
     def __init__(self, communicator: Communicator, record: Generation) -> None:
         self.communicator = communicator
         self.generation = record
+        self.replica = None
         self.broken = False
         self.changed = threading.Condition()
 

@@ -69,3 +69,22 @@ def test_what_the_time_before_a_generation_was_for(
     aside: TimeUse | None, kind: GenerationKind, use: TimeUse
 ) -> None:
     assert use_of_entry(aside, Generation(number=4, base=3, kind=kind, members=())) is use
+
+
+def test_what_a_change_took_is_counted_once() -> None:
+    account = TimeAccount(0.0)
+    account.lap(TimeUse.START, 5.0)
+    assert account.take_lost() == {}
+    account.lap(TimeUse.STEP, 6.0)
+    account.lap(TimeUse.FAILED_STEP, 6.5)
+    account.lap(TimeUse.FAILOVER, 8.5)
+    assert account.take_lost() == {"failed_step": pytest.approx(0.5), "failover": pytest.approx(2.0)}
+    account.lap(TimeUse.CHECKPOINT, 9.0)
+    assert account.take_lost() == {}
+
+
+def test_computing_is_a_step_without_its_waits() -> None:
+    account = TimeAccount(0.0)
+    account.step(1.0, 0.75)
+    account.step(0.5, 0.6)
+    assert (account.step_sum_s, account.computing_s) == (1.5, 0.25)

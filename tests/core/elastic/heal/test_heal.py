@@ -15,6 +15,7 @@ from bagua_core.elastic.heal.heal import HealMismatch, Transfer, receive_state, 
 from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import DEADLINE_S, await_true, gloo_world, run_ranks
 from tests.core.elastic.state.trainings import Training, through_the_wire, wire_form
+from tests.lab.left_open import started_since
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +165,7 @@ def test_a_corrupted_manifest_is_not_used() -> None:
 def test_an_abort_in_the_middle_releases_the_receiver(holders: tuple[int, ...]) -> None:
     """One holder sends nothing: a silent peer."""
     world = build_in_process(3)
-    running = threading.active_count()
+    running = set(threading.enumerate())
 
     def act(communicator: InProcessCommunicator) -> None:
         if communicator.global_rank == 2:
@@ -177,7 +178,7 @@ def test_an_abort_in_the_middle_releases_the_receiver(holders: tuple[int, ...]) 
             world[2].abort("generation 5")
 
     run_ranks(world, act)
-    await_true(lambda: threading.active_count() <= running, "no thread is left")
+    await_true(lambda: not started_since(running), "no thread is left")
 
 
 def test_an_abort_in_the_middle_releases_the_holder() -> None:
@@ -254,7 +255,7 @@ def test_a_stripe_that_never_arrives_ends_the_copy_and_names_its_rank(
 ) -> None:
     monkeypatch.setattr(heal, "SILENCE_S", 0.3)
     world = build_in_process(3)
-    running = threading.active_count()
+    running = set(threading.enumerate())
 
     def act(communicator: InProcessCommunicator) -> None:
         if communicator.global_rank == 2:
@@ -271,7 +272,7 @@ def test_a_stripe_that_never_arrives_ends_the_copy_and_names_its_rank(
                 send_state(communicator, state_of(1), (0, 1), (2,))
 
     run_ranks(world, act)
-    await_true(lambda: threading.active_count() <= running, "no thread is left")
+    await_true(lambda: not started_since(running), "no thread is left")
 
 
 def test_a_receiver_that_takes_nothing_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:

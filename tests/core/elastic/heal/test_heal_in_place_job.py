@@ -13,14 +13,13 @@ from tests.faults.job import Job
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+def job(tmp_path: Path) -> Iterator[Job]:
     script = tmp_path / "without_memory.py"
     script.write_text(
         f"import os, runpy\nos.environ[{LIMIT_VARIABLE!r}] = '0'\n"
         f"runpy.run_path({str(faults.SCRIPT)!r}, run_name='__main__')\n"
     )
-    monkeypatch.setattr(faults, "SCRIPT", script)
-    made = Job(tmp_path, samples=3000, script=["--failpoints-once"])
+    made = Job(tmp_path, samples=3000, file=script, script=["--failpoints-once"])
     yield made
     made.end()
 

@@ -112,7 +112,7 @@ def test_leave_close_and_refusal(agent: Agent, attach: Callable[[str], Session])
 def test_what_a_worker_says_arrives_in_order(agent: Agent, attach: Callable[[str], Session]) -> None:
     session = attach("w0")
     session.ready("127.0.0.1:4", {"seed": "1"})
-    session.entered(3, 7)
+    session.entered(3, 7, {"failover": 0.5})
     session.progress(
         session_pb2.Progress(generation=3, step=8, epoch=1, steps_per_s=2.5, metrics={"loss": 0.5})
     )

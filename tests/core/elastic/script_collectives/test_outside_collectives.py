@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,8 @@ class Steps:
     ) -> None:
         self.in_step = in_step
         self.step_failed = False
+        self.rounds = None
+        self.virtual_shards = 0
         self.plan = StepPlan(1, 5, communicator.global_rank, communicator.world_size, healing)
         self.newcomers: frozenset[int] = frozenset()
         self.failed: list[Exception] = []
@@ -60,6 +63,9 @@ class Steps:
 
 def collectives(communicator: Communicator, steps: Steps) -> OutsideCollectives:
     member: Any = SimpleNamespace(
+        replica=None,
+        jointly=nullcontext,
+        agree=lambda own: own,
         communicator=communicator,
         generation=SimpleNamespace(
             is_gathering=False,

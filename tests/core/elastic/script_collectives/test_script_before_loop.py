@@ -55,6 +55,7 @@ class Members:
     def later(self) -> BeforeLoop:
         """A worker that comes while the members train."""
         member: Any = SimpleNamespace(
+            replica=None,
             gather=lambda trains: not trains(self.record()),
             session=SimpleNamespace(news=SimpleNamespace(nonce=self.record().nonce)),
             rendezvous=SimpleNamespace(publish=lambda values: self.publish(1, values)),
@@ -149,7 +150,7 @@ def test_a_member_that_answers_with_something_else_is_passed_over(members: Membe
     store.get(f"{record.nonce}/before-loop/parts")
     store.close()
     told: list[bool] = []
-    member: Any = SimpleNamespace(gather=lambda trains: told.append(trains(record)) or True)
+    member: Any = SimpleNamespace(replica=None, gather=lambda trains: told.append(trains(record)) or True)
     made = BeforeLoop(member)
     made.join()
     assert told == [False]

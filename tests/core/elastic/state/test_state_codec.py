@@ -86,7 +86,7 @@ NESTED = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(state=NESTED, parts=st.integers(1, 5), chunk_bytes=st.integers(1, 100), copy=st.booleans())
 def test_nested_values_come_back(state: Any, parts: int, chunk_bytes: int, copy: bool) -> None:
     assert same(state, sent(state, parts, chunk_bytes, copy=copy))

@@ -138,6 +138,14 @@ def test_a_name_is_taken_once() -> None:
     assert registry.registered == {"one": nested}
 
 
+def test_the_parameters_of_a_state_are_the_models_own() -> None:
+    """A script, or a fused optimizer, may give one other memory; an alias of the old memory would be digested."""
+    training = Training("sgd", 1)
+    listed = training.registry.parameters()
+    training.model.first.weight.data = training.model.first.weight.data * 2
+    assert all(a is b for a, b in zip(listed, training.model.parameters(), strict=True))
+
+
 def test_an_optimizer_of_two_models_is_one() -> None:
     one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.1)

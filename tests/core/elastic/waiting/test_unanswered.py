@@ -54,8 +54,9 @@ def test_own_sockets_come_and_go() -> None:
     before = own_sockets()
     one, other = socket.socketpair()
     with one, other:
-        assert {os.fstat(s.fileno()).st_ino for s in (one, other)} <= own_sockets() - before
-    assert own_sockets() == before
+        inodes = {os.fstat(s.fileno()).st_ino for s in (one, other)}
+        assert inodes <= own_sockets() - before
+    assert not inodes & own_sockets()  # those that other tests left may be closed at any time
 
 
 @pytest.mark.parametrize("lost", ["what it sends", "what comes back", "nothing"])

@@ -1,0 +1,61 @@
+"""Measures the steps of each generation from the reports of global rank 0's worker. Pure but for what it remembers.
+
+Only the agent of that worker measures. A generation's first report begins its measurement, so the steps before it, in
+which connections and caches are new, do not count.
+"""
+
+from __future__ import annotations
+
+from bagua_agent.autotune.study import Measured
+from bagua_contract import session_pb2
+from bagua_contract.records import Generation
+from bagua_contract.time_use import TimeUse
+
+MOST_ORDERED = 4096  # of more tensors the order is not passed on: it would be in each record of a generation
+
+
+class Measuring:
+    def __init__(self) -> None:
+        self._worker_id = ""
+        self._generation = 0
+        self._begin = (
+            0,
+            0.0,
+        )  # steps and seconds of the worker, when the measurement of the generation began
+        self._switched_s = 0.0  # of the worker, by its last report
+        self._switch_s = 0.0  # of the generation
+        self._order: tuple[int, ...] = ()
+
+    def take(
+        self, worker_id: str, progress: session_pb2.Progress, newest: Generation | None
+    ) -> Measured | None:
+        """The measurement so far; None if the report adds nothing: of another worker than global rank 0, or of another
+        generation than the newest."""
+        if progress.order and len(progress.order) <= MOST_ORDERED:
+            self._order = tuple(progress.order)
+        place = None if newest is None else newest.placement_of(worker_id)
+        steps, seconds = sum(progress.step_counts), progress.step_sum_s
+        switched_s = progress.spent_s.get(TimeUse.SWITCH.value, 0.0)
+        if newest is None or place is None or place.global_rank != 0 or progress.generation != newest.number:
+            if worker_id == self._worker_id:
+                self._switched_s = switched_s
+            return None
+        if worker_id != self._worker_id:
+            self._worker_id, self._switched_s = worker_id, switched_s
+            self._generation = 0
+        if progress.generation != self._generation:
+            self._generation = progress.generation
+            self._begin = (steps, seconds)
+            self._switch_s = max(0.0, switched_s - self._switched_s)
+            self._switched_s = switched_s
+            return None
+        if steps <= self._begin[0]:
+            return None
+        return Measured(
+            generation=progress.generation,
+            steps=steps - self._begin[0],
+            seconds=max(0.0, seconds - self._begin[1]),
+            switch_s=self._switch_s,
+            gradient_bytes=progress.gradient_bytes,
+            order=self._order,
+        )

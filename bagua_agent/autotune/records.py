@@ -1,0 +1,84 @@
+"""Reads and writes the records of tuning: the options in the job's spec, measurements, and the study. Pure."""
+
+from __future__ import annotations
+
+from bagua_agent.autotune.study import Measured, Options, Phase, Study, Trial
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.step_settings import SWITCHABLE, StepSettings
+
+
+def options_of(spec: pb.JobSpec) -> Options:
+    """The job's; off if there are none. Algorithms that this version does not know are left out."""
+    if not spec.HasField("autotune"):
+        return Options()
+    asked = spec.autotune
+    return Options(
+        level=asked.level,
+        max_samples=asked.max_samples,
+        confidence_s=asked.confidence_s,
+        warmup_s=asked.warmup_s,
+        algorithms=tuple(name for name in asked.algorithms if name in SWITCHABLE),
+    )
+
+
+def encode_measured(measured: Measured) -> bytes:
+    return pb.MeasuredSteps(
+        generation=measured.generation,
+        steps=measured.steps,
+        seconds=measured.seconds,
+        switch_s=measured.switch_s,
+        gradient_bytes=measured.gradient_bytes,
+        order=measured.order,
+    ).SerializeToString()
+
+
+def decode_measured(value: bytes) -> Measured:
+    """Raises ValueError, DecodeError for what no agent of this version writes."""
+    m = pb.MeasuredSteps.FromString(value)
+    for seconds in (m.seconds, m.switch_s):
+        if not 0 <= seconds < 1e9:  # not a number fails too
+            raise ValueError(f"it tells of {seconds} s")
+    order = StepSettings(order=tuple(m.order)).order
+    return Measured(m.generation, m.steps, m.seconds, m.switch_s, m.gradient_bytes, order)
+
+
+def encode_study(study: Study) -> bytes:
+    return pb.Study(
+        current=study.current.to_proto(),
+        number=study.number,
+        world=study.world,
+        phase=study.phase.value,
+        trials=[
+            pb.Trial(settings=t.settings.to_proto(), steps=t.steps, seconds=t.seconds) for t in study.trials
+        ],
+        trained_s=study.trained_s,
+        lost_s=study.lost_s,
+        generation=study.generation,
+        steps=study.steps,
+        seconds=study.seconds,
+        window_steps=study.window_steps,
+        window_s=study.window_s,
+        drifts=study.drifts,
+        known={world: settings.to_proto() for world, settings in study.known.items()},
+    ).SerializeToString(deterministic=True)
+
+
+def decode_study(value: bytes) -> Study:
+    """Raises ValueError, DecodeError."""
+    s = pb.Study.FromString(value)
+    return Study(
+        number=s.number,
+        world=s.world,
+        phase=Phase(s.phase),
+        current=StepSettings.from_proto(s.current),
+        trials=tuple(Trial(StepSettings.from_proto(t.settings), t.steps, t.seconds) for t in s.trials),
+        trained_s=s.trained_s,
+        lost_s=s.lost_s,
+        generation=s.generation,
+        steps=s.steps,
+        seconds=s.seconds,
+        window_steps=s.window_steps,
+        window_s=s.window_s,
+        drifts=tuple(s.drifts),
+        known={world: StepSettings.from_proto(settings) for world, settings in s.known.items()},
+    )

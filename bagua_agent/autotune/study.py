@@ -1,0 +1,339 @@
+"""Decides which settings of steps a job tries next, and when it stops to try. Pure.
+
+A *study* belongs to one world: the nodes, their workers, and what people pinned. It measures the settings in force,
+then others one after the other, and keeps the fastest. Time is the time of training, as the workers measure it; no
+clock.
+
+Invariants: what trying has cost exceeds BUDGET of the time of training in this study by one report of a measurement and
+one switch at most; a trial is measured only in a generation that has its settings; settings that are kept were measured
+faster than the script's, or are the script's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from bagua_agent.autotune.space import Point, Space
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
+
+BUDGET = 0.05  # of the time of training
+LEAST_STEPS = 3  # before a rate says anything
+EARLY_SHARE = 0.2  # of the confidence time, after which a trial that is clearly slower ends
+CLEARLY_SLOWER = 0.9
+BETTER_BY = 1.02  # what counts as an improvement; less may be noise
+PATIENCE = 12  # trials in a row without one
+DRIFT = 1.25  # a rate that is so many times another says that the network has changed
+DRIFTS = 4  # in so many windows in a row, which agree with each other: a busy host's rates swing, and do not
+
+
+class Phase(Enum):
+    WARMING = pb.Study.WARMING  # the settings in force, until training runs evenly
+    TRYING = pb.Study.TRYING  # a trial is in force, or on its way
+    RESTING = pb.Study.RESTING  # the best settings are in force until the budget allows another trial
+    SETTLED = pb.Study.SETTLED  # nothing more is tried while the throughput stays
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """As the user gave them. algorithms: that may be tried; others never are."""
+
+    level: int = 0
+    max_samples: int = 60
+    confidence_s: float = 5.0
+    warmup_s: float = 30.0
+    algorithms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What global rank 0 measured in a generation: steps, without its first ones, and their time together. switch_s:
+    what entering the generation took. gradient_bytes, order: see space.Facts."""
+
+    generation: int
+    steps: int
+    seconds: float
+    switch_s: float = 0.0
+    gradient_bytes: int = 0
+    order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    settings: StepSettings
+    steps: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Steps a second."""
+        return self.steps / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    number: int = 0  # grows with each study of the job
+    world: str = ""
+    phase: Phase = Phase.WARMING
+    current: StepSettings = AS_SCRIPTED  # that the job should have now
+    trials: tuple[Trial, ...] = ()
+    trained_s: float = 0.0  # time of training that was measured in this study
+    lost_s: float = 0.0  # of it: what slower trials and switches cost
+    generation: int = 0  # of the last measurement that was counted
+    steps: int = 0
+    seconds: float = 0.0
+    window_steps: int = (
+        0  # with the current settings, since they came into force or since the last look at drift
+    )
+    window_s: float = 0.0
+    drifts: tuple[
+        float, ...
+    ] = ()  # rates of the last windows, while they are all above or below the best trial's
+    known: Mapping[str, StepSettings] = field(default_factory=dict)  # what studies of other worlds settled on
+
+    @property
+    def best(self) -> Trial | None:
+        """The fastest; one that is hardly faster than the script's own gives way to it."""
+        if not self.trials:
+            return None
+        found = max(self.trials, key=lambda trial: trial.rate)
+        scripted = next((t for t in self.trials if t.settings.is_empty), None)
+        if scripted is not None and found.rate < scripted.rate * BETTER_BY:
+            return scripted
+        return found
+
+    @property
+    def tried(self) -> frozenset[StepSettings]:
+        return frozenset(trial.settings for trial in self.trials)
+
+    @property
+    def since_better(self) -> int:
+        """Trials since the last one that was an improvement."""
+        best, since = 0.0, 0
+        for trial in self.trials:
+            since = 0 if trial.rate > best * BETTER_BY else since + 1
+            best = max(best, trial.rate)
+        return since
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """world: in words. in_force: the record of the measurement's generation is the newest and has the study's current
+    settings, under those that people pinned. suggested: by the sampler; None: nothing yet. sampler_gave_up: why no
+    suggestion will come; empty: one may."""
+
+    world: str
+    space: Space
+    options: Options
+    measured: Measured | None = None
+    in_force: bool = False
+    suggested: StepSettings | None = None
+    sampler_gave_up: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """asks: for a suggestion of the sampler. event: one line for the job's history; empty: nothing happened."""
+
+    study: Study
+    reason: str
+    asks: bool = False
+    event: str = ""
+
+
+def step(study: Study, s: Situation) -> Step:
+    """What follows from a measurement, a suggestion, or another world."""
+    if s.options.level < 1:
+        return Step(study, "autotuning is off")
+    if study.world != s.world:
+        return _begin(study, s.world, f"the world is {s.world}", warm=False)
+    if s.measured is None or not s.in_force:
+        return Step(study, f"waiting for steps with {study.current}")
+    study = _counted(study, s.measured)
+    if study.phase is Phase.WARMING:
+        if study.trained_s < s.options.warmup_s:
+            return Step(study, f"warming up: {study.trained_s:.1f} of {s.options.warmup_s:g} s")
+        study = replace(study, phase=Phase.TRYING, window_steps=0, window_s=0.0)
+        return Step(study, f"measuring {study.current}", asks=_asks(study, s))
+    if study.phase is Phase.TRYING:
+        return _try(study, s)
+    drifted = _drift(study, s)
+    if drifted is not None:
+        return drifted
+    if study.phase is Phase.RESTING:
+        return _next(study, s, "")
+    return Step(study, f"settled on {study.current}")
+
+
+def _begin(study: Study, world: str, why: str, *, warm: bool) -> Step:
+    """A study of its own: what was measured before says nothing about this world. It begins with what is in force, or
+    with what a study of the same world has found."""
+    known, current = dict(study.known), study.current
+    if study.world and study.best is not None:
+        known[study.world] = current = study.best.settings  # what is in force may be a slow trial
+    begun = Study(
+        number=study.number + 1,
+        world=world,
+        phase=Phase.TRYING if warm else Phase.WARMING,
+        current=known.get(world, current),
+        generation=study.generation,
+        steps=study.steps,
+        seconds=study.seconds,
+        known=known,
+    )
+    return Step(begun, why, event=f"study {begun.number} begins with {begun.current}: {why}")
+
+
+def _counted(study: Study, m: Measured) -> Study:
+    """With what was trained since the last measurement."""
+    if m.generation < study.generation:
+        return study  # late
+    fresh = m.generation > study.generation
+    steps = m.steps if fresh else m.steps - study.steps
+    seconds = m.seconds if fresh else m.seconds - study.seconds
+    if steps < 0 or seconds < 0:  # another worker is rank 0 by now, and counts from its own beginning
+        steps, seconds = 0, 0.0
+    best, lost_s = study.best, study.lost_s
+    if fresh and best is not None:
+        lost_s += m.switch_s
+    if best is not None and study.current != best.settings:
+        lost_s += max(0.0, seconds - steps / best.rate)
+    return replace(
+        study,
+        generation=m.generation,
+        steps=m.steps,
+        seconds=m.seconds,
+        trained_s=study.trained_s + seconds + (m.switch_s if fresh else 0.0),
+        lost_s=lost_s,
+        window_steps=study.window_steps + steps,
+        window_s=study.window_s + seconds,
+    )
+
+
+def _try(study: Study, s: Situation) -> Step:
+    """A trial is in force; the first one is of what was in force before."""
+    best, confidence_s = study.best, s.options.confidence_s
+    asks = _asks(study, s)
+    if study.window_steps < LEAST_STEPS or study.window_s <= 0:
+        return Step(study, f"measuring {study.current}", asks=asks)
+    trial = Trial(study.current, study.window_steps, study.window_s)
+    slower = best is not None and trial.rate < best.rate
+    if study.window_s < confidence_s:
+        early = study.window_s >= confidence_s * EARLY_SHARE
+        clearly = best is not None and trial.rate < best.rate * CLEARLY_SLOWER
+        over = slower and study.lost_s > study.trained_s * BUDGET
+        if not (early and clearly) and not over:
+            return Step(study, f"measuring {study.current}", asks=asks)
+    ended = replace(study, trials=(*study.trials, trial), window_steps=0, window_s=0.0, drifts=())
+    found = ended.best
+    assert found is not None
+    text = (
+        f"trial {len(ended.trials)} of study {study.number}: {trial.settings}: {trial.rate:.3g} steps/s; "
+        f"best: {found.settings}, {found.rate:.3g} steps/s"
+    )
+    return _next(ended, s, text)
+
+
+def _next(study: Study, s: Situation, event: str) -> Step:
+    """Another trial, a rest, or the end."""
+    best = study.best
+    assert best is not None
+    why = _done(study, s)
+    if why:
+        settled = replace(study, phase=Phase.SETTLED, current=best.settings, window_steps=0, window_s=0.0)
+        scripted = next((t.rate for t in study.trials if t.settings.is_empty), 0.0)
+        gain = f", {best.rate / scripted - 1:+.1%} against the script's settings" if scripted else ""
+        text = f"study {study.number} settles on {best.settings}: {best.rate:.3g} steps/s{gain}; {why}"
+        return Step(settled, text, event=f"{event}; {text}" if event else text)
+    candidate = _candidate(study, s)
+    worst_s = s.options.confidence_s * EARLY_SHARE + 2 * (0.0 if s.measured is None else s.measured.switch_s)
+    if candidate is not None and study.lost_s + worst_s <= study.trained_s * BUDGET:
+        begun = replace(study, phase=Phase.TRYING, current=candidate, window_steps=0, window_s=0.0, drifts=())
+        return Step(begun, f"trying {candidate}", asks=_asks(begun, s), event=event)
+    rests = study
+    if study.phase is not Phase.RESTING:
+        rests = replace(study, phase=Phase.RESTING, current=best.settings, window_steps=0, window_s=0.0)
+    missing = "the budget" if candidate is not None else "a suggestion"
+    reason = f"waiting for {missing}: {study.lost_s:.2f} of {study.trained_s:.1f} s were lost by trials"
+    return Step(rests, reason, asks=_asks(rests, s), event=event)
+
+
+def _done(study: Study, s: Situation) -> str:
+    """Why nothing more is tried; empty: more is."""
+    if len(study.trials) >= s.options.max_samples:
+        return f"{len(study.trials)} trials are as many as were asked for"
+    if _first_untried(study, s.space) is not None:
+        return ""
+    if sum(s.space.point_of(settings) is not None for settings in study.tried) >= s.space.size:
+        return "all settings were tried"
+    if study.since_better >= PATIENCE:
+        return f"the last {study.since_better} trials were no better"
+    return s.sampler_gave_up
+
+
+def _candidate(study: Study, s: Situation) -> StepSettings | None:
+    first = _first_untried(study, s.space)
+    if first is not None:
+        return first
+    return s.suggested if s.suggested is not None and s.suggested not in study.tried else None
+
+
+def _first_untried(
+    study: Study, space: Space, under_way: frozenset[StepSettings] = frozenset()
+) -> StepSettings | None:
+    """The first points, and then the best choices of each dimension together: most dimensions help on their own.
+    under_way: settings that count as tried."""
+    tried = study.tried | under_way
+    found = next((x for x in map(space.settings_at, space.first_points()) if x not in tried), None)
+    if found is not None:
+        return found
+    together = space.settings_at(_best_of_each(study, space))
+    return together if together not in tried else None
+
+
+def _best_of_each(study: Study, space: Space) -> Point:
+    """By dimension the choice that was fastest among the first points."""
+    rates = {trial.settings: trial.rate for trial in study.trials}
+    origin = next(space.first_points())
+    best, best_rates = list(origin), [rates.get(space.settings_at(origin), 0.0)] * len(origin)
+    for point in space.first_points():
+        rate = rates.get(space.settings_at(point), 0.0)
+        for axis, place in enumerate(point):
+            if place and rate > best_rates[axis]:
+                best[axis], best_rates[axis] = place, rate
+    return tuple(best)
+
+
+def _asks(study: Study, s: Situation) -> bool:
+    """The sampler works while a trial is measured, so that none waits for it."""
+    follows = _first_untried(study, s.space, frozenset({study.current}))
+    return (
+        follows is None and s.suggested is None and not s.sampler_gave_up and study.phase is not Phase.SETTLED
+    )
+
+
+def _drift(study: Study, s: Situation) -> Step | None:
+    """A throughput that is no more what the best trial had: the network has changed, or the script."""
+    best = study.best
+    if best is None or study.window_s < s.options.confidence_s or study.window_steps < LEAST_STEPS:
+        return None
+    rate = study.window_steps / study.window_s
+    drifts = _drifts(study.drifts, rate, best.rate)
+    if len(drifts) >= DRIFTS and max(drifts) <= min(drifts) * DRIFT:
+        why = f"the throughput went from {best.rate:.3g} to {rate:.3g} steps/s"
+        forgetful = replace(study, known={w: k for w, k in study.known.items() if w != study.world})
+        begun = _begin(forgetful, study.world, why, warm=True)
+        known = {w: k for w, k in begun.study.known.items() if w != study.world}
+        return replace(begun, study=replace(begun.study, current=study.current, known=known))
+    looked = replace(study, drifts=drifts, window_steps=0, window_s=0.0)
+    return Step(looked, f"{rate:.3g} steps/s with {study.current}", asks=_asks(looked, s))
+
+
+def _drifts(before: tuple[float, ...], rate: float, expected: float) -> tuple[float, ...]:
+    """The newest rates that differ from what was expected, all in one direction."""
+    if expected / DRIFT <= rate <= expected * DRIFT:
+        return ()
+    same = before and (before[-1] > expected) == (rate > expected)
+    return (*before, rate)[-DRIFTS:] if same else (rate,)

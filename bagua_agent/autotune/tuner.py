@@ -1,0 +1,224 @@
+"""Performs the tuning of a job on its agents: passes measurements on, and, on the leader, takes the study's steps.
+
+study.py decides. A step has effect once its record is in the store, fenced by the leader's key: every agent then sees
+the settings that are wanted, and the leader's membership machine writes a generation with them. A new leader goes on
+with the record. Runs in the loop's thread; the sampler's process is waited for in a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from google.protobuf.message import DecodeError
+
+from bagua_agent.autotune import sampling
+from bagua_agent.autotune.measuring import Measuring
+from bagua_agent.autotune.records import (
+    decode_measured,
+    decode_study,
+    encode_measured,
+    encode_study,
+    options_of,
+)
+from bagua_agent.autotune.space import Facts, Space, space_of
+from bagua_agent.autotune.study import Measured, Situation, Study, step
+from bagua_agent.base.background import Background, Failed, OperationEnd
+from bagua_agent.base.plain_text import counted
+from bagua_agent.etcd.mirror import Change
+from bagua_agent.history import job_history
+from bagua_agent.job_state.context import JoinedJob
+from bagua_contract import session_pb2
+from bagua_contract.records import Generation
+from bagua_contract.step_settings import StepSettings
+
+PASS_ON_EVERY_S = 0.5
+SAMPLER_FAILURES = 3  # in a row, before a study goes on without
+WRITE_AGAIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Suggested:
+    """The sampler's process has ended. settings None: it has nothing more to suggest, or failed for `why`."""
+
+    study: int
+    settings: StepSettings | None
+    why: str = ""
+
+
+class Tuner:
+    """write_study(value): as the leader, fenced. tell(message): to the loop, from any thread."""
+
+    def __init__(
+        self,
+        job: JoinedJob,
+        write_study: Callable[[bytes], None],
+        tell: Callable[[object], None],
+        verbose: bool,
+    ) -> None:
+        self._job = job
+        self._write_study = write_study
+        self._tell = tell
+        self._verbose = verbose
+        self.options = options_of(job.seen.spec)
+        self._measuring = Measuring()
+        self._passed_on_s = float("-inf")
+        self._measured: Measured | None = None
+        self._stored = b""
+        self._study: Study | None = None  # of this leadership
+        self._written_s = float("-inf")
+        self._sampler = Background("bagua-sampler")
+        self._is_asked = False
+        self._suggested: StepSettings | None = None
+        self._failures = 0
+        self._gave_up = ""
+
+    @property
+    def is_on(self) -> bool:
+        return self.options.level > 0 and not self._job.seen.restarts
+
+    @property
+    def study(self) -> Study | None:
+        """The newest that is known here; None before the first."""
+        return self._study or self._read()
+
+    def stop(self) -> None:
+        self._sampler.stop()
+
+    # -- on the agent of global rank 0
+
+    def said(self, worker_id: str, message: session_pb2.WorkerMessage, now_s: float) -> None:
+        """A worker here has spoken."""
+        if not self.is_on or message.WhichOneof("kind") != "progress":
+            return
+        job = self._job
+        found = self._measuring.take(worker_id, message.progress, job.seen.generation)
+        if found is not None and now_s - self._passed_on_s >= PASS_ON_EVERY_S:
+            self._passed_on_s = now_s
+            value = encode_measured(found)
+            job.writes.until_done("steps measured", lambda: job.store.put(job.keys.measured, value))
+
+    # -- on the leader
+
+    def saw(self, changes: tuple[Change, ...], now_s: float, *, leads: bool) -> None:
+        """Of the job's keys. leads: this agent does."""
+        if not self.is_on:
+            return
+        for change in changes:
+            if change.key == self._job.keys.study:
+                self._stored = change.value or b""
+            elif change.key == self._job.keys.measured and change.value is not None:
+                try:
+                    self._measured = decode_measured(change.value)
+                except (DecodeError, ValueError) as error:
+                    self._job.narrator.tell_once("measured", f"passing over {change.key}: {error}")
+        self._look(now_s, leads=leads)
+
+    def suggested(self, message: Suggested, now_s: float, *, leads: bool) -> None:
+        self._is_asked = False
+        study = self._study
+        if study is None or study.number != message.study:
+            return  # of a world that is gone
+        if message.settings is not None:
+            self._suggested, self._failures = message.settings, 0
+        elif message.why:
+            self._failures += 1
+            self._job.narrator.tell_once("sampler", message.why)
+            if self._failures >= SAMPLER_FAILURES:
+                self._gave_up = f"the sampler failed {self._failures} times in a row ({message.why})"
+        else:
+            self._gave_up = "all settings were tried"
+        self._look(now_s, leads=leads)
+
+    def _look(self, now_s: float, *, leads: bool) -> None:
+        seen = self._job.seen
+        if not leads or seen.result is not None:
+            self._study = None
+            return
+        record = seen.generation
+        if record is None or not record.members or record.is_gathering:
+            return
+        before = self._study or self._read() or Study()
+        measured = self._measured
+        space = self._space(record)
+        result = step(
+            before,
+            Situation(
+                world=world_of(record, seen.view.pinned_settings),
+                space=space,
+                options=self.options,
+                measured=measured,
+                in_force=measured is not None
+                and measured.generation == record.number
+                and record.settings == seen.view.pinned_settings.over(before.current),
+                suggested=self._suggested,
+                sampler_gave_up=self._gave_up,
+            ),
+        )
+        study = self._study = result.study
+        if study.number != before.number:
+            self._suggested, self._failures, self._gave_up = None, 0, ""
+        elif study.current == self._suggested or self._suggested in study.tried:
+            self._suggested = None
+        if result.event:
+            self._tell_event(study, result.event)
+        if _written(study) != _written(before) or (
+            encode_study(study) != self._stored and now_s - self._written_s >= WRITE_AGAIN_S
+        ):
+            self._written_s = now_s
+            self._write_study(encode_study(study))
+        if result.asks and not self._is_asked:
+            self._ask(study, space)
+
+    def _read(self) -> Study | None:
+        if not self._stored:
+            return None
+        try:
+            return decode_study(self._stored)
+        except (DecodeError, ValueError) as error:
+            self._job.narrator.tell_once(
+                "study", f"passing over {self._job.keys.study}: {error}; a new study begins"
+            )
+            return None
+
+    def _space(self, record: Generation) -> Space:
+        nodes = [m.agent_id for m in record.members]
+        measured = self._measured or Measured(0, 0, 0.0)
+        return space_of(
+            Facts(
+                gradient_bytes=measured.gradient_bytes,
+                order=measured.order,
+                crosses=1 < len(set(nodes)) < len(nodes),
+                algorithms=self.options.algorithms,
+                pinned=self._job.seen.view.pinned_settings,
+            )
+        )
+
+    def _tell_event(self, study: Study, text: str) -> None:
+        self._job.history.of_job(job_history.tried(study.number, len(study.trials), text))
+        if self._verbose or not text.startswith("trial"):
+            self._job.narrator.tell(f"autotune: {text}")
+
+    def _ask(self, study: Study, space: Space) -> None:
+        self._is_asked = True
+
+        def ended(end: OperationEnd[StepSettings | None]) -> None:
+            if isinstance(end, Failed):
+                self._tell(Suggested(study.number, None, end.reason))
+            else:
+                self._tell(Suggested(study.number, end.value))
+
+        self._sampler.run("asking the sampler", lambda: sampling.suggest(study, space), ended)
+
+
+def world_of(record: Generation, pinned: StepSettings) -> str:
+    """What a study's measurements hold for."""
+    world = f"{counted(record.world_size, 'worker')} on {counted(record.node_count, 'node')}"
+    return world if pinned.is_empty else f"{world}, pinned: {pinned}"
+
+
+def _written(study: Study) -> Study:
+    """What every measurement changes is written with the next change of the rest; a new leader counts it again."""
+    return replace(
+        study, trained_s=0.0, lost_s=0.0, generation=0, steps=0, seconds=0.0, window_steps=0, window_s=0.0
+    )

@@ -1,0 +1,157 @@
+"""Reads and pins the settings of a running job's steps, for `bagua-launch tune`.
+
+Writes only desired state; the job's leader writes a generation with them. Never creates a job, and never writes to one
+that has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from google.protobuf.message import DecodeError
+
+from bagua_agent.autotune.records import decode_study
+from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
+from bagua_agent.base.plain_text import counted
+from bagua_agent.cluster_client.cluster_requests import unknown_job
+from bagua_agent.etcd.client import KeyValue, Put, Store, absent, mod_revision_is
+from bagua_agent.etcd.keys import JobKeys
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import read_message
+from bagua_contract.step_settings import AS_SCRIPTED, SWITCHABLE, StepSettings
+
+# each lost to another writer at that very moment
+_MOST_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """generation: of the newest record; 0: there is none yet. newest: its settings. pinned: by people. tuning: what the
+    tuner does, in a line; empty: nothing."""
+
+    job_id: str
+    generation: int
+    newest: StepSettings
+    pinned: StepSettings
+    tuning: str = ""
+
+    def __str__(self) -> str:
+        number = f"generation {self.generation}" if self.generation else "no generation yet"
+        follows = (
+            "" if self.pinned.over(self.newest) == self.newest else "; the next one follows what is pinned"
+        )
+        tuning = f"; {self.tuning}" if self.tuning else ""
+        return f"job {self.job_id!r}: {number}: {self.newest}; pinned: {self.pinned}{follows}{tuning}"
+
+
+def show(store: Store, job_id: str) -> Shown:
+    """Raises UserError if there is no such job, InfrastructureLost."""
+    keys = JobKeys(job_id)
+    found, _ = store.get_and_count([keys.spec, keys.settings, keys.generation, keys.study], keys.agents)
+    if keys.spec not in found:
+        raise unknown_job(store, job_id)
+    record = _generation(found.get(keys.generation))
+    return Shown(
+        job_id,
+        record.number,
+        _settings(record.settings, keys.generation),
+        _pinned(found.get(keys.settings), keys),
+        _tuning(found.get(keys.study)),
+    )
+
+
+def _tuning(record: KeyValue | None) -> str:
+    if record is None:
+        return ""
+    try:
+        study = decode_study(record.value)
+    except (DecodeError, ValueError):
+        return "the study can't be read"
+    best = "" if study.best is None else f", best: {study.best.settings} ({study.best.rate:.3g} steps/s)"
+    trials = counted(len(study.trials), "trial")
+    return f"study {study.number} of {study.world} is {study.phase.name.lower()} after {trials}{best}"
+
+
+def pin(store: Store, job_id: str, asked: Mapping[str, object], *, forgets: bool = False) -> Shown:
+    """Fix settings of the job's steps; it follows at a step boundary, and nothing is started again.
+
+    asked: fields of StepSettings; a field's default leaves it to the script again. forgets: all others too.
+    Raises UserError for a value or a job that can't have them, InfrastructureLost.
+    """
+    keys = JobKeys(job_id)
+    for _ in range(_MOST_ATTEMPTS):
+        found, _ = store.get_and_count([keys.spec, keys.result, keys.settings, keys.generation], keys.agents)
+        spec = found.get(keys.spec)
+        if spec is None:
+            raise unknown_job(store, job_id)
+        record = _generation(found.get(keys.generation))
+        _check(job_id, found, keys, record)
+        before = found.get(keys.settings)
+        wanted = _changed(AS_SCRIPTED if forgets else _pinned(before, keys), asked)
+        _check_algorithm(job_id, wanted, record.fingerprint)
+        unchanged = (
+            absent(keys.settings) if before is None else mod_revision_is(keys.settings, before.mod_revision)
+        )
+        # the spec too: between reading and writing the job may have ended, and another one of its id begun
+        still_the_job = (mod_revision_is(keys.spec, spec.mod_revision), absent(keys.result), unchanged)
+        value = pb.PinnedSettings(settings=wanted.to_proto()).SerializeToString()
+        try:
+            written = store.transact(still_the_job, [Put(keys.settings, value)]).succeeded
+        except OutcomeUnknown:
+            continue  # the next look finds what was asked for there, or writes it
+        if written:
+            return Shown(job_id, record.number, _settings(record.settings, keys.generation), wanted)
+    raise InfrastructureLost(
+        f"job {job_id!r} changed {_MOST_ATTEMPTS} times while it was to be tuned; try again"
+    )
+
+
+def _check(job_id: str, found: Mapping[str, KeyValue], keys: JobKeys, record: pb.Generation) -> None:
+    if keys.result in found:
+        raise UserError(f"job {job_id!r} has ended; use the id of a running job")
+    spec = read_message(pb.JobSpec, found[keys.spec].value)
+    if spec is not None and spec.mode == pb.JobSpec.RESTART:
+        raise UserError(
+            f"job {job_id!r} runs a script that knows nothing of this runtime (restart mode), so its steps have no "
+            "settings; set what its own framework has"
+        )
+    if "virtual_shards" in record.fingerprint:
+        raise UserError(
+            f"job {job_id!r} is deterministic: the order of its sums is fixed; leave its settings alone"
+        )
+
+
+def _check_algorithm(job_id: str, wanted: StepSettings, fingerprint: Mapping[str, str]) -> None:
+    declared = fingerprint.get("algorithm", "")
+    if wanted.is_empty or not declared or declared.startswith(SWITCHABLE):
+        return
+    raise UserError(
+        f"job {job_id!r} uses {declared[:80]}, which keeps state from step to step; only jobs of "
+        f"{' and '.join(SWITCHABLE)} can be tuned while they run"
+    )
+
+
+def _changed(pinned: StepSettings, asked: Mapping[str, object]) -> StepSettings:
+    try:
+        return replace(pinned, **asked)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _generation(record: KeyValue | None) -> pb.Generation:
+    """Empty if there is none. Of a large job it is a head, without settings and fingerprint."""
+    read = None if record is None else read_message(pb.Generation, record.value)
+    return pb.Generation() if read is None else read
+
+
+def _pinned(record: KeyValue | None, keys: JobKeys) -> StepSettings:
+    read = None if record is None else read_message(pb.PinnedSettings, record.value)
+    return AS_SCRIPTED if read is None else _settings(read.settings, keys.settings)
+
+
+def _settings(message: pb.StepSettings, key: str) -> StepSettings:
+    try:
+        return StepSettings.from_proto(message)
+    except (ValueError, DecodeError) as error:
+        raise UserError(f"{key} can't be read: {error}; remove it with etcdctl del") from error

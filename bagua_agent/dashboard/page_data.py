@@ -1,0 +1,258 @@
+"""Makes the data of the page from a job's facts and its course so far. Pure; JSON-like values only.
+
+Everything that the page says in words is decided here, so that it can be tested without a browser. The page draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from bagua_agent.base.plain_text import shortened
+from bagua_agent.history.job_history import EventKind, JobEvent
+from bagua_agent.membership.failures import root_cause
+from bagua_agent.observation.agent_calls import AgentSeen
+from bagua_agent.observation.job_facts import JobFacts
+from bagua_agent.observation.series import JobSeries
+from bagua_agent.observation.verdict import Level, lost_lately, verdict
+from bagua_contract import control_pb2
+from bagua_contract.records import Generation
+from bagua_contract.time_use import TimeUse
+
+MOST_EVENTS = 200
+MOST_GENERATIONS = 60
+MOST_FAILURES = 20
+MOST_WORKERS = 512  # rows of tables and of the heat map; more can't be read
+HEAT_COLUMNS = 90
+LONGEST_TRACEBACK = 8000
+
+Page = dict[str, Any]
+
+# In the order of the bar: first what counts, then what a change of membership took, then the rest.
+USES: tuple[tuple[TimeUse, str], ...] = (
+    (TimeUse.STEP, "steps"),
+    (TimeUse.FAILED_STEP, "steps done again"),
+    (TimeUse.FAILOVER, "failover"),
+    (TimeUse.SWITCH, "joins and leaves"),
+    (TimeUse.HEAL, "copies of the state"),
+    (TimeUse.CHECKPOINT, "checkpoints"),
+    (TimeUse.WAITING, "waiting for nodes"),
+    (TimeUse.STANDBY, "standby"),
+    (TimeUse.START, "start"),
+)
+
+
+def page_data(facts: JobFacts, series: JobSeries, served_by: str) -> Page:
+    """served_by: node name of the agent that serves the page; empty for none of the job's."""
+    said = verdict(facts, series)
+    newest = series.points[-1] if series.points else None
+    return {
+        "job": facts.job_id,
+        "at": facts.at_unix_s,
+        "served_by": served_by,
+        "verdict": {**asdict(said), "level": said.level.value},
+        "progress": _progress(facts, series),
+        "goodput": {**goodput(series.spent_s()), "computing_share": series.computing_share()},
+        "generations": generations(facts.events, facts.generation),
+        "series": _series(series),
+        "heat": heat(series),
+        "nodes": [_node(agent, facts) for agent in facts.agents],
+        "workers": [_worker(agent, worker, series) for agent, worker in facts.workers[:MOST_WORKERS]],
+        "failures": failures(facts),
+        "failures_first": said.level is Level.BAD or lost_lately(facts),
+        "events": [_event(event) for event in facts.events[-MOST_EVENTS:]],
+        "metrics": dict(newest.metrics) if newest is not None else {},
+        "over": facts.result is not None,
+    }
+
+
+def _progress(facts: JobFacts, series: JobSeries) -> Page:
+    """eta_s: at the newest rate; None where the total or the rate is unknown."""
+    reports = [w.progress for _, w in facts.workers if w.HasField("progress")]
+    step = max((r.step for r in reports), default=series.step)
+    total = max((r.total_steps for r in reports), default=0)
+    rate = series.recent_rate()
+    newest = series.points[-1] if series.points else None
+    generation = facts.generation
+    return {
+        "step": step,
+        "total": total,
+        "epoch": max((r.epoch for r in reports), default=0),
+        "steps_per_s": rate,
+        "samples_per_s": newest.samples_per_s if newest is not None else None,
+        "eta_s": (total - step) / rate if rate and total > step else None,
+        "generation": 0 if generation is None else generation.number,
+        "world_size": 0 if generation is None else generation.world_size,
+        "nodes": 0 if generation is None else generation.node_count,
+        "min_nodes": facts.desired.min_nodes,
+        "max_nodes": facts.desired.max_nodes,
+        "script": facts.spec.script,
+    }
+
+
+def goodput(spent_s: Mapping[str, float]) -> Page:
+    """share: of the time of all workers, without their start; None before there is any. parts: in a fixed order."""
+    total_s = sum(spent_s.values()) - spent_s.get(TimeUse.START.value, 0.0)
+    step_s = spent_s.get(TimeUse.STEP.value, 0.0)
+    named = [(use.value, name) for use, name in USES]
+    known = {use for use, _ in named}
+    named += [(use, use.replace("_", " ")) for use in sorted(spent_s.keys() - known)]  # of a newer version
+    return {
+        "share": step_s / total_s if total_s > 0 else None,
+        "parts": [
+            {"use": use, "name": name, "seconds": spent_s[use]}
+            for use, name in named
+            if spent_s.get(use, 0.0) > 0
+        ],
+    }
+
+
+def generations(events: tuple[JobEvent, ...], newest: Generation | None) -> list[Page]:
+    """The newest last. cost_s: None until its first step is committed. members: of the newest alone."""
+    cost = {e.generation: e.lost_s for e in events if e.kind is EventKind.GENERATION_IN_FORCE}
+    since = {e.generation: e.time_unix_s for e in events if e.kind is EventKind.GENERATION_IN_FORCE}
+    found: list[Page] = [
+        {
+            "number": e.generation,
+            "kind": e.generation_kind.lower(),
+            "at": e.time_unix_s,
+            "in_force_at": since.get(e.generation),
+            "world_size": e.world_size,
+            "text": _without_number(e.text, e.generation),
+            "cost_s": cost.get(e.generation),
+            "is_pending": newest is not None and newest.number == e.generation and e.generation not in cost,
+            "members": _members(newest) if newest is not None and newest.number == e.generation else [],
+        }
+        for e in events
+        if e.kind is EventKind.GENERATION_FORMED
+    ]
+    return found[-MOST_GENERATIONS:]
+
+
+def _without_number(text: str, number: int) -> str:
+    return text.removeprefix(f"generation {number}, ").removeprefix("now: ")
+
+
+def _members(generation: Generation) -> list[str]:
+    slots: dict[str, list[int]] = {}
+    for member in generation.members:
+        slots.setdefault(member.node_name, []).append(member.global_rank)
+    return [f"{node}: rank {_ranks(ranks)}" for node, ranks in slots.items()]
+
+
+def _ranks(ranks: list[int]) -> str:
+    whole = ranks == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 2
+    return f"{ranks[0]} to {ranks[-1]}" if whole else ", ".join(map(str, ranks))
+
+
+def _series(series: JobSeries) -> Page:
+    names = sorted({name for point in series.points for name in point.metrics})
+    return {
+        "at": [p.at_unix_s for p in series.points],
+        "steps_per_s": [p.steps_per_s for p in series.points],
+        "samples_per_s": [p.samples_per_s for p in series.points],
+        "world_size": [p.world_size for p in series.points],
+        "generation": [p.generation for p in series.points],
+        "metrics": {name: [p.metrics.get(name) for p in series.points] for name in names},
+    }
+
+
+def heat(series: JobSeries) -> Page:
+    """Computing time of a step, by global rank (rows) and time (columns), in seconds; None where it is unknown."""
+    points = [p for p in series.points if p.computing_s][-HEAT_COLUMNS:]
+    ranks = sorted({rank for point in points for rank in point.computing_s})[:MOST_WORKERS]
+    return {
+        "ranks": ranks,
+        "steps": [p.step for p in points],
+        "seconds": [[p.computing_s.get(rank) for p in points] for rank in ranks],
+    }
+
+
+def _node(agent: AgentSeen, facts: JobFacts) -> Page:
+    generation = facts.generation
+    ranks = [m.global_rank for m in generation.members if m.agent_id == agent.agent_id] if generation else []
+    node = agent.node
+    if agent.leaving:
+        state = "leaves"
+    elif node is None:
+        state = "unknown" if facts.problem else "silent"
+    elif ranks:
+        state = "trains"
+    else:
+        state = "standby" if generation is not None and generation.members else "joins"
+    return {
+        "agent": agent.agent_id,
+        "name": agent.node_name,
+        "slots": agent.slots,
+        "state": state,
+        "ranks": ranks,
+        "leads": node is not None and node.leads,
+        "dashboard": node.dashboard if node is not None else "",
+        "etcd": node is None or node.store_answers,
+    }
+
+
+def _worker(agent: AgentSeen, worker: control_pb2.WorkerNow, series: JobSeries) -> Page:
+    progress = worker.progress
+    computing = series.recent_computing_s() if series.points else {}
+    rank = worker.global_rank if worker.HasField("global_rank") else None
+    return {
+        "agent": agent.agent_id,
+        "node": agent.node_name,
+        "slot": worker.slot,
+        "pid": worker.pid,
+        "rank": rank,
+        "step": progress.step if worker.HasField("progress") else None,
+        "computing_s": computing.get(rank) if rank is not None else None,
+        "heal_s": progress.spent_s.get(TimeUse.HEAL.value, 0.0),
+        "metrics": dict(sorted(progress.metrics.items())),
+        "net": dict(sorted(worker.net.items())),
+    }
+
+
+def failures(facts: JobFacts) -> list[Page]:
+    """The newest ones, the cause of all of them first."""
+    newest = facts.failures[-MOST_FAILURES:]
+    found = root_cause.root_cause(newest)
+    if found is None:
+        return []
+    shown = [(found.cause, "first failure", found.why)]
+    shown += [(other, "failed by itself", "") for other in reversed(found.others)]
+    shown += [(other, "explained by the first", "") for other in reversed(found.casualties)]
+    return [
+        {
+            "role": role,
+            "why": why,
+            "node": failure.node_name,
+            "slot": failure.slot,
+            "rank": failure.global_rank if failure.global_rank >= 0 else None,
+            "exit_code": failure.exit_code,
+            "summary": shortened(failure.summary),
+            "traceback": failure.traceback_tail[-LONGEST_TRACEBACK:],
+            "log_path": failure.log_path,
+        }
+        for failure, role, why in shown
+    ]
+
+
+def _event(event: JobEvent) -> Page:
+    return {
+        "at": event.time_unix_s,
+        "node": event.node_name,
+        "kind": event.kind.name.lower(),
+        "generation": event.generation,
+        "text": event.text,
+    }
+
+
+def finite(value: Any) -> Any:
+    """value without NaN and infinities, which JSON has not: a loss that diverged is shown as missing."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return value

@@ -1,0 +1,264 @@
+// Asks the agent for the job's data once a second and shows it. What the page says is decided by the agent.
+
+import { Chart } from "./charts.js";
+import { byId, element, rows, setText } from "./dom.js";
+import { bytes, clock, number, percent, seconds } from "./format.js";
+import { Heat } from "./heat.js";
+import { Panel } from "./panel.js";
+
+const EVERY_MS = 1000;
+const ANSWER_MS = 8000;
+const GONE_AFTER = 3; // requests in a row without an answer
+const SLOWER_BY = 1.5;
+
+const panel = new Panel();
+const speed = new Chart(byId("speed"), "steps/s", "--u0", true);
+const metricChart = new Chart(byId("metric-chart"), "", "--u4");
+const heat = new Heat(byId("heat"), byId("heat-cell"));
+let last = null;
+let failed = 0;
+
+function showVerdict(page) {
+  const { level, what, why, next } = page.verdict;
+  byId("verdict").dataset.level = level;
+  setText(byId("what"), what);
+  setText(byId("why"), why);
+  setText(byId("next"), next);
+  document.title = `${level === "good" ? "" : "⚠ "}${page.job} – Bagua`;
+  setText(byId("job"), page.job);
+  setText(byId("served"), `${page.served_by ? `served by the agent of ${page.served_by}, ` : ""}as of ${clock(page.at)}`);
+}
+
+function showFacts(page) {
+  const now = page.progress;
+  const facts = [
+    ["Step", now.total ? `${number(now.step)} of ${number(now.total)}` : number(now.step)],
+    ["Steps per second", number(now.steps_per_s)],
+    ["Samples per second", number(now.samples_per_s)],
+    ["Remaining", seconds(now.eta_s)],
+    ["Workers", number(now.world_size)],
+    ["Nodes", `${now.nodes} of ${now.min_nodes === now.max_nodes ? now.max_nodes : `${now.min_nodes} to ${now.max_nodes}`}`],
+    ["Generation", number(now.generation)],
+    ["Goodput", percent(page.goodput.share)],
+    ...Object.entries(page.metrics).slice(0, 4).map(([name, value]) => [`Mean ${name}`, number(value)]),
+  ];
+  const list = byId("facts");
+  if (list.children.length !== facts.length) {
+    list.replaceChildren(...facts.map(() => {
+      const pair = element("div");
+      pair.append(element("dt"), element("dd"));
+      return pair;
+    }));
+  }
+  facts.forEach(([name, value], index) => {
+    setText(list.children[index].children[0], name);
+    setText(list.children[index].children[1], value);
+  });
+  const bar = byId("progress");
+  bar.hidden = !now.total;
+  bar.value = now.total ? now.step / now.total : 0;
+}
+
+function showGoodput({ parts, share, computing_share: computing }) {
+  const total = parts.reduce((sum, part) => sum + part.seconds, 0);
+  const bar = byId("goodput-bar");
+  const order = ["step", "failed_step", "failover", "switch", "heal", "checkpoint", "waiting", "standby", "start"];
+  const place = (part) => `u${Math.max(0, order.indexOf(part.use))}`;
+  bar.replaceChildren(...parts.map((part) => {
+    const piece = element("span", "", place(part));
+    piece.style.flexGrow = part.seconds / total;
+    return piece;
+  }));
+  byId("goodput-legend").replaceChildren(...parts.map((part) => {
+    const item = element("li");
+    item.append(element("i", "", place(part)), `${part.name} ${seconds(part.seconds)} (${percent(part.seconds / total)})`);
+    return item;
+  }));
+  setText(
+    byId("computing"),
+    computing === null ? "" : `In steps the workers computed ${percent(computing)} of the time and waited for others and the network ${percent(1 - computing)}.`,
+  );
+  const said = parts.map((part) => `${part.name} ${percent(part.seconds / total)}`).join(", ");
+  if (parts.length) bar.setAttribute("aria-label", `Goodput ${percent(share)}; ${said}`);
+}
+
+function showCharts(page) {
+  const { at, steps_per_s: rates, metrics } = page.series;
+  const marks = page.generations.map((g) => ({ at: g.in_force_at ?? g.at, number: g.number, kind: g.kind }));
+  speed.show(at, rates, marks);
+  const names = Object.keys(metrics);
+  const select = byId("metric");
+  if ([...select.options].map((o) => o.value).join() !== names.join()) {
+    const chosen = select.value;
+    select.replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
+    if (!names.includes(chosen) && names.includes("loss")) select.value = "loss";
+  }
+  select.disabled = !names.length;
+  if (!names.length && !select.options.length) select.append(new Option("nothing: call bagua.report()", ""));
+  metricChart.show(at, metrics[select.value] ?? at.map(() => null), marks, select.value);
+}
+
+function showTimeline(generations) {
+  rows(byId("timeline"), [...generations].reverse(), {
+    key: (g) => g.number,
+    className: (g) => g.kind,
+    wide: [5],
+    cells: (g) => [
+      clock(g.at), String(g.number), g.kind, String(g.world_size),
+      g.cost_s ? seconds(g.cost_s) : g.is_pending ? "…" : "–",
+      g.text + (g.members.length ? ` — ${g.members.join("; ")}` : ""),
+    ],
+  });
+}
+
+function workerName(worker) {
+  return `${worker.rank === null ? "slot" : `rank ${worker.rank}, slot`} ${worker.slot} of ${worker.node}`;
+}
+
+function networkOf(net) {
+  const sent = net.bytes_sent ?? net.sent_bytes;
+  return sent === undefined ? "–" : bytes(sent);
+}
+
+function showWorkers(workers) {
+  const times = workers.map((w) => w.computing_s).filter((v) => v !== null).sort((a, b) => a - b);
+  const middle = times.length > 1 ? times[Math.floor((times.length - 1) / 2)] : Infinity;
+  rows(byId("workers"), workers, {
+    key: (w) => `${w.agent} ${w.slot}`,
+    version: (w) => workerName(w),
+    className: (w) => (w.computing_s > SLOWER_BY * middle ? "slow" : ""),
+    cells: (w) => [
+      w.rank === null ? "none" : String(w.rank), w.node, String(w.slot), w.step === null ? "–" : number(w.step),
+      w.computing_s === null ? "–" : `${seconds(w.computing_s)} a step`, w.heal_s ? seconds(w.heal_s) : "–", networkOf(w.net),
+      (cell) => {
+        const worker = { agent: w.agent, slot: w.slot, name: workerName(w) };
+        const log = element("button", "Output");
+        const stacks = element("button", "Stacks");
+        log.type = stacks.type = "button";
+        log.setAttribute("aria-label", `Output of ${worker.name}`);
+        stacks.setAttribute("aria-label", `Stacks of ${worker.name}`);
+        log.addEventListener("click", () => panel.openLog(worker));
+        stacks.addEventListener("click", () => panel.openStacks(worker));
+        cell.append(log, stacks);
+      },
+    ],
+  });
+}
+
+function showNodes(nodes) {
+  rows(byId("nodes"), nodes, {
+    key: (n) => n.agent,
+    version: (n) => n.dashboard,
+    cells: (n) => [
+      n.name + (n.leads ? " (leads)" : ""), n.state, n.ranks.join(", ") || "–", String(n.slots), n.etcd ? "answers" : "away",
+      (cell) => {
+        if (!n.dashboard) {
+          cell.textContent = "–";
+          return;
+        }
+        const link = element("a", n.dashboard);
+        link.href = `http://${n.dashboard}/`;
+        cell.append(link);
+      },
+    ],
+  });
+}
+
+function showFailures(failures, first) {
+  const section = byId("failures");
+  const before = byId(first ? "now" : "events-section");
+  if (section.nextElementSibling !== before) before.parentNode.insertBefore(section, before);
+  setText(byId("failures-title"), first ? "What failed first" : "Failures so far");
+  section.hidden = !failures.length;
+  const text = JSON.stringify(failures);
+  if (section.dataset.shown === text) return;
+  section.dataset.shown = text;
+  byId("failure-list").replaceChildren(...failures.map((failure) => {
+    const part = element("div", "", "failure");
+    const head = element("p");
+    const where = `${failure.node}, slot ${failure.slot}${failure.rank === null ? "" : `, rank ${failure.rank}`}`;
+    head.append(element("strong", failure.role), `: ${failure.summary} (${where})`);
+    part.append(head, element("p", `Files: ${failure.log_path}`, "hint"));
+    if (failure.traceback) {
+      const trace = element("pre", failure.traceback);
+      trace.tabIndex = 0;
+      trace.setAttribute("role", "region");
+      trace.setAttribute("aria-label", `Traceback of ${where}`);
+      part.append(trace);
+    }
+    return part;
+  }));
+}
+
+function showEvents(events) {
+  rows(byId("events"), events.map((event, index) => ({ ...event, index })).reverse(), {
+    key: (e) => `${e.index} ${e.at} ${e.text}`,
+    className: (e) => e.kind,
+    wide: [2],
+    cells: (e) => [clock(e.at), e.node || "–", e.text],
+  });
+}
+
+function problem(text) {
+  byId("problem").hidden = !text;
+  setText(byId("problem"), text);
+}
+
+function show(page) {
+  problem(page.problem ?? "");
+  if (!page.verdict) return;
+  last = page;
+  showVerdict(page);
+  showFailures(page.failures, page.failures_first);
+  showFacts(page);
+  showGoodput(page.goodput);
+  showCharts(page);
+  showTimeline(page.generations);
+  heat.show(page.heat);
+  showWorkers(page.workers);
+  showNodes(page.nodes);
+  showEvents(page.events);
+}
+
+// The agent of this page is gone: another agent of the job may serve one.
+async function goElsewhere() {
+  for (const node of last?.nodes ?? []) {
+    if (!node.dashboard || node.dashboard === location.host) continue;
+    try {
+      await fetch(`http://${node.dashboard}/healthz`, { mode: "no-cors", signal: AbortSignal.timeout(2000) });
+      location.replace(`http://${node.dashboard}/`);
+      return;
+    } catch {
+      continue; // it is gone too
+    }
+  }
+}
+
+async function look() {
+  try {
+    const answer = await fetch("/api/page", { signal: AbortSignal.timeout(ANSWER_MS) });
+    show(await answer.json());
+    failed = 0;
+  } catch (error) {
+    if (error instanceof TypeError || error.name === "TimeoutError" || error.name === "AbortError") {
+      failed += 1;
+      if (failed >= GONE_AFTER) {
+        problem(
+          last?.over
+            ? "The job is over and its agent has ended: this is the last that it said."
+            : `The agent that served this page does not answer. The page shows what was so at ${clock(last?.at)}, and goes on when it is back.`,
+        );
+        if (!last?.over) await goElsewhere();
+      }
+    } else {
+      throw error;
+    }
+  } finally {
+    setTimeout(look, EVERY_MS);
+  }
+}
+
+byId("metric").addEventListener("change", () => last && showCharts(last));
+addEventListener("resize", () => last && (showCharts(last), heat.show(last.heat)));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => last && (showCharts(last), heat.show(last.heat)));
+look();

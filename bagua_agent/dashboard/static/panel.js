@@ -1,0 +1,78 @@
+// Shows the output or the stacks of one worker in a dialog. Output is followed while the dialog is open.
+
+import { byId, setText } from "./dom.js";
+
+const FOLLOW_MS = 1000;
+const LONGEST = 400000; // characters that the dialog keeps
+
+export class Panel {
+  constructor() {
+    this.dialog = byId("panel");
+    this.text = byId("panel-text");
+    this.note = byId("panel-note");
+    this.opened = 0; // counts what was opened, so that a late answer is of nothing that is shown
+    byId("panel-close").addEventListener("click", () => this.dialog.close());
+    this.dialog.addEventListener("close", () => (this.opened += 1));
+    for (const radio of document.querySelectorAll("input[name=stream]")) {
+      radio.addEventListener("change", () => this.worker && this.openLog(this.worker));
+    }
+  }
+
+  begin(title, streams) {
+    this.opened += 1;
+    setText(byId("panel-title"), title);
+    byId("panel-streams").hidden = !streams;
+    this.text.textContent = "";
+    this.note.textContent = "";
+    if (!this.dialog.open) this.dialog.showModal();
+    return this.opened;
+  }
+
+  async openLog(worker) {
+    this.worker = worker;
+    const mine = this.begin(`Output of ${worker.name}`, true);
+    const stream = document.querySelector("input[name=stream]:checked").value;
+    let position = 0;
+    while (this.opened === mine) {
+      try {
+        const answer = await fetch(`/api/log/${worker.agent}/${worker.slot}/${stream}/${position}`);
+        const part = await answer.json();
+        if (this.opened !== mine) return;
+        if (part.problem) {
+          setText(this.note, part.problem);
+        } else if (!part.kept) {
+          setText(this.note, "Nothing yet. A worker that is alone in a terminal writes there itself; --tee 3 keeps its output too.");
+        } else {
+          setText(this.note, part.position > position ? "Earlier output is not kept any more." : this.note.textContent);
+          position = part.next;
+          if (part.text) this.append(part.text);
+        }
+      } catch {
+        setText(this.note, "The agent that serves this page does not answer.");
+      }
+      await new Promise((done) => setTimeout(done, FOLLOW_MS));
+    }
+  }
+
+  append(text) {
+    const { text: box } = this;
+    const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 30;
+    box.textContent = (box.textContent + text).slice(-LONGEST);
+    if (atEnd) box.scrollTop = box.scrollHeight;
+  }
+
+  async openStacks(worker) {
+    this.worker = null;
+    const mine = this.begin(`Stacks of ${worker.name}`, false);
+    setText(this.note, "Asking the worker…");
+    try {
+      const answer = await fetch(`/api/stacks/${worker.agent}/${worker.slot}`, { headers: { "X-Bagua-Page": "1" } });
+      const stacks = await answer.json();
+      if (this.opened !== mine) return;
+      setText(this.note, stacks.problem || "Taken just now.");
+      this.text.textContent = stacks.text || "";
+    } catch {
+      if (this.opened === mine) setText(this.note, "The agent that serves this page does not answer.");
+    }
+  }
+}

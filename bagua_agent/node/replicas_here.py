@@ -1,0 +1,146 @@
+"""Carries out what the records of replicas mean for this node's workers, in live mode.
+
+Passes a worker its replica, asks it to leave with a node that holds another part, and kills it when its replica is
+over. membership/formation/replicas.py decides; a worker is killed only for a written `over`, or because this node saw
+another worker of the replica end, or can't reach another's host. The slots of killed workers are started again like
+any others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from bagua_agent.job_state import console
+from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.membership.failures.root_cause import NO_ANSWER, REPLICA_OVER
+from bagua_agent.membership.replica_groups import groups
+from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.rpc.session_server import SessionServer
+from bagua_contract.replica import Replica
+
+# Of the first replica that a cut between two hosts ends, and of later ones: a host that was only frozen comes back.
+FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 1.0, 60.0
+
+
+class ReplicasHere:
+    """on_assembled(replica): workers here are in it. leave_within_s: how long a worker has that leaves because another
+    node does."""
+
+    def __init__(
+        self,
+        job: JoinedJob,
+        workers: NodeWorkers,
+        sessions: SessionServer,
+        leave_within_s: float,
+        on_assembled: Callable[[Replica], None],
+    ) -> None:
+        self._job = job
+        self._workers = workers
+        self._sessions = sessions
+        self._leave_within_s = leave_within_s
+        self._on_assembled = on_assembled
+        self._replica_of: dict[str, Replica] = {}  # of workers here
+        self._began_s: dict[str, float] = {}  # by replica
+        self._cuts: dict[str, int] = {}  # by agent: replicas that ended since it did not answer
+        self._leave_by_s: dict[
+            str, float
+        ] = {}  # workers here that leave with another node, with their deadlines
+
+    def look(self, now_s: float) -> None:
+        """Do what the picture calls for now. Doing it twice does no harm."""
+        for replica in groups(self._job.seen.view).records.values():
+            here = [w for w in replica.worker_ids if self._workers.get(w) is not None]
+            if not here:
+                continue
+            if here[0] not in self._replica_of:
+                self._begin(replica, here)
+                self._began_s[replica.replica_id] = now_s
+            if replica.over:
+                self._end(replica, here, now_s)
+            else:
+                self._leave_with_others(replica, here, now_s)
+
+    def _begin(self, replica: Replica, here: list[str]) -> None:
+        for worker_id in here:
+            self._replica_of[worker_id] = replica
+        if replica.over:
+            return
+        # etcd may lose it while they live
+        self._job.seen.remembered[self._job.keys.replica(replica.replica_id)] = replica.encode()
+        self._on_assembled(replica)
+        self._sessions.tell_replica(replica, here)
+        self._job.narrator.tell(console.replica_assembled(replica))
+
+    def _end(self, replica: Replica, here: list[str], now_s: float) -> None:
+        self._job.seen.remembered.pop(self._job.keys.replica(replica.replica_id), None)
+        seen = self._job.seen
+        if seen.leaving_since_s is not None:
+            return  # its workers leave in their time, and may still write their parts of the last checkpoint
+        leaves = any(w in seen.view.departures for w in replica.worker_ids)
+        self._job.narrator.tell_once(f"replica of {here[0]}", console.replica_over(replica, len(here)))
+        for worker_id in here:
+            due_s = self._leave_by_s.get(worker_id)
+            if due_s is not None and leaves and now_s < due_s:
+                # it may still write its part of the last checkpoint
+                self._job.timers.set(f"leave {worker_id}", due_s, self.look)
+            else:
+                self._workers.kill(worker_id, f"{REPLICA_OVER}: {replica.over}")
+
+    def _leave_with_others(self, replica: Replica, here: list[str], now_s: float) -> None:
+        """Its node may stay, but the replica can't go on without the parts on the node that leaves."""
+        agents = self._job.seen.view.agents
+        leaving = [
+            m.node_name
+            for m in replica.members
+            if m.agent_id != self._job.agent_id and m.agent_id in agents and agents[m.agent_id].leaving
+        ]
+        asked = [w for w in here if w not in self._leave_by_s] if leaving else []
+        if asked:
+            self._leave_by_s.update(dict.fromkeys(asked, now_s + self._leave_within_s))
+            self._sessions.tell_leave(self._leave_within_s, worker_ids=asked)
+            self._job.narrator.tell(console.replica_leaves(replica, leaving[0], len(asked)))
+
+    def lost_touch(self, agent_id: str, now_s: float) -> None:
+        """Its host does not answer this one, for a second and a half. The parts here wait in collectives of their
+        replica, which report nothing, so they are ended; the others' part ends by their agent's word, or as a loss. As
+        long as the cut lasts, each attempt has twice the time of the one before."""
+        ids = {r.replica_id for r in self._replica_of.values() if agent_id in r.agent_ids}
+        patience_s = min(FIRST_PATIENCE_S * 2.0 ** self._cuts.get(agent_id, 0), LONGEST_PATIENCE_S)
+        for replica in [r for r in groups(self._job.seen.view).records.values() if r.replica_id in ids]:
+            if replica.over or now_s < self._began_s[replica.replica_id] + patience_s:
+                continue
+            self._cuts[agent_id] = self._cuts.get(agent_id, 0) + 1
+            other = next(m.node_name for m in replica.members if m.agent_id == agent_id)
+            why = f"{other} {NO_ANSWER}"
+            self._job.narrator.tell(console.replica_cut(replica, other))
+            for worker_id in replica.worker_ids:
+                if worker_id in self._replica_of:
+                    self._workers.kill(worker_id, f"{REPLICA_OVER}: {why}")
+
+    def greet(self, worker_id: str) -> None:
+        """Its session is new."""
+        replica = self._replica_of.get(worker_id)
+        if replica is not None:
+            self._sessions.tell_replica(replica, [worker_id])
+        if worker_id in self._leave_by_s:
+            left_s = max(0.0, self._leave_by_s[worker_id] - time.monotonic())
+            self._sessions.tell_leave(left_s, worker_ids=[worker_id])
+
+    def leaves_alone(self, worker_id: str) -> bool:
+        """Whether it was asked to leave though its node stays."""
+        return worker_id in self._leave_by_s
+
+    def ended(self, worker_id: str, *, unexpected: bool) -> None:
+        """A worker here has ended. unexpected: so its replica is over, whatever the leader knows by now."""
+        self._leave_by_s.pop(worker_id, None)
+        self._job.timers.cancel(f"leave {worker_id}")
+        replica = self._replica_of.pop(worker_id, None)
+        if replica is None:
+            return
+        others = [w for w in replica.worker_ids if w in self._replica_of]
+        if not others:
+            self._began_s.pop(replica.replica_id, None)
+            self._job.seen.remembered.pop(self._job.keys.replica(replica.replica_id), None)
+        for other in others if unexpected else ():
+            self._workers.kill(other, f"{REPLICA_OVER}: another worker of it on this node has ended")

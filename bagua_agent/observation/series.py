@@ -1,0 +1,129 @@
+"""How a job has gone so far, from its facts at successive moments: speed, the script's numbers, and each rank's time.
+
+Pure: the caller brings the facts and their time. Bounded: when there are too many points, every second one of the older
+half is dropped. Begins empty in each process that looks at a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from bagua_agent.observation.job_facts import JobFacts
+from bagua_contract import control_pb2
+
+MOST_POINTS = 400
+MOST_WORKERS = 4096  # whose time is summed up, those that have ended included
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The job at one moment. step: committed; 0: unknown. steps_per_s: since the point before; None for the first and
+    while steps are not reported. metrics: means over the workers that report them. computing_s: seconds of computing a
+    step, by global rank, over the steps since the point before."""
+
+    at_unix_s: float
+    generation: int
+    world_size: int
+    step: int
+    steps_per_s: float | None
+    samples_per_s: float | None
+    metrics: Mapping[str, float]
+    computing_s: Mapping[int, float]
+
+
+@dataclass(slots=True)
+class JobSeries:
+    """points: the oldest first. step_since_unix_s: when the newest step was first seen."""
+
+    points: list[Point] = field(default_factory=list)
+    step: int = 0
+    step_since_unix_s: float = 0.0
+    _steps_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # worker id -> of steps, computing
+    _spent: dict[str, Mapping[str, float]] = field(default_factory=dict)  # by worker id
+    _before: dict[str, tuple[int, float]] = field(
+        default_factory=dict
+    )  # worker id -> its steps, computing seconds
+
+    def take(self, facts: JobFacts) -> None:
+        """Facts later than those before."""
+        reports = {w.worker_id: w for _, w in facts.workers if w.HasField("progress")}
+        step = max((w.progress.step for w in reports.values()), default=0)
+        last = self.points[-1] if self.points else None
+        rate = None
+        if last is not None and step >= last.step > 0 and facts.at_unix_s > last.at_unix_s:
+            rate = (step - last.step) / (facts.at_unix_s - last.at_unix_s)
+        size = max((w.progress.step_samples for w in reports.values()), default=0)
+        self.points.append(
+            Point(
+                facts.at_unix_s,
+                facts.generation.number if facts.generation else 0,
+                facts.generation.world_size if facts.generation else 0,
+                step,
+                rate,
+                rate * size if rate is not None and size else None,
+                mean_metrics(reports.values()),
+                self._computing(reports),
+            )
+        )
+        if step != self.step or not self.step_since_unix_s:
+            self.step, self.step_since_unix_s = step, facts.at_unix_s
+        for worker_id, worker in reports.items():
+            self._spent[worker_id] = dict(worker.progress.spent_s)
+            self._steps_s[worker_id] = (worker.progress.step_sum_s, worker.progress.computing_s)
+        while len(self._spent) > MOST_WORKERS:
+            oldest = next(iter(self._spent))
+            del self._spent[oldest], self._steps_s[oldest]
+        if len(self.points) > MOST_POINTS:
+            half = MOST_POINTS // 2
+            self.points[:half] = self.points[:half:2]
+
+    def spent_s(self) -> dict[str, float]:
+        """Seconds by use, of all workers that were seen."""
+        total: dict[str, float] = {}
+        for spent in self._spent.values():
+            for use, seconds in spent.items():
+                total[use] = total.get(use, 0.0) + seconds
+        return total
+
+    def computing_share(self) -> float | None:
+        """Of the time of committed steps, what the workers computed; the rest they waited in collectives. None before a
+        step."""
+        steps_s = sum(steps for steps, _ in self._steps_s.values())
+        return sum(computing for _, computing in self._steps_s.values()) / steps_s if steps_s > 0 else None
+
+    def recent_computing_s(self, points: int = 5) -> dict[int, float]:
+        """Mean seconds of computing a step, by global rank, over the newest points of the generation in force."""
+        newest = [p for p in self.points[-points:] if p.generation == self.points[-1].generation]
+        found: dict[int, list[float]] = {}
+        for point in newest:
+            for rank, seconds in point.computing_s.items():
+                found.setdefault(rank, []).append(seconds)
+        return {rank: fmean(values) for rank, values in sorted(found.items())}
+
+    def recent_rate(self, points: int = 5) -> float | None:
+        """Steps per second over the newest points; None where none is known."""
+        rates = [p.steps_per_s for p in self.points[-points:] if p.steps_per_s is not None]
+        return fmean(rates) if rates else None
+
+    def _computing(self, reports: Mapping[str, control_pb2.WorkerNow]) -> dict[int, float]:
+        found = {}
+        for worker_id, worker in reports.items():
+            steps, computing_s = sum(worker.progress.step_counts), worker.progress.computing_s
+            before_steps, before_s = self._before.get(worker_id, (steps, computing_s))
+            if steps > before_steps and worker.HasField("global_rank"):
+                found[worker.global_rank] = (computing_s - before_s) / (steps - before_steps)
+            self._before[worker_id] = (steps, computing_s)
+        for gone in self._before.keys() - reports.keys():
+            del self._before[gone]
+        return dict(sorted(found.items()))
+
+
+def mean_metrics(workers: Iterable[control_pb2.WorkerNow]) -> dict[str, float]:
+    """Of what the scripts report, over the workers that report it."""
+    values: dict[str, list[float]] = {}
+    for worker in workers:
+        for name, value in worker.progress.metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: fmean(found) for name, found in sorted(values.items())}

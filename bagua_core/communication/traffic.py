@@ -1,0 +1,31 @@
+"""Counts the bytes that this process hands to Gloo and receives as copies of the state, for its reports to the agent.
+
+Counters of the process, since collectives start in several threads and communicators come and go; they never decrease.
+What NCCL carries is not counted here: Bagua-Net has counters of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+
+
+class Counter:
+    """Bytes. Any thread may add and read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = 0
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._bytes += count
+
+    @property
+    def total_bytes(self) -> int:
+        return self._bytes
+
+
+to_collectives = (
+    Counter()
+)  # payload as it is sent, so compressed where it is; once, however many ranks receive it
+copied = Counter()  # of the state, received

@@ -1,0 +1,144 @@
+"""Leases samples to workers for a round, and keeps what of an epoch no committed round has used.
+
+Owns that arithmetic: pure, no engine, no loader, no clock. A *place* is a position in the epoch's order; a range is a
+half-open interval of places. A worker's lease is cut from the unused places in proportion to its speed. What a worker
+did not use of it, or took with it when it was lost, was never marked: it is leased again in a later round.
+Invariants: the leases of a round are disjoint; a place becomes used in at most one committed round of its epoch; an
+epoch ends when no place of it is unused. Rules: docs/design/rounds.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from bagua_core.communication.step_interface import MOST_LEASE_RANGES, Used
+from bagua_core.errors import InternalError
+
+# A smaller change of a worker's speed leaves the leases as they are, so that batches can be read ahead.
+SPEED_CHANGE = 0.1
+# The least samples of a lease, for batch normalization cannot train on one.
+MEASURED_BY = 2
+
+Range = tuple[int, int]
+
+
+class LeaseConflict(InternalError, RuntimeError):
+    """Two workers used the same places, or places that an earlier round has used."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseBook:
+    """The places of an epoch that are still to be used. length: places of every epoch; number: of the next round in
+    the epoch; unused: ascending, disjoint, not touching; speeds: samples per second by worker id, of the last round.
+    """
+
+    length: int
+    epoch: int = 0
+    number: int = 0
+    unused: tuple[Range, ...] = ()
+    speeds: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of_epoch(length: int, epoch: int, speeds: Mapping[str, float] | None = None) -> LeaseBook:
+        return LeaseBook(length, epoch, 0, ((0, length),), speeds or {})
+
+    def lease(self, workers: Sequence[str], most: int) -> list[tuple[Range, ...]]:
+        """A lease for each worker, in their order. most: samples of the round, fewer at the end of an epoch.
+
+        A worker whose speed is not known counts as fast as the others' mean.
+        """
+        taken = _first(self.unused, most)
+        known = [self.speeds[w] for w in workers if self.speeds.get(w, 0.0) > 0]
+        assumed = sum(known) / len(known) if known else 1.0
+        shares = _without_lone_samples(
+            _with_least(proportional(count_of(taken), [self.speeds.get(w, 0.0) or assumed for w in workers]))
+        )
+        leases = []
+        for share in shares:
+            own, taken = _split(taken, share)
+            leases.append(own[:MOST_LEASE_RANGES])
+        return leases
+
+    def closed(self, workers: Sequence[str], used: Sequence[Used]) -> LeaseBook:
+        """The book after the round in which each of `workers` used that. Raises LeaseConflict."""
+        unused = self.unused
+        for one in used:
+            for each in one.ranges:
+                unused = _without(unused, each)
+        speeds = {w: _steady(self.speeds.get(w, 0.0), u.speed) for w, u in zip(workers, used, strict=True)}
+        if not unused:
+            return LeaseBook.of_epoch(self.length, self.epoch + 1, speeds)
+        return replace(self, number=self.number + 1, unused=unused, speeds=speeds)
+
+
+def count_of(ranges: Sequence[Range]) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def proportional(total: int, weights: Sequence[float]) -> list[int]:
+    """Shares of `total` in proportion to `weights`, all positive; they sum to it (largest remainders, then order)."""
+    whole = sum(weights)
+    exact = [total * weight / whole for weight in weights]
+    shares = [int(e) for e in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))
+    for i in by_remainder[: total - sum(shares)]:
+        shares[i] += 1
+    return shares
+
+
+def _with_least(shares: Sequence[int]) -> list[int]:
+    """One small batch at least for each worker, where there is enough: a speed that was low once, in a round with a
+    pause, is measured again only by local steps."""
+    if sum(shares) < MEASURED_BY * len(shares):
+        return list(shares)
+    kept = [max(MEASURED_BY, share) for share in shares]
+    for _ in range(sum(kept) - sum(shares)):
+        kept[max(range(len(kept)), key=kept.__getitem__)] -= 1
+    return kept
+
+
+def _without_lone_samples(shares: Sequence[int]) -> list[int]:
+    """Batch normalization cannot train on one sample: the largest share takes it, where there is another."""
+    largest = max(range(len(shares)), key=shares.__getitem__)
+    kept = [0 if share == 1 and i != largest else share for i, share in enumerate(shares)]
+    kept[largest] += sum(shares) - sum(kept)
+    return kept
+
+
+def first_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
+    """The first `count` places of `ranges`, or all of them."""
+    return _first(ranges, count)
+
+
+def _first(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
+    return _split(ranges, count)[0]
+
+
+def _split(ranges: Sequence[Range], count: int) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
+    before: list[Range] = []
+    behind: list[Range] = []
+    for start, stop in ranges:
+        cut = min(stop, start + count)
+        count -= cut - start
+        if cut > start:
+            before.append((start, cut))
+        if stop > cut:
+            behind.append((cut, stop))
+    return tuple(before), tuple(behind)
+
+
+def _without(unused: tuple[Range, ...], used: Range) -> tuple[Range, ...]:
+    start, stop = used
+    for i, (low, high) in enumerate(unused):
+        if low <= start < stop <= high:
+            rest = tuple(r for r in ((low, start), (stop, high)) if r[0] < r[1])
+            return (*unused[:i], *rest, *unused[i + 1 :])
+    raise LeaseConflict(f"places {start} to {stop} were used, but of the epoch only {list(unused)} are left")
+
+
+def _steady(before: float, now: float) -> float:
+    """A worker that took no step keeps its speed; so does one whose speed hardly changed."""
+    if now <= 0:
+        return before
+    return before if before > 0 and abs(now - before) <= SPEED_CHANGE * before else now

@@ -1,0 +1,207 @@
+"""The round under way as the loader sees it: this worker's lease cut into local batches, and what was drawn of it.
+
+Owns the book of leases (leases.py), which is a part of the job's state: it travels to joiners and into checkpoints as
+a registered object. The engine says when a round is closed, with what every member used. Invariant: what is drawn
+counts as used, whether the script trains on it or not.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bagua_core.communication.step_interface import StepPlan, Used
+from bagua_core.data.partition import share
+from bagua_core.data.prefetch import BatchKey
+from bagua_core.data.rounds.leases import LeaseBook, Range, count_of, first_of
+from bagua_core.errors import InternalError
+
+ROUNDS_KEPT = 8  # whose samples the ledger may still ask for
+
+
+class _Lease:
+    """Ranges of an epoch, in local batches of at least `size` samples that differ by at most one.
+
+    The rest of a division enlarges batches, for a small one of its own would weigh as much as the others: it is an
+    optimizer's step, and batch normalization refuses one sample.
+    """
+
+    def __init__(self, epoch: int, ranges: tuple[Range, ...], size: int) -> None:
+        self.epoch = epoch
+        self.places = [place for start, stop in ranges for place in range(start, stop)]
+        self.ranges = ranges
+        self.size = size
+        # what a batch consists of follows from these alone, so batches that were read ahead are found by them
+        self.digest = zlib.crc32(repr((epoch, ranges, size)).encode())
+
+    @property
+    def batches(self) -> int:
+        return max(1, len(self.places) // self.size) if self.places else 0
+
+    def batch(self, number: int) -> list[int]:
+        places = share(len(self.places), self.batches, number)
+        return self.places[places.start : places.stop]
+
+
+class Rounds:
+    """steps: local steps of a round for a worker of average speed. order_of: an epoch's indices of the data set."""
+
+    def __init__(
+        self,
+        length: int,
+        steps: int,
+        global_batch_size: int,
+        order_of: Callable[[int], torch.Tensor],
+    ) -> None:
+        self.book = LeaseBook.of_epoch(length, 0)
+        self._steps = steps
+        self._size = global_batch_size
+        self._order = order_of
+        self._kept: dict[
+            tuple[int, int], tuple[tuple[Range, ...], ...]
+        ] = {}  # of closed rounds, by global rank
+        self._lease = _Lease(0, (), 1)
+        self._next = self._lease  # what the next round probably is
+        self._used = 0
+        self._began_s = self._ended_s = 0.0
+        self._timed = 0  # samples used between these two
+
+    # -- the round under way
+
+    @property
+    def has_work(self) -> bool:
+        """Local steps were taken that no committed round contains."""
+        return self._used > 0
+
+    def open(self, plan: StepPlan) -> int:
+        """Lease what this worker trains on in the round that begins. Returns the number of local batches."""
+        workers = _active(plan)
+        self._lease = self._leased(self.book, workers, plan)
+        in_full = self.book.closed(workers, [Used(r) for r in self._ranges(self.book, workers)])
+        self._next = self._leased(in_full, workers, plan)
+        self._used = 0
+        self._began_s = self._ended_s = 0.0
+        self._timed = 0
+        return self._lease.batches
+
+    def samples_in(self, batch: int) -> int:
+        """Of local batch `batch` of the lease."""
+        return len(self._lease.batch(batch))
+
+    def draw(self, batch: int, now_s: float) -> None:
+        """Local batch `batch` is handed to the script, which is done with those before it."""
+        if self._used == 0:
+            self._began_s = now_s
+        self._used += len(self._lease.batch(batch))
+
+    def pause(self, now_s: float) -> None:
+        """The script is done with the batches that it drew."""
+        self._ended_s, self._timed = now_s, self._used
+
+    def used(self) -> Used:
+        ranges = first_of(self._lease.ranges, self._used)
+        took_s = self._ended_s - self._began_s
+        return Used(ranges, self._timed / took_s if self._timed and took_s > 0 else 0.0)
+
+    def closed(self, plan: StepPlan, used: Sequence[Used]) -> None:
+        """The round is committed; used: by global rank of `plan`. Raises LeaseConflict."""
+        self._kept[self.book.epoch, self.book.number] = tuple(one.ranges for one in used)
+        while len(self._kept) > ROUNDS_KEPT:
+            del self._kept[min(self._kept)]
+        self.book = self.book.closed(_workers(plan), used)
+        self._used = 0
+
+    @property
+    def position(self) -> dict[str, int]:
+        return {"epoch": self.book.epoch, "batch": self.book.number}
+
+    @property
+    def committed_samples(self) -> int:
+        """Places of closed rounds, over all epochs."""
+        book = self.book
+        return (book.epoch + 1) * book.length - count_of(book.unused)
+
+    def samples_of(self, position: Mapping[str, int], global_rank: int) -> list[int]:
+        """Indices that a rank used in a closed round. Raises InternalError for one that is not kept any more."""
+        kept = self._kept.get((position["epoch"], position["batch"]))
+        if kept is None:
+            raise InternalError(f"the leases of round {dict(position)} are not kept any more")
+        order = self._order(position["epoch"])
+        return [index for start, stop in kept[global_rank] for index in order[start:stop].tolist()]
+
+    # -- for the prefetcher
+
+    def key(self, batch: int) -> BatchKey:
+        return BatchKey(self._lease.digest, 0, self._lease.epoch, 0, batch)
+
+    def indices_of(self, key: BatchKey) -> list[int]:
+        """Indices to load; two samples of the epoch for a key that no lease has."""
+        order = self._order(key.epoch)
+        for lease in (self._lease, self._next):
+            if lease.digest == key.active_index and key.micro < lease.batches:
+                return [int(order[place]) for place in lease.batch(key.micro)]
+        return order[:2].tolist()
+
+    def following(self, key: BatchKey) -> BatchKey:
+        for lease in (self._lease, self._next):
+            if lease.digest == key.active_index and key.micro + 1 < lease.batches:
+                return key._replace(micro=key.micro + 1)
+        return BatchKey(self._next.digest, 0, self._next.epoch, 0, 0)
+
+    # -- the state of the job (a registered object)
+
+    def state_dict(self) -> dict[str, Any]:
+        book = self.book
+        return {
+            "length": book.length,
+            "epoch": book.epoch,
+            "number": book.number,
+            "unused": [list(r) for r in book.unused],
+            "speeds": dict(book.speeds),
+            "kept": [[*at, [[list(r) for r in of] for of in ranges]] for at, ranges in self._kept.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a book. What this worker drew since belongs to no round of it.
+
+        Raises ValueError for the book of another data set.
+        """
+        if state["length"] != self.book.length:
+            raise ValueError(
+                f"the leases of {state['length']} samples do not fit an epoch of {self.book.length}: "
+                "the data set, its batch size or drop_last has changed"
+            )
+        unused = tuple((int(a), int(b)) for a, b in state["unused"])
+        self.book = LeaseBook(
+            state["length"],
+            state["epoch"],
+            state["number"],
+            unused,
+            {k: float(v) for k, v in state["speeds"].items()},
+        )
+        self._kept = {
+            (epoch, number): tuple(tuple((int(a), int(b)) for a, b in of) for of in ranges)
+            for epoch, number, ranges in state["kept"]
+        }
+        self._used = 0
+
+    # --
+
+    def _ranges(self, book: LeaseBook, workers: Sequence[str]) -> list[tuple[Range, ...]]:
+        return book.lease(workers, self._steps * self._size)
+
+    def _leased(self, book: LeaseBook, workers: Sequence[str], plan: StepPlan) -> _Lease:
+        place = plan.active_index
+        ranges = () if place is None else self._ranges(book, workers)[place]
+        return _Lease(book.epoch, ranges, max(1, self._size // max(1, len(workers))))
+
+
+def _workers(plan: StepPlan) -> tuple[str, ...]:
+    return plan.workers or tuple(str(rank) for rank in range(plan.world_size))
+
+
+def _active(plan: StepPlan) -> tuple[str, ...]:
+    return tuple(w for rank, w in enumerate(_workers(plan)) if rank not in plan.healing)

@@ -1,0 +1,220 @@
+"""What a member of a job with replicas does together with the other shards of its replica.
+
+A shard acts on nothing that its mates may not know: they agree on the outcome of each collective that a script can see,
+and start no step before all of them have entered the same generation. The base of Member, which follows generations.
+Runs in the script's thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import torch
+
+from bagua_contract import membership_pb2
+from bagua_contract.addresses import parted
+from bagua_contract.environment import WorkerEnvironment
+from bagua_contract.records import SuspicionKind
+from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane, Pending
+from bagua_core.elastic.membership.member_waits import MemberWaits
+from bagua_core.elastic.membership.session import News
+from bagua_core.elastic.replica import assembly
+from bagua_core.elastic.replica.own_replica import Outcome, OwnReplica, ReplicaLost
+from bagua_core.elastic.replica.torch_errors import first_line, is_of_torch_group
+from bagua_core.errors import BaguaError
+
+_LOOK_S = 0.02  # while a mate is on its way to another generation
+ENDED_WITHIN_S = 30.0  # by the agent, once a mate is gone
+
+
+class _Moves(BaguaError):
+    """There is a change of membership to follow."""
+
+
+class _Closed(BaguaError):
+    """The job is over."""
+
+
+class ShardMember(MemberWaits):
+    def __init__(self) -> None:
+        super().__init__()
+        self.replica: OwnReplica | None = None
+        """None in a job whose replicas are single workers, and before this worker has one."""
+
+    @property
+    def lane(self) -> Communicator | None:
+        """The generation's communicator of the workers with this shard, by replica rank; of all workers if each is a
+        replica."""
+        main = self.communicator
+        return None if main is None else main.lanes.get(Lane.SHARD, main)
+
+    def of_this_shard(self, replica_rank: int) -> int:
+        """The global rank of the worker with this shard in that replica."""
+        shard_rank, size = (0, 1) if self.replica is None else self.replica.place
+        return replica_rank * size + shard_rank
+
+    def settle_device(self) -> None:
+        """Wait for the kernels of the replica's own collectives: a communicator is not joined beside them. At a
+        boundary, where all shards have launched theirs."""
+        if self.replica is not None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+
+    def assemble(self, environment: WorkerEnvironment, address: str) -> None:
+        """Have a replica from now on, if the job has replicas of several workers. address: of this worker's meeting
+        store. Raises ReplicaLost; SystemExit or LeaveInterrupt when this worker is to end instead."""
+        size = environment.replica_size
+        if size <= 1 or self.replica is not None:
+            return
+
+        def ended() -> None:
+            news = self.session.news
+            if news.close or news.leave:
+                self._end(news, 0, "before it had a replica", None)
+
+        record = assembly.await_record(self.session, self.changed, address, size, ended)
+        self.replica = assembly.connect(record, environment.worker_id, environment.bind_host)
+        self.replica.watch_mates(self._mate_ended)
+
+    def close(self, *, in_order: bool) -> None:
+        """The process ends. in_order: by itself, without an error."""
+        if self.replica is not None:
+            self.replica.close(in_order=in_order)
+        self.session.close()
+
+    def _mate_ended(self, shard_rank: int) -> None:
+        """Thread of the watch: report it now, since this worker may compute for long before it meets the loss. Whatever
+        follows for this worker comes from the agent."""
+        news, generation = self.session.news, self.generation
+        if self.replica is None or generation is None or news.close or news.leave:
+            return
+        mate = self.replica.record.members[shard_rank]
+        host, _ = parted(mate.store_address)
+        self.session.suspect(
+            generation.number,
+            SuspicionKind.BROKEN,
+            hosts=(host,),
+            detail=f"shard {shard_rank} of its replica, {mate.worker_id} on {mate.node_name}, is gone",
+        )
+
+    @abstractmethod
+    def _end(
+        self, news: News, number: int, reason: str, last: membership_pb2.LastCheckpoint | None
+    ) -> NoReturn:
+        """Leave the job."""
+
+    def agree(self, own: Outcome) -> Outcome:
+        """The worst of the replica's shards' outcomes. Without replicas, `own`."""
+        if self.replica is None:
+            return own
+        try:
+            return self.replica.agree(own, self._wait_for_mates)
+        except _Closed:
+            return Outcome.FAILED  # the job is over: what is still under way counts for nothing
+
+    def of_first_shard(self, own: torch.Tensor) -> torch.Tensor:
+        """What shard 0 of the replica has. Without replicas, `own`."""
+        if self.replica is None:
+            return own
+        try:
+            return self.replica.of_first(own, self._wait_for_mates)
+        except _Closed:
+            return own
+
+    @contextmanager
+    def jointly(self) -> Iterator[None]:
+        """What is done within succeeds on all shards of the replica or on none. Raises CollectiveFailed."""
+        if self.replica is None:
+            yield
+            return
+        try:
+            yield
+        except CollectiveFailed:
+            self.agree(Outcome.FAILED)
+            raise
+        if self.agree(Outcome.DONE) is Outcome.FAILED:
+            raise CollectiveFailed("it failed on another shard of this replica")
+
+    def _is_joint(self, number: int, moves: Callable[[], bool]) -> bool:
+        """Wait until all shards have entered a generation, and return whether it is `number` for all. moves: whether
+        there is another one to enter; then it returns at once, and the wait goes on in the next call. An exchange is
+        never given up, so that each shard sees the same results in the same order."""
+        replica = self.replica
+        if replica is None:
+            return True
+
+        def wait(pending: Pending) -> None:
+            def look(waited_s: float) -> None:
+                if moves():
+                    raise _Moves
+                self._look(waited_s)
+
+            pending.wait(look, _LOOK_S)
+
+        try:
+            numbers = replica.numbers(number, lambda pending: self._of_mates(lambda: wait(pending)))
+        except _Moves:
+            return False
+        except _Closed:
+            return True
+        return set(numbers) == {number}
+
+    def _wait_for_mates(self, pending: Pending) -> None:
+        self.stalls.wait_begins(self._waits)
+        with self.trail.aside():  # other replicas may be elsewhere meanwhile
+            self._of_mates(lambda: pending.wait(self._look, self._waits.threshold_s))
+        self.stalls.went_on()
+
+    def _look(self, waited_s: float) -> None:
+        self._check_agreed()
+        if self.session.news.close:
+            raise _Closed
+        self.stalled(waited_s)
+
+    def _of_mates(self, wait: Callable[[], None]) -> None:
+        try:
+            wait()
+        except CollectiveFailed as error:
+            if self.session.news.close:
+                raise _Closed from error
+            self._replica_lost(error)
+
+    def script_failed(self, error: BaseException) -> None:
+        """The script has ended with `error`. If a collective of the replica failed because a mate is gone, report it to
+        the agent, and wait until the agent ends this worker: then the mate's end is what is shown. Returns where the
+        error is the script's own, or the agent has not ended this worker in time."""
+        if self.replica is None or self.session.news.close or not is_of_torch_group(error):
+            return
+        detail = first_line(error)
+        print(
+            f"bagua: a collective of replica {self.replica.record.replica_id} failed on shard "
+            f"{self.replica.shard_rank}, so another shard has ended or lost its host: {detail}",
+            file=sys.stderr,
+            flush=True,
+        )
+        self.break_generation(CollectiveFailed(f"a collective within the replica failed: {detail}"))
+        self._await_end()
+
+    @abstractmethod
+    def break_generation(self, error: Exception) -> None:
+        """Give up the generation in force, and report why."""
+
+    def _await_end(self) -> None:
+        """Until the agent ends this process, for a bounded time; not longer than the job lasts."""
+        until_s = time.monotonic() + ENDED_WITHIN_S
+        while not self.session.news.close and (left_s := until_s - time.monotonic()) > 0:
+            with self.changed:
+                self.changed.wait(timeout=min(1.0, left_s))
+
+    def _replica_lost(self, error: CollectiveFailed) -> NoReturn:
+        """A mate is gone: this worker is ended by its agent. Raises ReplicaLost if the agent does not."""
+        assert self.replica is not None
+        self._await_end()
+        raise ReplicaLost(
+            f"shard {self.replica.shard_rank} of replica {self.replica.record.replica_id} lost another shard "
+            f"({error.detail}), and the agent did not end it within {ENDED_WITHIN_S:g} s"
+        ) from error

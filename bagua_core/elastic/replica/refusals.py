@@ -1,0 +1,68 @@
+"""Refuses what does not work yet in a job whose replicas are several workers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from bagua_core.errors import UserError
+from bagua_core.model.sharded_tensors import is_sharded
+
+ALGORITHMS = ("gradient_allreduce", "bytegrad", "local_sgd", "streaming_diloco")
+"""That act on each worker's shard, among the workers with this shard."""
+
+
+class NotForReplicas(UserError, ValueError):
+    """The script asks for something that a job with --replica-size does not support."""
+
+
+class NoReplicaYet(UserError, RuntimeError):
+    """A model was wrapped before this worker had a replica."""
+
+
+def check_model(described: str, parameters: Iterable[torch.Tensor], size: int) -> None:
+    """described: the model's algorithm. size: workers of a replica. Raises NotForReplicas."""
+    name = described.split("(")[0].split(",")[0]
+    if name not in ALGORITHMS:
+        raise NotForReplicas(
+            f"algorithm {name} does not act on the shards of a replica of {size} workers; use one of "
+            f"{', '.join(ALGORITHMS)}, or leave out --replica-size"
+        )
+    if not any(is_sharded(p) for p in parameters):
+        raise NotForReplicas(
+            f"no parameter of the model is sharded, but with --replica-size {size} so many workers hold one copy; "
+            "call fully_shard(module, mesh=bagua.shard_mesh()) before it is wrapped, or leave out --replica-size"
+        )
+
+
+def check_divided(modules: Iterable[torch.nn.Module]) -> None:
+    """modules: of models whose replicas divide their samples. Raises NotForReplicas."""
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and not is_sharded(parameter):
+                raise NotForReplicas(
+                    f"parameter {name} is trained and not sharded, so the workers of a replica would change it by "
+                    "different samples; shard it by fully_shard, freeze it, or give all workers of a replica the same "
+                    "samples by ElasticDataLoader(divide_in_replica=False)"
+                )
+
+
+def check_scaled(models: int) -> None:
+    """Workers of a replica have different numbers of samples in this batch. Raises NotForReplicas for several models,
+    since a gradient that passes through two of them would be scaled twice."""
+    if models > 1:
+        raise NotForReplicas(
+            f"{models} models are trained on a batch that the workers of a replica cannot divide evenly; choose a "
+            "global_batch_size (and drop_last=True) that divides, or give all workers of a replica the same samples by "
+            "ElasticDataLoader(divide_in_replica=False)"
+        )
+
+
+def check_assembled(size: int, is_assembled: bool) -> None:
+    """size: as the job was started. Raises NoReplicaYet."""
+    if size > 1 and not is_assembled:
+        raise NoReplicaYet(
+            f"a model was wrapped before this worker knew the others of its replica (--replica-size {size}); call "
+            "bagua.init_process_group() first, and fully_shard(module, mesh=bagua.shard_mesh()) behind it"
+        )

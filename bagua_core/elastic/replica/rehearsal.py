@@ -1,0 +1,69 @@
+"""Prepares torch for a joiner's first optimizer step on sharded parameters, before the job waits for it.
+
+torch decides once for each operation and layout how DTensors take part in it, and remembers the decision. The decisions
+of an optimizer's first step take 0.17 s of a processor for a model of four small blocks, a tenth of which its later
+steps take: all replicas would wait for it. A rehearsal steps an optimizer of the same class and options on tensors
+without memory (device "meta"), one for each layout. It touches nothing of the script's and communicates with no worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from bagua_core.model.sharded_tensors import is_sharded, local, sharded_as
+
+ELEMENTWISE = frozenset(
+    {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+)
+"""Of torch.optim, by class: no operation of their steps communicates."""
+
+
+def rehearse(optimizers: Iterable[torch.optim.Optimizer]) -> int:
+    """Take a step of each elementwise optimizer of torch on stand-ins of its sharded parameters; returns their number.
+
+    Groups with `fused` or `capturable` are left out, for tensors without memory have no such operations.
+    """
+    count = 0
+    for optimizer in optimizers:
+        kind = type(optimizer)
+        if kind.__name__ not in ELEMENTWISE or kind is not getattr(torch.optim, kind.__name__):
+            continue
+        groups = [{**_options(group), "params": _stand_ins(group["params"])} for group in _able(optimizer)]
+        groups = [group for group in groups if group["params"]]
+        if groups:
+            stand_in = kind(groups)
+            # without the hooks that a script may have registered for all optimizers
+            step = getattr(kind.step, "__wrapped__", kind.step)
+            step(stand_in)
+            count += sum(len(group["params"]) for group in groups)
+    return count
+
+
+def _able(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [g for g in optimizer.param_groups if not g.get("fused") and not g.get("capturable")]
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
+
+
+def _stand_ins(parameters: Iterable[torch.Tensor]) -> list[torch.nn.Parameter]:
+    """One for each layout, with a gradient."""
+    found: dict[Any, torch.nn.Parameter] = {}
+    for parameter in parameters:
+        if not is_sharded(parameter) or not parameter.requires_grad:
+            continue
+        shape = local(parameter).shape
+        mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+        layout = (parameter.shape, parameter.stride(), parameter.dtype, mesh, placements, shape)
+        if layout not in found:
+            found[layout] = torch.nn.Parameter(_without_memory(parameter))
+            found[layout].grad = _without_memory(parameter)
+    return list(found.values())
+
+
+def _without_memory(parameter: torch.Tensor) -> torch.Tensor:
+    return sharded_as(parameter, torch.empty_like(local(parameter), device="meta"))

@@ -1,0 +1,130 @@
+"""Makes torch's default process group for a replica, and the mesh over it that `fully_shard` takes.
+
+The group lives and dies with the replica: when one of its workers is lost all others are ended, so it needs no abort.
+A job whose replicas are single workers gets a group of one, and only if the script asks for its mesh.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+TIMEOUT = timedelta(days=1)  # of an operation; the death of a mate ends it
+CONNECT_TIMEOUT = timedelta(seconds=60)
+_PORT = "port"  # of the replica's store, in the meeting store
+_SIOCGIFADDR = 0x8915
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+_is_made = False
+_mesh: DeviceMesh | None = None
+
+
+def make(store: Store, shard_rank: int, size: int, bind_host: str) -> None:
+    """Raises RuntimeError if a mate can't be reached, ValueError if the script has made a group."""
+    global _is_made
+    has_gpu = torch.cuda.is_available() and torch.distributed.is_nccl_available()
+    _bind_gloo_to(bind_host)
+    torch.distributed.init_process_group(
+        "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
+        store=store,
+        rank=shard_rank,
+        world_size=size,
+        timeout=TIMEOUT,
+    )
+    _is_made = True
+
+
+def is_made() -> bool:
+    """Whether torch's default group is the replica's."""
+    return _is_made
+
+
+@torch.no_grad()
+def share(tensors: Sequence[torch.Tensor]) -> None:
+    """Write shard 0's values to `tensors`, in the replica's group. Every shard calls it."""
+    for tensor in tensors:
+        if tensor.is_meta:
+            continue  # it has no values yet
+        value = tensor.detach().contiguous()
+        if value.numel():
+            torch.distributed.broadcast(
+                value.reshape(-1).view(torch.uint8), 0
+            )  # Gloo does not know all types
+        if value.data_ptr() != tensor.data_ptr():
+            tensor.copy_(value)
+
+
+def mesh() -> DeviceMesh:
+    """The replica's workers along one dimension, "shard"; see bagua_core.shard_mesh. Makes a group of one if there is
+    none."""
+    global _mesh
+    if _mesh is None:
+        from torch.distributed.device_mesh import init_device_mesh  # late: its import takes a while
+
+        if not _is_made:
+            make(HashStore(), 0, 1, "127.0.0.1")
+        on = "cuda" if torch.cuda.is_available() else "cpu"
+        _mesh = init_device_mesh(on, (torch.distributed.get_world_size(),), mesh_dim_names=("shard",))
+    return _mesh
+
+
+def shared_store(meeting: Store, shard_rank: int, bind_host: str, first_host: str) -> TCPStore:
+    """torch's own store for the replica's groups, also for those that a script makes later: Gloo asks a store for more
+    than a meeting store can do. It is served by shard 0, at its bind_host alone, and ends with its process.
+
+    meeting: where the shards find it. first_host: of shard 0. Raises RuntimeError, MeetingStoreError.
+    """
+    if shard_rank:
+        port = int(meeting.get(_PORT))
+        return TCPStore(first_host, port, None, False, CONNECT_TIMEOUT, wait_for_workers=False)
+    with socket.create_server((bind_host, 0), backlog=128) as listening:
+        port = listening.getsockname()[1]
+        store = TCPStore(
+            bind_host,
+            port,
+            None,
+            True,
+            CONNECT_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+    meeting.set(_PORT, str(port))
+    return store
+
+
+def _bind_gloo_to(host: str) -> None:
+    """Have torch's Gloo listen on the interface of `host`, by its environment variable, unless the variable is set.
+
+    Otherwise Gloo resolves the host's name. The variable stays set, since the script may make further groups."""
+    name = None if _INTERFACE in os.environ else _interface_of(host)
+    if name is not None:
+        os.environ[_INTERFACE] = name
+
+
+def _interface_of(host: str) -> str | None:
+    """The name of the interface with this IPv4 address; None if there is none."""
+    try:
+        wanted = socket.inet_aton(socket.gethostbyname(host))
+    except OSError:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # it has no IPv4 address
+            if found[20:24] == wanted:
+                return name
+    return None

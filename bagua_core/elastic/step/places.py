@@ -1,0 +1,57 @@
+"""The place of this worker in the job, as its script sees it: its rank, its replica's, and its shard's.
+
+Each of these joins the job, if the worker has not joined: ranks are real from then on.
+"""
+
+from __future__ import annotations
+
+from bagua_contract.environment import WorkerEnvironment
+from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
+from bagua_core.elastic.step.round_end import RoundEnd
+
+
+class Places(RoundEnd):
+    """See CurrentStep."""
+
+    def __init__(self, environment: WorkerEnvironment | None) -> None:
+        super().__init__(environment)
+        self.replica_size_asked = environment.replica_size if environment else 1
+        """As the job was started; `replica_size` is 1 before this worker has a replica."""
+        self._before_loop: BeforeLoop | None = None
+
+    def place_of_script(self) -> tuple[int, int]:
+        """Rank and world size as the script should see them: between steps, those of the collectives that it can
+        take part in there, which leave joiners out until their first step. Before the loop, see before_loop.py."""
+        if self._before_loop is not None:
+            self._before_loop.join()
+            late = self._before_loop.place()
+            if late is not None:
+                return late
+        replica_rank, replicas = self.replica_place()
+        shard_rank, size = self.shard_place()
+        return replica_rank * size + shard_rank, replicas * size
+
+    def shard_place(self) -> tuple[int, int]:
+        """This worker's place in its replica, and the workers of that. Joins the job."""
+        self.join_before_loop()
+        replica = self.member.replica if self.member is not None else None
+        return (0, 1) if replica is None else replica.place
+
+    def replica_place(self) -> tuple[int, int]:
+        """As place_of_script, of this worker's replica among the replicas. Joins the job."""
+        if self._before_loop is not None:
+            self._before_loop.join()
+            late = self._before_loop.place()
+            if late is not None:
+                return late[0] // self.replica_size, late[1] // self.replica_size
+        if self.in_step or not self.newcomers:
+            return self.global_rank, self.world_size
+        if self.global_rank in self.newcomers:
+            return 0, 1
+        before = sum(1 for r in self.newcomers if r < self.global_rank)
+        return self.global_rank - before, self.world_size - len(self.newcomers)
+
+    def join_before_loop(self) -> None:
+        """Have ranks from now on, if this process was launched."""
+        if self._before_loop is not None:
+            self._before_loop.join()

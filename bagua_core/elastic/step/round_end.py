@@ -1,0 +1,132 @@
+"""The end of a round: averages the members' models, and keeps the local steps where that fails.
+
+To the engine a round is a step: it begins at a boundary, ends with a vote, and commits on all members or on none of
+those that survive. Two things differ. Its optimizer steps are local, so that no collective runs between its begin and
+its end. And a failed average undoes nothing: the survivors meet in the next generation and repeat it with what they
+trained, before any of them leases further samples (`is_round_open`). States, invariants and failure cases:
+docs/design/rounds.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from bagua_contract.environment import WorkerEnvironment
+from bagua_core.communication.communicator import CollectiveFailed, Communicator
+from bagua_core.communication.step_interface import Rounds, Used
+from bagua_core.elastic.replica.own_replica import Outcome
+from bagua_core.elastic.step.round_rows import ROW_COLUMNS, from_row, to_row
+from bagua_core.elastic.step.step_end import StepEnd
+from bagua_core.elastic.step.step_states import Event
+from bagua_core.elastic.waiting.operation_trail import STEP
+from bagua_core.errors import UserError
+
+
+class RoundsNeedLoader(UserError, RuntimeError):
+    """A loop without ElasticDataLoader, with an algorithm whose unit of commit is the round."""
+
+
+class UnequalRounds(UserError, ValueError):
+    """The models of a job have rounds of different lengths, or only some of them have rounds."""
+
+
+class RoundEnd(StepEnd):
+    """See CurrentStep."""
+
+    def __init__(self, environment: WorkerEnvironment | None) -> None:
+        super().__init__(environment)
+        self.is_round_open = False  # a member of the generation holds local steps that no average contains
+        self._used: Sequence[Used] = ()  # by the members in the round under way, by global rank
+
+    @property
+    def round_steps(self) -> int | None:
+        """See StepEngine. Raises UnequalRounds."""
+        found = {model.round_steps for model in self.given.models}
+        if len(found) > 1:
+            raise UnequalRounds(
+                f"the job's models have rounds of {sorted(found, key=str)} steps (None: no rounds), but a round is "
+                "committed for all of them; give all the same algorithm and sync_every"
+            )
+        return found.pop() if found else None
+
+    def closes_round_early(self) -> bool:
+        """See StepEngine: a newer generation leaves out a member of the one in force. The shards of a replica take the
+        same local steps, so one that hears of it first tells the others."""
+        member = self.member
+        if member is None:
+            return False
+        return member.agree(Outcome.MOVES if self._is_to_close() else Outcome.DONE) is not Outcome.DONE
+
+    def _is_to_close(self) -> bool:
+        member = self.member
+        if member is None or member.generation is None:
+            return False
+        news, in_force = member.session.news, member.generation
+        newest = news.generation
+        if news.leave:
+            return True
+        if newest is None or newest.number <= in_force.number:
+            return False
+        return any(newest.placement_of(m.worker_id) is None for m in in_force.members)
+
+    def _close_round(self) -> None:
+        rounds = self.rounds
+        if rounds is None:
+            return
+        communicator = self.communicator()
+        if communicator is not None and communicator.world_size == 1:
+            communicator = None
+        own = self._used_here(rounds)
+        try:
+            used = self._used = [own] if communicator is None else self._exchanged(communicator, own)
+            samples = sum(one.count for one in used)
+            if samples:
+                for model in self.given.models:
+                    model.close_round(communicator, own.count / samples)
+        except CollectiveFailed as error:
+            self.reduction_failed(error)
+
+    def _used_here(self, rounds: Rounds) -> Used:
+        """With replicas, as shard 0 has measured it: leases follow from speeds, and all shards draw the same."""
+        own = rounds.used()
+        if self.member is None or self.member.replica is None:
+            return own
+        row = self.member.of_first_shard(torch.tensor(to_row(own), dtype=torch.int64))
+        return from_row(row.tolist())
+
+    def _exchanged(self, communicator: Communicator, own: Used) -> list[Used]:
+        """What each member used, by global rank. Raises CollectiveFailed, PeerViolation."""
+        row = torch.tensor(to_row(own), dtype=torch.int64)
+        rows = torch.zeros((communicator.world_size, ROW_COLUMNS), dtype=torch.int64)
+        self._wait_in(communicator.allgather(rows, row), STEP)
+        return [from_row(each) for each in rows.tolist()]
+
+    def _round_committed(self) -> None:
+        if self.rounds is not None:
+            self.rounds.closed(self.plan, self._used)
+            self.is_round_open = False
+
+    def _roll_back(self) -> None:
+        """Of a round only the average is given up: what this worker trained stays, and the average is repeated."""
+        if self.rounds is None:
+            super()._roll_back()
+            return
+        why, self._failure = self._failure, None
+        state = self.state
+        with state.guard.held():
+            state.guard.stepping = state.guard.provisional = False
+            # without work of its own this worker begins the round anew, and has what the script does until then
+            state.resume_point_is_current = state.resume_point_is_current and self.rounds.has_work
+            for model in self.given.models:
+                model.step_rolled_back()
+            self.newcomers = frozenset()
+            self._drop_copy()
+            self.states.take(Event.ROLL_BACK)
+        if self._reports is not None:
+            self._reports.step_failed()
+        self._say(
+            f"round {state.name.step} in generation {self.plan.generation} was not averaged: {why}; its local steps "
+            "are kept, and the average is repeated"
+        )

@@ -1,0 +1,249 @@
+"""Keeps what forwards of single shards do to a module's buffers, so that it can be applied in shard order.
+
+A BatchNorm layer in training writes the statistics of its shard to scratch memory, from which `apply_statistics` makes
+the running ones. Other buffers begin each shard with the values of the step's begin. Knows nothing of ranks and
+messages. Invariant: between the forwards of a step all buffers are those of its begin, until they are applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bagua_core.errors import NotDeterministicError
+from bagua_core.model.module_buffers import ModuleBuffers
+
+_SWAPPED = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class Shard(Protocol):
+    """A micro-batch of a deterministic job."""
+
+    @property
+    def shard(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """values: of the buffer at the step's begin; version: of the buffer, by which a change shows."""
+
+    buffer: torch.Tensor
+    version: int
+    values: torch.Tensor
+
+
+class _Layer:
+    """One BatchNorm layer with running statistics."""
+
+    def __init__(self, name: str, module: _BatchNorm, buffers: ShardBuffers) -> None:
+        self.name = name
+        self.module = module
+        self._buffers = buffers
+        self._own: dict[str, Any] | None = None
+        self.found: list[torch.Tensor] = []  # mean and variance of the shard under way
+        self.hooks = [
+            module.register_forward_pre_hook(self._before),
+            module.register_forward_hook(self._after, always_call=True),
+        ]
+
+    @property
+    def width(self) -> int:
+        return int(self.module.num_features)
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        if not (self._buffers.is_computing and self.module.training and self.module.track_running_stats):
+            return
+        if self.module.running_mean is None or self._own is not None or not torch.is_grad_enabled():
+            return
+        own = {name: module._buffers[name] for name in _SWAPPED}
+        self._own = {**own, "momentum": self.module.momentum}
+        # with a momentum of 1 the layer writes the statistics themselves
+        module._buffers["running_mean"] = torch.zeros_like(self.module.running_mean)
+        module._buffers["running_var"] = torch.zeros_like(self.module.running_var)  # type: ignore[arg-type]
+        module._buffers["num_batches_tracked"] = None
+        self.module.momentum = 1.0
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        own, self._own = self._own, None
+        if own is None:
+            return
+        written = [module._buffers["running_mean"], module._buffers["running_var"]]
+        self.module.momentum = own.pop("momentum")
+        module._buffers.update(own)
+        if self.found:
+            raise NotDeterministicError(
+                f"{self.name} computed twice in one shard (a layer that is used twice, or activation checkpointing); a "
+                "deterministic job applies one mean and variance a shard. Give each place a layer of its own, or keep "
+                "the layer out of the checkpointed part"
+            )
+        self.found = [tensor for tensor in written if tensor is not None]
+
+    def apply(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        """One shard's statistics, as the layer itself does it."""
+        module = self.module
+        factor = module.momentum
+        if module.num_batches_tracked is not None:
+            module.num_batches_tracked.add_(1)
+            if factor is None:
+                factor = 1.0 / float(module.num_batches_tracked)
+        assert factor is not None and module.running_mean is not None and module.running_var is not None
+        for running, found in ((module.running_mean, mean), (module.running_var, variance)):
+            running.mul_(1.0 - factor).add_(found.to(running), alpha=factor)
+
+
+class ShardBuffers:
+    """Of one module. Raises NotDeterministicError for layers whose statistics span shards."""
+
+    def __init__(self, module: nn.Module) -> None:
+        for name, part in module.named_modules():
+            if "SyncBatchNorm" in type(part).__name__:
+                raise NotDeterministicError(
+                    f"{name or 'the model'} is a {type(part).__name__}, whose statistics span the workers of a step; a "
+                    "deterministic job has them by shard, use torch.nn.BatchNorm2d and the like"
+                )
+        self._all = ModuleBuffers(module)
+        self._layers = [
+            _Layer(name or type(part).__name__, part, self)
+            for name, part in module.named_modules()
+            if isinstance(part, _BatchNorm) and part.running_mean is not None
+        ]
+        self.is_computing = False
+        """A forward of a shard's training runs."""
+        self._kept: dict[str, _Kept] = {}
+        self._of_step: Shard | None = None
+        self._rows: list[tuple[int, torch.Tensor]] = []
+        self._of_first: dict[str, torch.Tensor] = {}
+        self.has_changed = False
+        """A forward of the step changed a buffer that is no BatchNorm layer's."""
+
+    # -- in the course of a step
+
+    def forward_begins(self, shard: Shard) -> None:
+        """A forward in training of this shard; several of one shard are one forward."""
+        self.is_computing = True
+        if self._of_step is shard:
+            return
+        if self._of_step is None:
+            self._keep()
+        else:
+            self._put_back()
+        self._of_step = shard
+        for layer in self._layers:
+            layer.found = []
+
+    def shard_computed(self, shard: Shard) -> None:
+        """The forwards of the shard are done."""
+        self.is_computing = False
+        if self._of_step is not shard:
+            return  # a backward without a forward of this module
+        changed = self._changed()
+        self.has_changed |= bool(changed)
+        if shard.shard == 0:
+            self._of_first = {name: kept.buffer.detach().clone() for name, kept in changed.items()}
+        if shard.shard is not None and self._layers:
+            self._rows.append((shard.shard, self._row()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to send: the module has no buffers."""
+        return not self._layers and not self._all.named()
+
+    @property
+    def row_length(self) -> int:
+        """Numbers of a shard's row: for each layer whether it computed, its mean and its variance."""
+        return sum(1 + 2 * layer.width for layer in self._layers)
+
+    @property
+    def device(self) -> torch.device:
+        for layer in self._layers:
+            if layer.module.running_mean is not None:
+                return layer.module.running_mean.device
+        return torch.device("cpu")
+
+    def rows(self) -> list[torch.Tensor]:
+        """Of this worker's shards, in order: [row_length], float64, on `device`."""
+        return [row for _, row in self._rows]
+
+    def apply_statistics(self, rows: Sequence[torch.Tensor]) -> None:
+        """rows: of all shards, in order. The step is final."""
+        with torch.no_grad():
+            for row in rows:
+                at = 0
+                for layer in self._layers:
+                    width = layer.width
+                    mean, variance = row[at + 1 : at + 1 + 2 * width].view(2, width)
+                    if float(row[at]):
+                        layer.apply(mean, variance)
+                    at += 1 + 2 * width
+
+    def others(self, of_first: bool) -> list[torch.Tensor]:
+        """The buffers that are no BatchNorm layer's. of_first: as shard 0 left them, on the worker that computed it."""
+        self._put_back()
+        named = self._named()
+        if of_first:
+            with torch.no_grad():
+                for name, values in self._of_first.items():
+                    named[name].copy_(values)
+        return list(named.values())
+
+    def forget(self) -> None:
+        """The step is over, or did not happen."""
+        self.is_computing = self.has_changed = False
+        self._of_step = None
+        self._rows, self._of_first = [], {}
+        for layer in self._layers:
+            layer.found = []
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        for layer in self._layers:
+            for hook in layer.hooks:
+                hook.remove()
+
+    # -- the parts
+
+    def _row(self) -> torch.Tensor:
+        parts: list[torch.Tensor] = []
+        for layer in self._layers:
+            found = layer.found or [torch.zeros(layer.width), torch.zeros(layer.width)]
+            parts += [torch.tensor([float(bool(layer.found))]), *found]
+        return torch.cat([part.detach().to(self.device, torch.float64) for part in parts])
+
+    def _named(self) -> dict[str, torch.Tensor]:
+        of_layers = {
+            id(buffer)
+            for layer in self._layers
+            for buffer in layer.module._buffers.values()
+            if buffer is not None
+        }
+        return {name: buffer for name, buffer in self._all.named().items() if id(buffer) not in of_layers}
+
+    def _keep(self) -> None:
+        """The values of the step's begin. Most buffers are constants, so copies are kept from step to step."""
+        before, self._kept = self._kept, {}
+        for name, buffer in self._named().items():
+            known = before.get(name)
+            if known is None or known.buffer is not buffer or known.version != buffer._version:
+                known = _Kept(buffer, buffer._version, buffer.detach().clone())
+            self._kept[name] = known
+
+    def _changed(self) -> dict[str, _Kept]:
+        """Buffers that a forward changed in place, or replaced, since the step's begin."""
+        found = {}
+        for name, buffer in self._named().items():
+            known = self._kept.get(name)
+            if known is None or known.buffer is not buffer or known.version != buffer._version:
+                values = buffer if known is None else known.values
+                found[name] = _Kept(buffer, buffer._version, values)
+        return found
+
+    def _put_back(self) -> None:
+        with torch.no_grad():
+            for name, found in self._changed().items():
+                found.buffer.copy_(found.values)
+                self._kept[name] = _Kept(found.buffer, found.buffer._version, found.values)

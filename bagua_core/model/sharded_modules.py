@@ -1,0 +1,65 @@
+"""The modules of a model that `fully_shard` was called on, and what they hold beside their sharded parameters.
+
+Between a forward and the next backward, and after an evaluation, such a module may still hold gathered parameters,
+which a later forward uses. They are copies: what changes the sharded ones, such as a heal, must not leave them behind.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from bagua_core.errors import UserError
+
+
+class AccumulatedOverSteps(UserError, RuntimeError):
+    """Gradients that only torch's sharding knows of were left over by a committed step."""
+
+
+_MODULE = "torch.distributed.fsdp"
+
+
+def sharded_modules(module: nn.Module) -> list[Any]:
+    """Those of `module` and its submodules. None where torch's module for them is not loaded."""
+    kind = getattr(sys.modules.get(_MODULE), "FSDPModule", None)
+    return [] if kind is None else [m for m in module.modules() if isinstance(m, kind)]
+
+
+def drop_gathered(modules: list[Any]) -> None:
+    """Their next forward gathers the parameters anew. Between two steps."""
+    for module in modules:
+        module.reshard()
+
+
+def _unsynchronized(modules: list[Any]) -> Iterator[tuple[Any, str]]:
+    """Where gradients of backwards with set_requires_gradient_sync(False) lie: objects, and the names of attributes."""
+    for module in modules:
+        for group in getattr(module._get_fsdp_state(), "_fsdp_param_groups", ()):
+            for parameter in group.fsdp_params:
+                places = (
+                    (parameter, "unsharded_accumulated_grad"),
+                    (
+                        getattr(parameter, "_unsharded_param", None),
+                        "grad",
+                    ),
+                )
+                yield from (place for place in places if getattr(*place, None) is not None)
+
+
+def check_unsynchronized(modules: list[Any]) -> None:
+    """A step begins. Raises AccumulatedOverSteps."""
+    if next(_unsynchronized(modules), None) is not None:
+        raise AccumulatedOverSteps(
+            "gradients of an earlier step lie in the model, from a backward with set_requires_gradient_sync(False): "
+            "they are in no .grad, so a failed step would lose them, and workers that join would not have them. "
+            "Accumulate within one step (max_local_batch_size), or leave the synchronization on"
+        )
+
+
+def drop_unsynchronized(modules: list[Any]) -> None:
+    """The step that they belong to did not happen."""
+    for place in _unsynchronized(modules):
+        setattr(*place, None)

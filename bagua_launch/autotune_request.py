@@ -1,0 +1,57 @@
+"""Reads the options of autotuning into fields of JobConfig."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bagua_contract.step_settings import SWITCHABLE
+from bagua_launch import scalar_values
+from bagua_launch.errors import refuse
+from bagua_launch.precedence import Said, Values
+
+LEVELS = ("0", "1", "2")
+
+
+def parse_autotune(values: Values) -> dict[str, Any]:
+    """Fields that were said. Raises RequestError."""
+    fields: dict[str, Any] = {}
+    if "autotune_level" in values:
+        fields["autotune_level"] = int(scalar_values.choice(*LEVELS)(values["autotune_level"]))
+    if "autotune_max_samples" in values:
+        fields["autotune_max_samples"] = _positive(values["autotune_max_samples"])
+    if "autotune_sampling_confidence_time" in values:
+        said = values["autotune_sampling_confidence_time"]
+        fields["autotune_confidence_s"] = scalar_values.seconds(said)
+        if not fields["autotune_confidence_s"]:
+            raise refuse(said, "a trial needs time", "seconds, such as 5")
+    if "autotune_warmup_time" in values:
+        fields["autotune_warmup_s"] = scalar_values.seconds(values["autotune_warmup_time"])
+    if "is_output_autotune_log" in values:
+        fields["autotune_verbose"] = scalar_values.switch(values["is_output_autotune_log"])
+    if "autotune_algorithms" in values:
+        said = values["autotune_algorithms"]
+        if fields.get("autotune_level") != 2:
+            raise refuse(said, "algorithms are tried at level 2 alone", "--autotune-level 2 with it")
+        fields["autotune_algorithms"] = _algorithms(said)
+    return fields
+
+
+def _positive(said: Said) -> int:
+    count = scalar_values.count(said)
+    if not count:
+        raise refuse(said, "a study needs a trial", "a number from 1 on")
+    return count
+
+
+def _algorithms(said: Said) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in said.text.split(",") if name.strip()))
+    for name in names:
+        if name == "qadam":
+            raise refuse(
+                said,
+                "qadam needs an optimizer of its own (bagua.algorithms.QAdamOptimizer), so no running job can take it",
+                ",".join(SWITCHABLE),
+            )
+        if name not in SWITCHABLE:
+            raise refuse(said, f"no running job can take algorithm {name!r}", ",".join(SWITCHABLE))
+    return names

@@ -1,0 +1,48 @@
+"""Opens the etcd that a cluster command names: its options, its credentials, its connection."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from bagua_agent.config.job_config import StoreCredentials
+from bagua_launch.cluster_options import FILE_OPTIONS
+from bagua_launch.config_file import read_config_file
+from bagua_launch.errors import RequestError
+from bagua_launch.input_files import check_credentials
+from bagua_launch.job_request import parse_credentials
+from bagua_launch.options import Option
+from bagua_launch.precedence import Values, merge
+from bagua_launch.rendezvous_request import parse_endpoints
+
+if TYPE_CHECKING:
+    from bagua_agent.etcd.client import Store
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+def values_of(options: Sequence[Option], typed: dict[str, Any]) -> Values:
+    """What a command was given: typed, in variables, in the configuration file."""
+    return merge(options, typed, os.environ, read_config_file(os.environ, FILE_OPTIONS))
+
+
+@contextmanager
+def open_store(values: Values) -> Iterator[Store]:
+    """Connected. Raises RequestError without --etcd, StoreUnavailable if none answers."""
+    if "etcd" not in values:
+        raise RequestError("--etcd is missing; use --etcd HOST:PORT, or set BAGUA_ETCD")
+    endpoints = parse_endpoints(values["etcd"])
+    credentials: StoreCredentials = parse_credentials({**values, "rdzv_endpoint": values["etcd"]})
+    check_credentials(credentials)
+
+    from bagua_agent.config.etcd_credentials import store_config
+    from bagua_agent.etcd.client import Store
+
+    store = Store(store_config(endpoints, credentials))
+    try:
+        store.connect(CONNECT_TIMEOUT_S)
+        yield store
+    finally:
+        store.close()

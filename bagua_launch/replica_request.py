@@ -1,0 +1,75 @@
+"""Parses --replica-size, and checks that the numbers of nodes hold whole replicas. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from bagua_agent.base.plain_text import counted
+from bagua_agent.base.sizes import nodes_with_a_part
+from bagua_agent.config.job_config import JobConfig
+from bagua_launch.errors import refuse
+from bagua_launch.precedence import Said, Values
+
+MOST_SIZES = 10_000
+
+
+def parse_replica_size(said: Said) -> int:
+    """0: the workers of a node. Raises RequestError."""
+    if said.text == "node":
+        return 0
+    if not re.fullmatch(r"[1-9][0-9]{0,4}", said.text):
+        raise refuse(said, "not a number of workers", "a number from 1 on, or node")
+    return int(said.text)
+
+
+def check_replicas(values: Values, config: JobConfig, slots: int) -> None:
+    """slots: workers of each node. Raises RequestError for a number of nodes that the job may be told to have, and that
+    leaves one of them without a part of a replica: it would never have so many."""
+    size = config.replica_size or slots
+    if size == 1:
+        return
+    said = values["replica_size"]
+    for nodes, what in (
+        (config.min_nodes, "the least of --nnodes"),
+        *((s, "one of --sizes") for s in config.size_policy.sizes),
+        *(((config.size_policy.start_size, "--start-size"),) if config.size_policy.start_size else ()),
+    ):
+        used = nodes_with_a_part(nodes, slots, size)
+        if used == nodes:
+            continue
+        workers = f"{counted(nodes, 'node')} with {counted(slots, 'worker')} each ({what})"
+        enough = next(n for n in range(nodes, nodes + size + 1) if nodes_with_a_part(n, slots, size) == n)
+        holds = "hold no replica" if not used else f"hold replicas on {counted(used, 'node')} only"
+        raise refuse(
+            said, f"{workers} {holds}", f"at least {counted(enough, 'node')}, or another --replica-size"
+        )
+
+
+def in_groups(values: Values, config: JobConfig, slots: int) -> JobConfig:
+    """A job of a cluster whose scheduler gives and takes whole groups of nodes: as many as hold whole replicas are the
+    job's allowed sizes. slots: of each node; 0: as many as it has. Raises RequestError."""
+    size = config.replica_size
+    if size == 1 or not (size or slots):
+        return config  # a worker or a node is a replica
+    said = values["replica_size"]
+    if not slots:
+        raise refuse(said, "how many workers a node has is not known", "--nproc-per-node N with it, or node")
+    check_replicas(values, config, slots)
+    least, most, policy = config.min_nodes, config.max_nodes, config.size_policy
+    if (size or slots) <= slots or policy.sizes:
+        return config
+    if most - least >= MOST_SIZES:
+        raise refuse(
+            said, f"more than {MOST_SIZES} numbers of nodes are possible", "a smaller MAX of --nnodes"
+        )
+    sizes = tuple(n for n in range(least, most + 1) if nodes_with_a_part(n, slots, size) == n)
+    if sizes[-1] != most:
+        workers = counted(slots, "worker")
+        what = (
+            f"{counted(most, 'node')} with {workers} each hold replicas on {counted(sizes[-1], 'node')} only"
+        )
+        raise refuse(said, what, f"--nnodes {least}:{sizes[-1]} with it")
+    return (
+        replace(config, size_policy=replace(policy, sizes=sizes)) if len(sizes) < most - least + 1 else config
+    )

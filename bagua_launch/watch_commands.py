@@ -1,0 +1,138 @@
+"""`top` and `dashboard`: a job in this terminal, or as a page of this machine. Thin: look, then show."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from bagua_agent.base.plain_text import plain_line
+from bagua_launch.errors import RequestError
+
+if TYPE_CHECKING:
+    from bagua_agent.etcd.client import Store
+
+TOP_HELP = (
+    "Show a job live: its verdict, nodes, ranks, speed and goodput.\n\nIn a terminal the screen is renewed; elsewhere "
+    "each look prints a line. Ends with the job."
+)
+DASHBOARD_HELP = (
+    "Serve the page about a job from this machine.\n\nFor any job that the etcd knows, submitted or started by hand; a "
+    "job that was started with --dashboard serves one itself."
+)
+TOP_OPTIONS = (
+    click.Option(
+        ["--every"],
+        type=click.FloatRange(0.2, 3600),
+        metavar="SECONDS",
+        help="Between two looks. Default 1, and 5 elsewhere.",
+    ),
+    click.Option(["--once"], is_flag=True, help="Print one whole look and exit."),
+)
+LISTEN = click.Option(
+    ["--listen"],
+    default="",
+    metavar="PORT",
+    help="A port, or HOST:PORT. Default 127.0.0.1:7465, or a free port.",
+)
+_FIRST_LOOKS_S = 1.0  # between the first two of --once: a speed needs two
+
+
+def top(store: Store, job_id: str, *, every_s: float | None, once: bool, as_json: bool) -> int:
+    """Raises UserError if there is no such job, and StoreUnavailable."""
+    from bagua_agent.cluster_client.cluster_requests import unknown_job
+    from bagua_agent.dashboard import terminal_text
+    from bagua_agent.dashboard.page_data import finite, page_data
+    from bagua_agent.observation.agent_calls import JobAgents
+    from bagua_agent.observation.job_facts import read_facts
+    from bagua_agent.observation.series import JobSeries
+
+    live = sys.stdout.isatty() and not as_json and not once
+    period_s = every_s or (1.0 if live else 5.0)
+    agents, series = JobAgents(store, job_id), JobSeries()
+    looks = 0
+    try:
+        with _screen() if live else _nothing():
+            while True:
+                facts = read_facts(store, agents, job_id)
+                if facts is None:
+                    raise unknown_job(store, job_id)
+                series.take(facts)
+                looks += 1
+                page = page_data(facts, series, "")
+                over = facts.result is not None or (once and looks > 1)
+                if as_json:
+                    if over or not once:
+                        click.echo(json.dumps(finite(page), allow_nan=False))
+                elif live:
+                    size = shutil.get_terminal_size()
+                    shown = terminal_text.screen(page, size.columns, size.lines)
+                    click.echo("\x1b[H" + "\x1b[K\n".join(shown) + "\x1b[J", nl=False)
+                elif once:
+                    if over:
+                        click.echo("\n".join(terminal_text.screen(page, 200, 200)))
+                else:
+                    click.echo(terminal_text.summary_line(page))
+                if over:
+                    break
+                time.sleep(_FIRST_LOOKS_S if once else period_s)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        agents.close()
+    if live:
+        click.echo(terminal_text.summary_line(page))
+    return 0
+
+
+@contextmanager
+def _screen() -> Iterator[None]:
+    """The terminal's other screen, without a cursor; what was there comes back."""
+    click.echo("\x1b[?1049h\x1b[?25l", nl=False)
+    try:
+        yield
+    finally:
+        click.echo("\x1b[?25h\x1b[?1049l", nl=False)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def dashboard(store: Store, job_id: str, listen: str) -> int:
+    """Until Ctrl-C. Raises UserError if there is no such job or the address can't be used."""
+    from bagua_agent.base.errors import InfrastructureLost
+    from bagua_agent.cluster_client.cluster_requests import unknown_job
+    from bagua_agent.dashboard.collector import Collector
+    from bagua_agent.dashboard.listening import Listening
+    from bagua_agent.dashboard.server import Dashboard
+    from bagua_agent.etcd.keys import JobKeys
+
+    try:
+        listening = Listening.parse(listen)
+    except ValueError as error:
+        raise RequestError(f"--listen: {error}; use a port, or HOST:PORT") from error
+    if store.get(JobKeys(job_id).spec) is None:
+        raise unknown_job(store, job_id)
+    page = Dashboard(listening)
+    if not page.address:
+        raise InfrastructureLost(f"can't serve the page of job {job_id!r}: see above; use another --listen")
+    page.start()
+    collector = Collector(store, job_id)
+    page.watch(collector)
+    click.echo(plain_line(f"dashboard at http://{page.address}/; Ctrl-C ends it, not the job"))
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        collector.stop()
+        page.stop()

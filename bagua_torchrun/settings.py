@@ -1,0 +1,77 @@
+"""Reads torchrun's rendezvous options. Pure.
+
+`--rdzv-endpoint` lists etcd's endpoints. `--rdzv-conf` takes the certificates under the names that torch's `etcd-v2`
+backend uses, so a command line only changes its backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from bagua_agent.base.errors import UserError
+from bagua_agent.etcd.client import StoreConfig
+from bagua_agent.etcd.endpoints import parse_endpoints
+
+PREFIX = "/bagua/torchrun/v1/"
+DEFAULT_TTL_S = 7200  # that of torch's etcd-v2 backend
+DEFAULT_READ_TIMEOUT_S = 60  # likewise; it outlasts a restart of etcd
+
+# torch's defaults keep a dead node for 15 s and wait 30 s for further nodes after the least number has come.
+OURS = {"keep_alive_interval": 2, "keep_alive_max_attempt": 3, "last_call_timeout": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """store: how to reach etcd. prefix: of this run's keys. ttl_s: how long keys outlive the last agent."""
+
+    store: StoreConfig
+    prefix: str
+    ttl_s: int
+
+    @property
+    def state_key(self) -> str:
+        return f"{self.prefix}state"
+
+    @property
+    def store_prefix(self) -> str:
+        return f"{self.prefix}store/"
+
+
+def parse(endpoint: str, run_id: str, conf: Mapping[str, object]) -> Settings:
+    """Settings of a run. Raises UserError naming the option.
+
+    endpoint: of `--rdzv-endpoint`; several are separated by commas.
+    conf: of `--rdzv-conf`: ca_cert, ssl_cert and ssl_cert_key (PEM files), user and password, ttl and read_timeout (s).
+    """
+    if not endpoint:
+        raise UserError("--rdzv-endpoint is missing; write for instance --rdzv-endpoint etcd-1:2379")
+    if not run_id:
+        raise UserError("--rdzv-id is missing; give all nodes of a job the same one")
+    store = StoreConfig(
+        endpoints=parse_endpoints(endpoint),
+        ca_cert=_text(conf, "ca_cert"),
+        cert=_text(conf, "ssl_cert"),
+        key=_text(conf, "ssl_cert_key"),
+        user=_text(conf, "user"),
+        password=_text(conf, "password"),
+        request_timeout_s=_seconds(conf, "read_timeout", DEFAULT_READ_TIMEOUT_S),
+    )
+    return Settings(store, f"{PREFIX}{quote(run_id, safe='')}/", _seconds(conf, "ttl", DEFAULT_TTL_S))
+
+
+def _text(conf: Mapping[str, object], name: str) -> str | None:
+    value = conf.get(name)
+    return None if value is None else str(value)
+
+
+def _seconds(conf: Mapping[str, object], name: str, default: int) -> int:
+    value = conf.get(name, default)
+    try:
+        seconds = int(str(value))
+    except ValueError:
+        seconds = 0
+    if seconds < 1:
+        raise UserError(f"--rdzv-conf {name}={value} is not a whole number of seconds above 0")
+    return seconds

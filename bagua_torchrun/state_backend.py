@@ -1,0 +1,54 @@
+"""The state of a rendezvous as one key of etcd, written by comparison with the revision that was read.
+
+The token of a state is the key's mod revision, so two agents that read the same state cannot both write their own.
+"""
+
+from __future__ import annotations
+
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
+
+from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown
+from bagua_agent.etcd.client import mod_revision_is
+from bagua_torchrun.run_lease import LeasedKeys
+from bagua_torchrun.torchrun_plugin import BACKEND
+
+
+class StateBackend(RendezvousBackend):
+    """Where torch's DynamicRendezvousHandler keeps its state."""
+
+    def __init__(self, keys: LeasedKeys, key: str) -> None:
+        self._keys = keys
+        self._key = key
+
+    @property
+    def name(self) -> str:
+        return BACKEND
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """The state and its token; None if there is none. Raises RendezvousConnectionError."""
+        try:
+            read = self._keys.store.get(self._key)
+        except InfrastructureLost as error:
+            raise _lost(error) from error
+        return None if read is None else (read.value, read.mod_revision)
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        """Write `state` if the key is as `token` says (None: absent).
+
+        Returns what the key holds afterwards, its token, and whether that is `state`; None if the key is gone.
+        Raises RendezvousConnectionError.
+        """
+        revision = token if isinstance(token, int) else 0
+        try:
+            self._keys.put_if(mod_revision_is(self._key, revision), self._key, state)
+        except OutcomeUnknown:
+            pass  # what is read below decides: the state holds the writer's own heartbeat, so it is unlike any other
+        except InfrastructureLost as error:
+            raise _lost(error) from error
+        current = self.get_state()
+        return None if current is None else (*current, current[0] == state)
+
+
+def _lost(error: InfrastructureLost) -> RendezvousConnectionError:
+    return RendezvousConnectionError(f"etcd is away: {error}")

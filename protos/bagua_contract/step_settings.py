@@ -1,0 +1,100 @@
+"""Defines the settings of a job's steps that may change while it runs, and their protobuf form.
+
+A generation carries them, so all of its members use the same ones. Pure; knows no model and no etcd.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bagua_contract import membership_pb2 as pb
+
+LEAST_BUCKET_BYTES = 1 << 10
+MOST_BUCKET_BYTES = 1 << 31
+MOST_ORDERED = 1 << 16
+SWITCHABLE = ("gradient_allreduce", "bytegrad")
+"""Algorithms that keep nothing from step to step, so that one may take another's place between two steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """Each field has a value of its own for "as the script says". Raises ValueError for what no job can use."""
+
+    bucket_bytes: int = 0  # a bucket is closed once it holds as many; 0: as the script says
+    hierarchical: bool | None = None  # whether workers of a node sum among themselves first
+    algorithm: str = ""  # one of SWITCHABLE
+    order: tuple[int, ...] = ()  # trained parameters by place, in the order of their gradients; a permutation
+
+    def __post_init__(self) -> None:
+        if self.bucket_bytes and not LEAST_BUCKET_BYTES <= self.bucket_bytes <= MOST_BUCKET_BYTES:
+            raise ValueError(
+                f"buckets of {self.bucket_bytes} bytes are not from {LEAST_BUCKET_BYTES} to {MOST_BUCKET_BYTES}"
+            )
+        if self.algorithm and self.algorithm not in SWITCHABLE:
+            raise ValueError(f"algorithm {self.algorithm[:40]!r} is not one of {', '.join(SWITCHABLE)}")
+        if len(self.order) > MOST_ORDERED or sorted(self.order) != list(range(len(self.order))):
+            raise ValueError(f"an order of {len(self.order)} parameters is not a permutation of them")
+
+    @property
+    def is_empty(self) -> bool:
+        """All as the script says."""
+        return self == AS_SCRIPTED
+
+    def over(self, other: StepSettings) -> StepSettings:
+        """These settings, and those of `other` where these leave it to the script."""
+        own = {
+            f.name: v for f in fields(self) if (v := getattr(self, f.name)) != getattr(AS_SCRIPTED, f.name)
+        }
+        return replace(other, **own)
+
+    def to_proto(self) -> pb.StepSettings:
+        from bagua_contract import (
+            membership_pb2 as pb,
+        )  # not at the top: a command line is read without protobuf
+
+        hierarchical = pb.StepSettings.SCRIPT
+        if self.hierarchical is not None:
+            hierarchical = pb.StepSettings.ON if self.hierarchical else pb.StepSettings.OFF
+        return pb.StepSettings(
+            bucket_bytes=self.bucket_bytes,
+            hierarchical=hierarchical,
+            algorithm=self.algorithm,
+            order=self.order,
+        )
+
+    @staticmethod
+    def from_proto(message: pb.StepSettings) -> StepSettings:
+        """Raises ValueError."""
+        from bagua_contract import membership_pb2 as pb
+
+        known = {pb.StepSettings.SCRIPT: None, pb.StepSettings.ON: True, pb.StepSettings.OFF: False}
+        if message.hierarchical not in known:
+            raise ValueError(f"hierarchical {message.hierarchical} is unknown")
+        return StepSettings(
+            message.bucket_bytes, known[message.hierarchical], message.algorithm, tuple(message.order)
+        )
+
+    def __str__(self) -> str:
+        parts = []
+        if self.algorithm:
+            parts.append(f"algorithm {self.algorithm}")
+        if self.bucket_bytes:
+            parts.append(f"buckets of {size_text(self.bucket_bytes)}")
+        if self.hierarchical is not None:
+            parts.append("hierarchical" if self.hierarchical else "flat")
+        if self.order:
+            parts.append(f"measured order of {len(self.order)} tensors")
+        return ", ".join(parts) or "as the script says"
+
+
+AS_SCRIPTED = StepSettings()
+
+
+def size_text(size_bytes: int) -> str:
+    """In the largest unit in which it is whole."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}"
+    return f"{size_bytes} bytes"

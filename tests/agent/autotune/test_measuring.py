@@ -1,0 +1,56 @@
+"""Only global rank 0's steps of the newest generation are measured, without the first ones."""
+
+from __future__ import annotations
+
+from bagua_agent.autotune.measuring import Measuring
+from bagua_agent.autotune.records import decode_measured, encode_measured
+from bagua_agent.autotune.study import Measured
+from bagua_contract import session_pb2
+from bagua_contract.records import Generation, GenerationKind, Placement
+
+
+def generation(number: int, *workers: str) -> Generation:
+    places = tuple(
+        Placement(w, w[0], w[0], 0, rank, rank, 0, "h:1", 1, 1, True) for rank, w in enumerate(workers)
+    )
+    return Generation(number, number - 1, GenerationKind.PLANNED, places)
+
+
+def report(
+    number: int, steps: int, seconds: float, switched_s: float = 0.0, **more: object
+) -> session_pb2.Progress:
+    return session_pb2.Progress(
+        generation=number, step_counts=[steps, 0], step_sum_s=seconds, spent_s={"switch": switched_s}, **more
+    )  # type: ignore[arg-type]
+
+
+def test_the_first_report_of_a_generation_begins_its_measurement() -> None:
+    measuring, newest = Measuring(), generation(2, "a0", "b0")
+    assert measuring.take("a0", report(2, 5, 9.0), newest) is None
+    assert measuring.take("a0", report(2, 5, 9.0), newest) is None, "no step since"
+    assert measuring.take("a0", report(2, 9, 11.0), newest) == Measured(2, 4, 2.0)
+    assert measuring.take("b0", report(2, 9, 11.0), newest) is None, "not global rank 0"
+
+
+def test_a_switch_is_measured_with_the_generation_it_led_to() -> None:
+    measuring = Measuring()
+    measuring.take("a0", report(2, 5, 9.0, 1.0), generation(2, "a0"))
+    measuring.take("a0", report(2, 9, 11.0, 1.0), generation(2, "a0"))
+    assert measuring.take("a0", report(2, 9, 11.0, 1.0), generation(3, "a0")) is None, "it is pending"
+    assert measuring.take("a0", report(3, 10, 12.0, 1.25), generation(3, "a0")) is None
+    assert measuring.take("a0", report(3, 12, 13.0, 1.25), generation(3, "a0")) == Measured(3, 2, 1.0, 0.25)
+
+
+def test_another_worker_counts_from_its_own_beginning() -> None:
+    measuring = Measuring()
+    measuring.take("a0", report(2, 500, 90.0, 7.0), generation(2, "a0", "b0"))
+    assert measuring.take("b0", report(3, 400, 80.0, 6.0), generation(3, "b0")) is None
+    assert measuring.take("b0", report(3, 402, 81.0, 6.0), generation(3, "b0")) == Measured(3, 2, 1.0)
+
+
+def test_the_measured_order_is_passed_on_and_kept() -> None:
+    measuring = Measuring()
+    measuring.take("a0", report(2, 5, 9.0, order=[1, 0]), generation(2, "a0"))
+    found = measuring.take("a0", report(2, 6, 10.0, gradient_bytes=64), generation(2, "a0"))
+    assert found == Measured(2, 1, 1.0, 0.0, 64, (1, 0))
+    assert decode_measured(encode_measured(found)) == found

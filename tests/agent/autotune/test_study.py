@@ -1,0 +1,241 @@
+"""A study tries settings within its budget, keeps the fastest, and begins anew when its world or network changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from bagua_agent.autotune.records import decode_study, encode_study
+from bagua_agent.autotune.space import Facts, space_of
+from bagua_agent.autotune.study import BUDGET, Measured, Options, Phase, Situation, Study, step
+from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
+
+OPTIONS = Options(level=1, confidence_s=5.0, warmup_s=30.0)
+FACTS = Facts(gradient_bytes=16 << 20, crosses=True)
+REPORT_S = 0.5
+SWITCH_S = 0.1
+Speed = Callable[[StepSettings, float], float]
+
+
+@dataclass
+class SimulatedJob:
+    """A job whose speed is known: steps a second by settings and time. It takes new settings in a generation each."""
+
+    speed: Speed
+    options: Options = OPTIONS
+    facts: Facts = FACTS
+    world: str = "4 workers on 2 nodes"
+    study: Study = field(default_factory=Study)
+    generation: int = 2
+    in_force: StepSettings = AS_SCRIPTED
+    steps: float = 0.0
+    seconds: float = 0.0
+    clock_s: float = 0.0
+    done: float = 0.0
+    suggests: Callable[[Study], StepSettings | None] = lambda study: None
+    gave_up: str = ""
+
+    def __post_init__(self) -> None:
+        self.events: list[str] = []
+        self.asked = False
+
+    def report(self) -> None:
+        if self.in_force != self.study.current:
+            self.generation, self.in_force = self.generation + 1, self.study.current
+            self.steps = self.seconds = 0.0
+            self.clock_s += SWITCH_S
+        rate = self.speed(self.in_force, self.clock_s)
+        self.clock_s += REPORT_S
+        self.seconds += REPORT_S
+        self.steps += rate * REPORT_S
+        self.done += rate * REPORT_S
+        measured = Measured(self.generation, int(self.steps), self.seconds, SWITCH_S, FACTS.gradient_bytes)
+        suggested = self.suggests(self.study) if self.asked else None
+        result = step(
+            self.study,
+            Situation(
+                self.world, space_of(self.facts), self.options, measured, True, suggested, self.gave_up
+            ),
+        )
+        self.study, self.asked = result.study, result.asks
+        if result.event:
+            self.events.append(result.event)
+
+    def run(self, until: Callable[[], bool], most_s: float = 3000.0) -> None:
+        end_s = self.clock_s + most_s
+        while not until():
+            self.report()
+            assert self.clock_s < end_s, (self.study.phase, self.study.trials)
+
+    def settle(self) -> None:
+        self.run(lambda: self.study.phase is Phase.SETTLED)
+
+
+def peak_at(exponent: int, base: float = 20.0) -> Speed:
+    def speed(settings: StepSettings, at_s: float) -> float:
+        size = settings.bucket_bytes or 25 << 20
+        route = 1.2 if settings.hierarchical else 1.0
+        return base * route / (1.0 + 0.15 * abs(size.bit_length() - 1 - exponent))
+
+    return speed
+
+
+def untried(study: Study) -> StepSettings | None:
+    """In place of the sampler: the nearest to the best."""
+    space, best = space_of(FACTS), study.best
+    assert best is not None
+    here = space.point_of(best.settings)
+    assert here is not None
+    points = sorted(space.points(), key=lambda p: sum(abs(a - b) for a, b in zip(p, here, strict=True)))
+    return next((x for x in map(space.settings_at, points) if x not in study.tried), None)
+
+
+def test_it_finds_the_fastest_and_stops() -> None:
+    job = SimulatedJob(peak_at(18), suggests=untried)
+    job.settle()
+    speed = job.speed
+    best = max(speed(space_of(FACTS).settings_at(p), 0.0) for p in space_of(FACTS).points())
+    assert speed(job.study.current, 0.0) >= 0.95 * best
+    assert len(job.study.trials) <= OPTIONS.max_samples
+    assert "settles on" in job.events[-1] and "against the script's settings" in job.events[-1]
+    settled = job.study.trials
+    for _ in range(200):
+        job.report()
+    assert job.study.trials == settled, "nothing more is tried"
+
+
+def test_trying_costs_no_more_than_the_budget() -> None:
+    """Whatever the settings cost: here each other one is three times slower."""
+    job = SimulatedJob(lambda s, _: 20.0 if s.is_empty else 7.0, suggests=untried)
+    for _ in range(4000):
+        job.report()
+        lost_s = job.clock_s - job.done / 20.0
+        assert lost_s <= BUDGET * job.clock_s + 2 * (REPORT_S + SWITCH_S), job.study
+    assert len(job.study.trials) > 5, "it tried all the same"
+    assert job.study.phase is not Phase.TRYING or job.study.current != AS_SCRIPTED
+
+
+def test_the_scripts_settings_are_kept_where_nothing_is_better() -> None:
+    job = SimulatedJob(lambda s, _: 20.0 if s.is_empty else 20.1, suggests=untried)
+    job.settle()
+    assert job.study.current == AS_SCRIPTED, "half a percent may be noise"
+
+
+def test_nothing_is_tried_before_the_warm_up() -> None:
+    job = SimulatedJob(peak_at(20))
+    while job.study.trained_s < OPTIONS.warmup_s - REPORT_S:
+        job.report()
+        assert (job.study.phase, job.study.current) == (Phase.WARMING, AS_SCRIPTED)
+
+
+def test_another_world_is_another_study_and_one_that_comes_back_is_remembered() -> None:
+    job = SimulatedJob(peak_at(20), suggests=untried)
+    job.settle()
+    found, number = job.study.current, job.study.number
+    assert found != AS_SCRIPTED
+    job.world = "3 workers on 2 nodes"
+    job.report()
+    assert (job.study.number, job.study.phase, job.study.current) == (number + 1, Phase.WARMING, found)
+    job.speed = lambda s, _: 20.0 if s.is_empty else 10.0
+    job.settle()
+    assert job.study.current == AS_SCRIPTED, "another world, another best"
+    job.world = "4 workers on 2 nodes"
+    job.report()
+    assert job.study.current == found
+
+
+def test_a_change_of_the_world_within_a_trial_goes_back_to_the_best() -> None:
+    job = SimulatedJob(peak_at(24))
+    job.run(lambda: job.study.phase is Phase.TRYING and len(job.study.trials) >= 2)
+    best = job.study.best
+    assert best is not None and job.study.current != best.settings
+    job.world = "3 workers on 2 nodes"
+    job.report()
+    assert job.study.current == best.settings
+
+
+def test_a_drop_of_the_network_begins_a_new_study_without_warm_up() -> None:
+    drop_s = float("inf")
+
+    def speed(settings: StepSettings, at_s: float) -> float:
+        return peak_at(20)(settings, at_s) if at_s < drop_s else peak_at(26, base=8.0)(settings, at_s)
+
+    job = SimulatedJob(speed, suggests=untried)
+    job.settle()
+    before, number = job.study.current, job.study.number
+    drop_s = job.clock_s
+    job.run(lambda: job.study.number > number, most_s=6 * OPTIONS.confidence_s)
+    assert "the throughput went from" in job.events[-1] and job.study.phase is Phase.TRYING
+    job.settle()
+    assert speed(job.study.current, job.clock_s) > 1.1 * speed(before, job.clock_s)
+
+
+def test_a_busy_host_whose_rates_swing_begins_no_new_study() -> None:
+    swings = [0.3, 1.0, 2.5, 0.2, 0.6, 1.4, 3.0, 0.5]
+
+    def speed(settings: StepSettings, at_s: float) -> float:
+        swing = 1.0 if job.study.phase is not Phase.SETTLED else swings[int(at_s / OPTIONS.confidence_s) % 8]
+        return peak_at(20)(settings, at_s) * swing
+
+    job = SimulatedJob(peak_at(20), suggests=untried)
+    job.speed = speed
+    job.settle()
+    number = job.study.number
+    for _ in range(1000):
+        job.report()
+    assert job.study.number == number
+
+
+def test_a_clearly_slower_trial_ends_early() -> None:
+    job = SimulatedJob(lambda s, _: 20.0 if s.is_empty else 1.0)
+    job.run(lambda: len(job.study.trials) >= 2)
+    assert job.study.trials[1].seconds < OPTIONS.confidence_s
+
+
+def test_without_a_sampler_it_settles_on_what_it_has() -> None:
+    job = SimulatedJob(peak_at(20), gave_up="the sampler failed 3 times in a row (no optuna)")
+    job.settle()
+    first = {space_of(FACTS).settings_at(p) for p in space_of(FACTS).first_points()}
+    assert job.study.tried >= first and len(job.study.trials) == len(first) + 1, (
+        "and the best choices together"
+    )
+    assert "no optuna" in job.events[-1]
+
+
+def test_at_most_as_many_trials_as_were_asked_for() -> None:
+    job = SimulatedJob(peak_at(20), options=replace(OPTIONS, max_samples=4), suggests=untried)
+    job.settle()
+    assert len(job.study.trials) == 4
+
+
+def test_a_measurement_of_other_settings_counts_for_nothing() -> None:
+    job = SimulatedJob(peak_at(20))
+    job.run(lambda: job.study.phase is Phase.TRYING)
+    stale = Situation(job.world, space_of(FACTS), OPTIONS, Measured(99, 1000, 1.0), in_force=False)
+    assert step(job.study, stale).study == job.study
+
+
+def test_level_0_does_nothing() -> None:
+    result = step(Study(), Situation("w", space_of(FACTS), Options()))
+    assert result.study == Study()
+
+
+def test_the_next_leader_goes_on_with_the_record() -> None:
+    job = SimulatedJob(peak_at(20), suggests=untried)
+    job.run(lambda: len(job.study.trials) >= 3)
+    job.study = decode_study(encode_study(job.study))
+    trials = job.study.trials
+    job.settle()
+    assert job.study.trials[: len(trials)] == trials and job.study.number == 1
+
+
+@pytest.mark.parametrize("algorithms", [(), ("bytegrad",)])
+def test_an_algorithm_is_tried_only_where_it_is_allowed(algorithms: tuple[str, ...]) -> None:
+    facts = replace(FACTS, algorithms=algorithms)
+    job = SimulatedJob(lambda s, _: 40.0 if s.algorithm else 20.0, facts=facts)
+    job.gave_up = "none"
+    job.settle()
+    assert {t.settings.algorithm for t in job.study.trials} == {"", *algorithms}
+    assert job.study.current.algorithm == ("bytegrad" if algorithms else "")

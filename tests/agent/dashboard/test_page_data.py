@@ -1,0 +1,58 @@
+"""The data of the dashboard's page: JSON, the cause first, changes with their cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from bagua_agent.dashboard.page_data import finite, goodput, page_data
+from bagua_agent.history.job_history import EventKind, JobEvent
+from bagua_agent.membership.view import FailureView
+from bagua_agent.observation.series import JobSeries
+from tests.agent.observation.facts import NOW_S, agent, facts, worker
+
+FORMED = JobEvent(
+    "generation-3", EventKind.GENERATION_FORMED, "generation 3, now: 2 workers (-h2); lost h2", "h0", NOW_S - 9, 3,
+    "FAILOVER", 2,
+)  # fmt: skip
+IN_FORCE = JobEvent("in-force-3", EventKind.GENERATION_IN_FORCE, "in force", "h0", NOW_S - 8, 3, lost_s=1.5)
+
+
+def test_a_page_is_json_with_the_verdict_and_the_cost_of_changes() -> None:
+    workers = (
+        agent(0, worker(0, metrics={"loss": float("nan")}, total_steps=100)),
+        agent(1, worker(1)),
+        agent(2),
+    )
+    seen = facts(events=(FORMED, IN_FORCE), agents=workers)
+    series = JobSeries()
+    series.take(seen)
+    page = json.loads(json.dumps(finite(page_data(seen, series, "h0")), allow_nan=False))
+    assert page["verdict"]["level"] == "good" and "2 workers on 2 nodes" in page["verdict"]["what"]
+    assert (page["progress"]["step"], page["progress"]["total"]) == (10, 100)
+    assert page["metrics"] == {"loss": None}
+    [change] = page["generations"]
+    assert (change["kind"], change["cost_s"], change["is_pending"]) == ("failover", 1.5, False)
+    assert change["text"] == "2 workers (-h2); lost h2"
+    assert change["members"] == ["h0: rank 0", "h1: rank 1"]
+    assert [n["state"] for n in page["nodes"]] == ["trains", "trains", "standby"]
+
+
+def test_the_first_failure_comes_before_those_that_it_explains() -> None:
+    cause = FailureView("w1", "h1", 9, True, True, "ValueError: bad", 7, global_rank=1, log_path="/logs")
+    casualty = replace(
+        cause, worker_id="w0", node_name="h0", summary="a Gloo peer was lost: gloo/tcp", order=5
+    )
+    seen = facts(failures=(casualty, cause))
+    page = page_data(seen, JobSeries(), "")
+    assert [(f["node"], f["role"]) for f in page["failures"]] == [
+        ("h1", "first failure"),
+        ("h0", "explained by the first"),
+    ]
+
+
+def test_goodput_leaves_out_the_start_and_shows_unknown_uses() -> None:
+    found = goodput({"start": 100.0, "step": 9.0, "failover": 0.5, "new_use": 0.5})
+    assert found["share"] == 0.9
+    assert [part["use"] for part in found["parts"]] == ["step", "failover", "start", "new_use"]
+    assert goodput({})["share"] is None

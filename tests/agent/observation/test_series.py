@@ -1,0 +1,64 @@
+"""The course of a job from its facts: rates, means, sums, and a bounded past."""
+
+from __future__ import annotations
+
+import pytest
+
+from bagua_agent.observation.series import MOST_POINTS, JobSeries
+from tests.agent.observation.facts import NOW_S, agent, facts, worker
+
+
+def test_rates_and_means_are_of_the_time_between_two_looks() -> None:
+    series = JobSeries()
+    series.take(
+        facts(agents=(agent(0, worker(0, metrics={"loss": 1.0})), agent(1, worker(1, metrics={"loss": 3.0}))))
+    )
+    first = series.points[0]
+    assert (first.step, first.steps_per_s, first.metrics, first.computing_s) == (10, None, {"loss": 2.0}, {})
+    later = (
+        agent(0, worker(0, step=30, computing_s=3.0, step_samples=8)),
+        agent(1, worker(1, step=30, computing_s=5.0)),
+    )
+    series.take(facts(NOW_S + 4, agents=later))
+    point = series.points[1]
+    assert series.computing_share() is None, "no worker has said how long its steps were"
+    assert (point.steps_per_s, point.samples_per_s) == (5.0, 40.0)
+    assert point.computing_s == {0: pytest.approx(0.1), 1: pytest.approx(0.2)}
+    assert (series.step, series.step_since_unix_s) == (30, NOW_S + 4)
+
+
+def test_time_of_workers_that_ended_still_counts() -> None:
+    series = JobSeries()
+    spent = {"step": 5.0, "failover": 1.0}
+    series.take(facts(agents=(agent(0, worker(0, spent_s=spent)), agent(1, worker(1, spent_s=spent)))))
+    series.take(facts(NOW_S + 1, agents=(agent(0, worker(0, spent_s={"step": 6.0, "failover": 1.0})),)))
+    assert series.spent_s() == {"step": 11.0, "failover": 2.0}
+
+
+def test_the_share_of_computing_is_of_all_workers() -> None:
+    series = JobSeries()
+    series.take(
+        facts(
+            agents=(agent(0, worker(0, step_sum_s=4.0)), agent(1, worker(1, computing_s=2.0, step_sum_s=4.0)))
+        )
+    )
+    assert series.computing_share() == pytest.approx(3 / 8)
+
+
+def test_a_successor_in_the_slot_begins_anew() -> None:
+    series = JobSeries()
+    series.take(facts())
+    new = worker(1, step=12, computing_s=0.1)
+    new.worker_id = "w1-again"
+    series.take(facts(NOW_S + 1, agents=(agent(0, worker(0, step=12, computing_s=1.2)), agent(1, new))))
+    assert series.points[-1].computing_s == {0: pytest.approx(0.1)}
+
+
+def test_the_past_is_bounded_and_the_newest_points_are_kept() -> None:
+    series = JobSeries()
+    for second in range(3 * MOST_POINTS):
+        series.take(facts(NOW_S + second))
+    times = [p.at_unix_s for p in series.points]
+    assert len(times) <= MOST_POINTS
+    assert times == sorted(times) and times[0] == NOW_S
+    assert times[-50:] == [NOW_S + 3 * MOST_POINTS - 50 + i for i in range(50)]

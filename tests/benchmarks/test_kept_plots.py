@@ -1,0 +1,56 @@
+"""Plots of kept results: one for each result, of the values that its table has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.kept_plots import KINDS, Bars, draw, figures_of, missing
+from benchmarks.result_file import RESULTS
+
+
+def test_every_kept_result_of_these_benchmarks_has_its_plot() -> None:
+    assert missing(RESULTS.glob("*.json")) == [], "python -m benchmarks.kept_plots draws them"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_functions_read_what_is_kept(name: str) -> None:
+    results = sorted(RESULTS.glob(f"{name}-20*.json"))
+    assert results, "a benchmark whose results are kept"
+    for result in results:
+        assert figures_of(name, json.loads(result.read_text())["values"]).keys()
+
+
+def test_the_faults_compare_three_systems() -> None:
+    values = json.loads((RESULTS / "faults-2026-11-21-2.json").read_text())["values"]
+    bars = KINDS["faults"](values)["times"]
+    assert sorted(series for row, series in bars.values if row == "worker killed") == [
+        "bagua",
+        "torchft",
+        "torchrun",
+    ]
+    assert len(bars.values["worker killed", "bagua"]) == 3
+
+
+def test_a_plot_is_linked_once(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = tmp_path / "submit_start-2026-01-01.json"
+    result.write_text(json.dumps({"values": {"foreground_s": [1.0, 2.0], "submitted_s": [3.0]}}))
+    table = result.with_suffix(".md")
+    table.write_text("# submit_start\n")
+    assert missing([result]) == [result]
+    [path] = draw(result)
+    assert path.name == "submit_start-2026-01-01-start.png" and missing([result]) == []
+    once = table.read_text()
+    assert once.count(path.name) == 1
+    draw(result)
+    assert table.read_text() == once
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    bars = Bars("seconds")
+    bars.add("row", "a", 1.0, None, 2.0)
+    bars.add("row", "b", None)
+    assert bars.values["row", "a"] == [1.0, 2.0] and not bars.values["row", "b"]

@@ -1,0 +1,94 @@
+"""The fit of the simulator's costs: to steps that it made itself, to a kept result, and to a short run on lab hosts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.scaling.__main__ import main
+from benchmarks.scaling.lab import calibrate, observations
+from benchmarks.scaling.lab.calibration import Comparison, Fitted, compare, fit, predict
+from benchmarks.scaling.lab.observations import FIT, HELD_OUT, SMALL, Observation, Setting
+from tests.lab import namespaces
+
+TRUE = Fitted(
+    wire_share=0.95,
+    transport_s_per_byte=6e-10,
+    memory_s_per_byte=3e-10,
+    codec_s_per_value=1e-9,
+    collective_s=4e-4,
+    step_s=5e-3,
+    step_s_per_byte=3e-10,
+    latency_s=2e-4,
+)
+SOME = ("gradient_allreduce", "bytegrad", "decentralized_shift_one")
+
+
+def made(settings: tuple[Setting, ...]) -> list[Observation]:
+    return [Observation(s, a, (predict(TRUE, s, a, 2),)) for s in settings for a in SOME]
+
+
+def test_the_fit_finds_costs_that_explain_steps_it_did_not_see() -> None:
+    observed = made((*FIT, HELD_OUT[0]))
+    found = compare(fit(observed, 2), observed, 2)
+    assert max(abs(c.error) for c in found if not c.setting.held_out) < 0.03
+    held_out = [c for c in found if c.setting.held_out]
+    assert len(held_out) == len(SOME)
+    assert max(abs(c.error) for c in held_out) < 0.05
+    wrong = compare(replace(TRUE, wire_share=0.5), observed, 2)
+    assert max(c.error for c in wrong) > 0.5  # a comparison that could fail
+
+
+def test_what_is_held_out_is_not_fitted() -> None:
+    with pytest.raises(ValueError, match="all of them are held out"):
+        fit(made(HELD_OUT[:1]), 2)
+
+
+def test_the_goal_beyond_1_gbit_is_the_spread() -> None:
+    slow, fast = Setting(3, "1gbit", SMALL), Setting(3, "5gbit", SMALL)
+    assert Comparison(slow, "async", 1.0, 0.9, 1.2, 1.09).is_met
+    assert not Comparison(slow, "async", 1.0, 0.8, 1.3, 1.2).is_met
+    assert Comparison(fast, "async", 1.0, 0.8, 1.3, 1.2).is_met
+    assert not Comparison(fast, "async", 1.0, 0.95, 1.05, 1.06).is_met
+
+
+def test_steps_that_differ_by_design_count_by_their_mean() -> None:
+    steps = (1.0,) * 9 + (11.0,)
+    assert Observation(FIT[0], "local_sgd", steps).typical_s == 2.0
+    assert Observation(FIT[0], "bytegrad", steps).typical_s == 1.0
+    assert Observation(FIT[0], "bytegrad", steps).spread_s == (1.0, 11.0)
+    assert Observation(FIT[0], "local_sgd", steps * 10).spread_s == (2.0, 2.0)
+
+
+def test_no_setting_is_fitted_and_held_out() -> None:
+    assert not {(s.hosts, s.rate) for s in FIT} & {(s.hosts, s.rate) for s in HELD_OUT}
+    assert all(s.held_out for s in HELD_OUT) and not any(s.held_out for s in FIT)
+
+
+def test_a_kept_result_is_read_and_predicted() -> None:
+    """Steps with links of 1 Gbit/s are held out; most are within 10 %."""
+    observed = [o for o in observations.from_tradeoff() if o.algorithm not in ("local_sgd", "async")]
+    assert {o.setting.rate for o in observed} == {"100mbit", "1gbit", "10gbit"}
+    found = [c for c in compare(fit(observed, 2), observed, 2) if c.setting.held_out]
+    assert len(found) == 6
+    assert sum(c.is_met for c in found) >= 4
+
+
+@pytest.mark.long
+def test_a_tiny_calibration_on_lab_hosts(capsys: pytest.CaptureFixture[str], forked_starts: None) -> None:
+    """The mechanics: real jobs are started and measured, and each gets a prediction."""
+    if reason := namespaces.unavailable():
+        pytest.skip(reason)
+    assert (
+        main(["--calibrate", "--tiny", "--algorithm", "gradient_allreduce", "--algorithm", "bytegrad"]) == 0
+    )
+    told = capsys.readouterr().out
+    assert "2 hosts, 1gbit, 0.1 M parameters" in told
+    assert told.count("fitted") >= 2
+
+
+def test_the_report_counts_what_is_met(capsys: pytest.CaptureFixture[str]) -> None:
+    observed = made((FIT[1], HELD_OUT[0]))
+    words = calibrate.in_words(TRUE, compare(TRUE, observed, 2), kept=False)
+    assert f"held out, up to 1 Gbit/s: {len(SOME)} of {len(SOME)} within 10%" in words

@@ -1,0 +1,68 @@
+"""The scaling study in its short form, and what it says of published points."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.scaling import presets, published, report, study
+from benchmarks.scaling.__main__ import main
+
+
+def test_the_short_form_reports_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quick"]) == 0
+    told = capsys.readouterr().out
+    for part in (
+        "## Steps and efficiency",
+        "## Goodput under failures",
+        "## Published points",
+        "streaming_diloco_int4",
+    ):
+        assert part in told
+    main(["--quick"])
+    assert capsys.readouterr().out == told  # a seed repeats every number
+
+
+def test_most_published_points_are_close() -> None:
+    """Of those that determined no constant of the simulated cluster."""
+    found = published.points()
+    free = [p for p in found if not p.is_fitted]
+    assert len(free) > 20
+    assert sum(abs(p.ratio - 1) <= report.CLOSE for p in free) >= 0.6 * len(free)
+    times = published.speedups(found, "BERT-Large", "1 Gbit/s")
+    assert times["bytegrad"][0] == pytest.approx(3.7, abs=0.05)  # the published 3.7 times
+    assert times["bytegrad"][1] == pytest.approx(3.7, rel=0.1)
+
+
+def test_a_study_of_a_sharded_model_has_the_algorithms_that_it_can_use() -> None:
+    sharded = presets.llama_7b()
+    points = study.sweep((sharded,), presets.LINKS[:1], (8,))
+    assert [p.algorithm for p in points] == list(study.SHARDED)
+    by_name = {p.algorithm: p for p in points}
+    # both directions of the ring for 13.5 GB of gradients at 1.19 GB/s, less what backward hides
+    assert by_name["ddp"].step_s == pytest.approx(2 * 7 / 8 * 13.477e9 / (1.25e9 * 0.95), rel=0.05)
+    assert by_name["streaming_diloco_int4"].efficiency > 0.9
+
+
+def test_failures_cost_a_system_that_restarts_the_most() -> None:
+    lives = study.lives(presets.bert_large(), presets.LINKS[1], (16,), silent_shares=(0.0,), failures=12)
+    daily = {life.system: life.account.goodput for life in lives if life.rate == "day"}
+    assert daily["torchrun"] < daily["torchft"] <= daily["bagua"] < 1
+    monthly = {life.system: life.account.goodput for life in lives if life.rate == "month"}
+    assert all(daily[system] < monthly[system] for system in daily)
+
+
+def test_a_slow_node_costs_less_where_the_network_is_the_bottleneck() -> None:
+    slow = {name: times for name, _, times in study.stragglers(presets.vgg16(), presets.LINKS[0], 8, 1.5)}
+    assert slow["ddp"] < slow["async"] < 1.51
+
+
+def test_a_vote_beside_the_buckets_costs_less_than_one_behind_the_exchange() -> None:
+    votes = {
+        name: flat - leaders
+        for name, flat, leaders in study.vote_of_leaders(presets.vgg16(), presets.LINKS[0], 64)
+    }
+    assert "ddp" not in votes
+    assert votes["gradient_allreduce"] == pytest.approx(
+        0.0, abs=1e-6
+    )  # buckets travel for longer than the vote
+    assert votes["async"] == pytest.approx(2 * 511 / 512 * 448 * presets.INSIDE_NODE_S, rel=0.05)

@@ -1,0 +1,18 @@
+"""The throughput of several workers follows from their logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.uneven_workers import throughput
+
+
+def test_throughput_counts_all_workers_and_leaves_the_beginning_and_the_end_out(tmp_path: Path) -> None:
+    # after 10 slow seconds one worker does 8 samples a second and the other 2; the end is slow again
+    fast = [(10.0 + k, 8) for k in range(100)] + [(1000.0, 8)]
+    slow = [(10.0 + k, 2) for k in range(100)] + [(2000.0, 2)]
+    for name, lines in (("a", [(0.0, 8), *fast]), ("b", [(0.0, 2), *slow])):
+        (tmp_path / f"{name}.log").write_text("".join(f"{t} {n}\n" for t, n in lines))
+    assert throughput(tmp_path) == pytest.approx(10.0, rel=0.05)

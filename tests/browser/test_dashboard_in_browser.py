@@ -1,0 +1,100 @@
+"""The dashboard of a real job in a real browser: what it says while a worker is killed, by clicks and by keys."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from tests.browser.browser import Page
+from tests.faults.conftest import MakeJob
+from tests.faults.job import Node
+
+
+def address_of(node: Node) -> str:
+    node.await_line("dashboard at http://")
+    found = re.search(r"dashboard at (http://[0-9.:]+/)", node.log)
+    assert found is not None
+    return found[1]
+
+
+def test_a_killed_worker_is_told_with_its_cause_and_cost(
+    job: MakeJob, etcd: EmbeddedEtcd, chromium: Any
+) -> None:
+    one = job(endpoints=etcd.endpoint, nodes="1:2", script=["--say"])
+    node = one.start(slots=2, options=["--dashboard=0"])
+    page = Page(chromium, address_of(node))
+    page.await_text("#what", "trains with 2 workers on 1 node")
+    assert one.job_id in page.text("h1")
+    assert "up to 2 nodes" in page.text("#why")
+    page.tab.wait_for_function("document.querySelectorAll('#workers tr').length === 2")
+
+    page.tab.get_by_role("button", name=re.compile("Output of rank 1")).click()
+    page.await_text("#panel-text", "hello from slot")
+    page.tab.keyboard.press("Escape")
+    page.tab.wait_for_selector("#panel", state="hidden")
+    stacks = page.tab.get_by_role("button", name=re.compile("Stacks of rank 0"))
+    stacks.focus()
+    page.tab.keyboard.press("Enter")
+    page.await_text("#panel-text", "train.py")
+    page.tab.click("#panel-close")
+
+    before = one.step
+    one.replace_killed_worker(node)
+    page.await_text("#what", "after a loss")
+    page.await_text("#failure-list", "killed by SIGKILL")
+    assert "What failed first" in page.text("#failures")
+    page.await_text("#timeline", "failover")
+    page.await_text("#goodput-legend", "failover")
+    page.tab.wait_for_function(
+        "document.querySelector('#heat').getAttribute('aria-label').includes('slowest')"
+    )
+    page.tab.focus("#heat")
+    page.tab.keyboard.press("ArrowLeft")
+    page.await_text("#heat-cell", "Rank 0 at step")
+    assert page.violations() == []
+    assert one.step > before
+
+    one.finish()
+    page.await_text("#what", "has succeeded")
+    page.close()
+    one.check(finished=2)
+
+
+def test_a_job_that_fails_shows_its_first_failure_first(
+    job: MakeJob, etcd: EmbeddedEtcd, chromium: Any
+) -> None:
+    one = job(
+        endpoints=etcd.endpoint, nodes="1", script=["--raise-at", "30"], options=["--max-restarts", "0"]
+    )
+    page = Page(chromium, address_of(one.start(slots=2, options=["--dashboard=0"])))
+    page.await_text("#what", "The job has failed")
+    page.await_text("#failure-list", "Traceback")
+    assert page.text("#failures-title") == "What failed first"
+    sections = page.tab.evaluate(
+        "[...document.querySelectorAll('main > section')].slice(0, 2).map(s => s.id)"
+    )
+    assert sections == ["verdict", "failures"], "the cause stands directly below the verdict"
+    assert "ValueError: a bad sample" in page.text("#what") and "rank" in page.text("#why")
+    assert page.violations() == []
+    page.close()
+    one.finish([1])
+
+
+def test_the_page_goes_on_when_its_agent_is_gone_and_fits_a_phone(
+    job: MakeJob, etcd: EmbeddedEtcd, chromium: Any
+) -> None:
+    one = job(endpoints=etcd.endpoint, nodes="1:2")
+    first, second = (one.start(options=["--dashboard=0"]) for _ in range(2))
+    page = Page(chromium, address_of(first), dark=True, width=390)
+    one.await_world(2)
+    page.await_text("#what", "trains with 2 workers on 2 nodes")
+    page.tab.wait_for_function("document.querySelectorAll('#nodes a').length === 2")
+    wide = page.tab.evaluate("document.documentElement.scrollWidth > innerWidth")
+    assert not wide, "the page scrolls sideways on a phone"
+    assert page.violations() == []
+    first.kill_agent()
+    page.tab.wait_for_url(address_of(second))
+    page.await_text("#what", "trains with 1 worker on 1 node")
+    one.finish([-9, 0])
+    page.close()

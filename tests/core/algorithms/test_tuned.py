@@ -1,0 +1,137 @@
+"""A model follows the settings of each generation: other buckets, another route, another algorithm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bagua_contract.step_settings import AS_SCRIPTED, SWITCHABLE, StepSettings
+from bagua_core.algorithms import Algorithm, ByteGrad, GradientAllreduce, LocalSGD, find_algorithm
+from bagua_core.algorithms.tuned import tuned
+from bagua_core.communication.reduction.reducer import Reducer
+from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, exact, world_on_nodes
+from tests.core.communication.worlds import in_process_world, run_ranks
+
+WHOLE = StepSettings(bucket_bytes=1 << 24)
+SMALL = StepSettings(bucket_bytes=1 << 10)
+COMPRESSED = StepSettings(algorithm="bytegrad", hierarchical=False)
+
+
+def buckets(rank: Rank) -> list[list[int]]:
+    """Sizes of the tensors in each bucket, in the order in which buckets leave."""
+    exchange = rank.model._exchange
+    assert isinstance(exchange, Reducer)
+    return [[p.numel() for p in parameters] for _, parameters in exchange.buckets_of_parameters()]
+
+
+def use(rank: Rank, settings: StepSettings) -> None:
+    assert rank.model.use_settings(settings) == ""
+    rank.model.communicator_changed()
+
+
+@pytest.mark.parametrize("name", SWITCHABLE)
+def test_every_switchable_algorithm_is_one(name: str) -> None:
+    assert type(tuned(GradientAllreduce(), StepSettings(algorithm=name))) is type(find_algorithm(name))
+
+
+@pytest.mark.parametrize(
+    ("declared", "settings", "expected"),
+    [
+        (GradientAllreduce(), AS_SCRIPTED, "gradient_allreduce"),
+        (GradientAllreduce(True), StepSettings(hierarchical=False), "gradient_allreduce"),
+        (ByteGrad(False), AS_SCRIPTED, "bytegrad(hierarchical=False, average=True)"),
+        (GradientAllreduce(average=False), COMPRESSED, "bytegrad(hierarchical=False, average=False)"),
+        # what the script says of one algorithm says nothing of another
+        (
+            GradientAllreduce(),
+            StepSettings(algorithm="bytegrad"),
+            "bytegrad(hierarchical=True, average=True)",
+        ),
+        (ByteGrad(), StepSettings(algorithm="gradient_allreduce"), "gradient_allreduce"),
+    ],
+)
+def test_the_algorithm_that_settings_make(declared: Algorithm, settings: StepSettings, expected: str) -> None:
+    found = tuned(declared, settings)
+    assert found is not None and found.described == expected
+
+
+class OwnAllreduce(GradientAllreduce):
+    """A script's."""
+
+
+@pytest.mark.parametrize("declared", [LocalSGD(), OwnAllreduce()], ids=["with a state", "of a script"])
+def test_others_are_left_alone(declared: Algorithm) -> None:
+    assert tuned(declared, COMPRESSED) is None
+
+
+def test_a_model_without_settings_says_so_and_trains_on() -> None:
+    rank = Rank(None, LocalSGD())
+    assert rank.model.use_settings(AS_SCRIPTED) == ""
+    assert rank.model.use_settings(SMALL) == "algorithm local_sgd takes no settings"
+    assert rank.step()
+
+
+def test_gradients_are_the_mean_in_whatever_buckets() -> None:
+    members = [Rank(c, GradientAllreduce()) for c in in_process_world(2)]
+    before = buckets(members[0])
+    order = (4, 3, 2, 1, 0, 5)
+    for settings, count in ((WHOLE, 1), (SMALL, 4), (StepSettings(order=order), 5), (AS_SCRIPTED, 4)):
+        for member in members:
+            use(member, settings)
+        assert len(buckets(members[0])) == count, settings
+        if settings.order:
+            numels = [p.numel() for p in members[0].inner.parameters()]
+            assert [n for each in buckets(members[0]) for n in each] == [numels[i] for i in order]
+        mean, _ = exact(Rank(None, GradientAllreduce()), 2)
+        run_ranks(members, lambda r: r.backward())
+        assert_equal_bits([m.gradients() for m in members])
+        for got, want in zip(members[0].gradients(), mean, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    assert buckets(members[0]) == before
+
+
+def test_an_order_of_another_model_is_ignored() -> None:
+    rank = Rank(None, GradientAllreduce())
+    before = buckets(rank)
+    use(rank, StepSettings(order=(1, 0)))
+    assert buckets(rank) == before
+
+
+def test_the_algorithm_changes_between_two_steps_and_back() -> None:
+    members = [Rank(c, GradientAllreduce()) for c in world_on_nodes([1, 1])]
+    always = [Rank(c, ByteGrad(hierarchical=False)) for c in world_on_nodes([1, 1])]
+    for settings in (AS_SCRIPTED, COMPRESSED, AS_SCRIPTED):
+        for member in members:
+            use(member, settings)
+        # a fresh world that has had this algorithm from its beginning computes the same from the same parameters
+        steady = (
+            always if settings.algorithm else [Rank(c, GradientAllreduce()) for c in world_on_nodes([1, 1])]
+        )
+        for one, other in zip(members, steady, strict=True):
+            with torch.no_grad():
+                for p, q in zip(other.inner.parameters(), one.inner.parameters(), strict=True):
+                    p.copy_(q)
+            other.optimizer.load_state_dict(one.optimizer.state_dict())
+        for several in (members, steady):
+            assert all(run_ranks(several, lambda r: r.step()))
+        assert_equal_bits([m.parameters() for m in [*members, *steady]])
+
+
+def test_a_gradient_that_was_accumulated_moves_with_its_bucket() -> None:
+    """.grad lies in a bucket, and the script adds the next step's to it."""
+    rank = Rank(None, GradientAllreduce())
+    rank.backward()
+    kept = rank.gradients()
+    use(rank, WHOLE)
+    assert_equal_bits([kept, rank.gradients()])
+
+
+def test_settings_reach_nodes_of_several_workers() -> None:
+    members = [Rank(c, GradientAllreduce()) for c in world_on_nodes([2, 1])]
+    for member in members:
+        use(member, StepSettings(hierarchical=True))
+    mean, _ = exact(Rank(None, GradientAllreduce()), 3)
+    run_ranks(members, lambda r: r.backward())
+    assert_equal_bits([m.gradients() for m in members])
+    for got, want in zip(members[0].gradients(), mean, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,130 @@
+"""A worker that trains a small sharded model, started by `leader.py` in a process of its own.
+
+Writes <out>/steps/<worker>: the step that it is in. At its end it writes <out>/ends/<worker>.pt: its place, its shards,
+and the losses by step. With <out>/hurry it takes no rest between steps.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import bagua_core as bagua
+
+SAMPLES = 96
+GLOBAL_BATCH = 12
+LEARNING_RATE = 0.01  # small enough that differences of rounding do not grow from step to step
+
+
+class Samples(torch.utils.data.Dataset[Any]):
+    """The same in every process. The 7 inputs and 5 hidden units do not divide by the shards."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(SAMPLES, 7, generator=generator)
+        self.y = self.x.sum(1, keepdim=True) * torch.ones(3)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index], self.y[index]
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def _further_groups() -> None:
+    """Inside a replica a script may make torch's groups and meshes as it likes."""
+    size = dist.get_world_size()
+    group = dist.new_group(list(range(size)))
+    ones = torch.ones(1)
+    dist.all_reduce(ones, group=group)
+    assert int(ones) == size
+    mesh = init_device_mesh("cpu", (size, 1), mesh_dim_names=("shard", "tensor"))
+    assert mesh["shard"].size() == size
+
+
+def local(tensor: Any) -> torch.Tensor:
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found.detach().clone()
+
+
+def train(
+    environment: dict[str, str],
+    out: Path,
+    epochs: int = 2,
+    step_s: float = 0.02,
+    algorithm: str = "gradient_allreduce",
+    accumulate: bool = False,
+    root: bool = True,
+    batch: int = GLOBAL_BATCH,
+) -> None:
+    """environment: of a worker; empty for a world of one. root: the whole module is sharded too, and not some layers
+    alone, so that a replica's workers get samples of their own."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    worker = environment.get("BAGUA_WORKER_ID", "alone")
+    if environment:
+        log = os.open(out / f"log-{worker}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+    bagua.init_process_group()
+    module = model()
+    if environment:
+        mesh = bagua.shard_mesh()
+        _further_groups()
+        for layer in (module[0], module[2]):
+            fully_shard(layer, mesh=mesh)
+        if root:
+            fully_shard(module, mesh=mesh)
+    optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    wrapped = bagua.DistributedDataParallel(module, optimizers=[optimizer], algorithm=algorithm)
+    loader = bagua.ElasticDataLoader(
+        Samples(),
+        global_batch_size=batch,
+        seed=3,
+        divide_in_replica=root,
+        **({"max_local_batch_size": 2} if accumulate else {}),
+    )
+    steps, ends = out / "steps", out / "ends"
+    for directory in (steps, ends):
+        directory.mkdir(exist_ok=True)
+    times: list[tuple[int, float]] = []
+    for _ in loader.epochs(epochs):
+        for x, y in loader:
+            (steps / f".{worker}").write_text(str(len(times)))
+            os.replace(steps / f".{worker}", steps / worker)
+            loss = nn.functional.mse_loss(wrapped(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            times.append((len(times), time.time()))
+            if not (out / "hurry").exists():
+                (out / f"computes-{environment.get('BAGUA_WORKER_ID', 'alone')}").touch()
+                time.sleep(step_s)
+    reductions = wrapped._exchange.reductions
+    place = (bagua.replica_rank(), bagua.shard_rank(), bagua.replica_count(), bagua.replica_size())
+    bagua.shutdown()
+    torch.save(
+        {
+            "place": place,
+            "parameters": [local(p) for p in module.parameters()],
+            "momentum": [local(s["momentum_buffer"]) for s in optimizer.state.values()],
+            "times": times,
+            "reductions": reductions,
+        },
+        ends / f"part-{worker}",
+    )
+    os.replace(ends / f"part-{worker}", ends / f"{worker}.pt")
+    os._exit(0)

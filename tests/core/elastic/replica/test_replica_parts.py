@@ -1,0 +1,185 @@
+"""The parts of sharded replicas by themselves: rows of replicas, lanes of shards, agreements, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bagua_contract.records import StateName
+from bagua_contract.replica import Replica, ReplicaMember
+from bagua_core.communication.communicator import CollectiveFailed, Lane, Pending
+from bagua_core.communication.reduction.buckets import GradientSpec, plan_buckets
+from bagua_core.communication.topology import lanes
+from bagua_core.elastic.heal.heal_plan import HealPlan
+from bagua_core.elastic.membership.entry import Info, exchange, of_replica
+from bagua_core.elastic.replica import refusals
+from bagua_core.elastic.replica.own_replica import Outcome, OwnReplica
+from bagua_core.elastic.replica.refusals import NoReplicaYet, NotForReplicas
+from bagua_core.elastic.state.committed_state import HalfCopy
+from bagua_core.model.sharded_modules import (
+    AccumulatedOverSteps,
+    check_unsynchronized,
+    drop_unsynchronized,
+)
+from tests.core.communication.in_process import build_in_process
+from tests.core.communication.worlds import run_ranks
+from tests.core.elastic.records import generation
+
+
+def info(generation_number: int = 0, step: int = 0, **more: Any) -> Info:
+    return Info(StateName(generation_number, step), False, {"epoch": 0, "batch": step}, **more)
+
+
+# -- rows
+
+
+def test_a_replica_has_what_all_of_its_shards_have() -> None:
+    whole = of_replica([info(3, 8), info(3, 8)], [1, 1])
+    assert whole.name == StateName(3, 8)
+    assert of_replica([info(3, 8), info(3, 7)], [1, 1]).name == StateName(3, 7)
+    assert of_replica([info(3, 8), info()], [1, 1]).name.is_none
+    # a shard that was away counts as without any
+    assert of_replica([info(3, 8), info(3, 8)], [1, 4]).name.is_none
+
+
+def test_what_holds_for_one_shard_holds_for_its_replica() -> None:
+    one = info(3, 8, stages=False, half=HalfCopy.COMMITTED, joining=True, kept=True, layout=5)
+    for shards in ([one, info(3, 8, layout=7)], [info(3, 8, layout=7), one]):
+        row = of_replica(shards, [1, 1])
+        assert (row.stages, row.half, row.joining, row.kept) == (False, HalfCopy.COMMITTED, True, True)
+    same = of_replica([info(3, 8, layout=5), info(3, 8, layout=7)], [1, 1])
+    assert same.layout == of_replica([info(2, 1, layout=5), info(2, 1, layout=7)], [1, 1]).layout
+    assert same.layout != of_replica([info(3, 8, layout=7), info(3, 8, layout=5)], [1, 1]).layout
+    assert 0 <= same.layout < 2**63, "it fits a row"
+
+
+def drawn(rows: list[Info], since: dict[str, int] | int = 1) -> list[tuple[HealPlan, list[Info]]]:
+    record = generation(4, *(f"w{r}" for r in range(len(rows))), since=since)
+    world = build_in_process(len(rows), 4)
+    return run_ranks(
+        world, lambda c: exchange(c, record, rows[c.global_rank], lambda pending: pending.wait(), 2)
+    )
+
+
+def test_shards_heal_by_one_plan_of_replicas() -> None:
+    """A replica that has the step, one of which a shard has it not, and a newcomer."""
+    rows = [info(3, 8), info(3, 8), info(3, 8), info(3, 7), info(), info()]
+    plans = drawn(rows)
+    assert len({repr(plan) for plan, _ in plans}) == 1
+    plan, infos = plans[0]
+    assert (plan.holders, plan.at_once, plan.newcomers) == ((0,), frozenset({1}), frozenset({2}))
+    assert len(infos) == 3
+
+
+def test_without_any_step_the_first_replica_gives_each_shard() -> None:
+    plan, _ = drawn([info()] * 4)[0]
+    assert (plan.initial, plan.holders, plan.at_once) == (True, (0,), frozenset({1}))
+
+
+# -- lanes
+
+
+def test_the_lanes_of_shards() -> None:
+    places = [SimpleNamespace(replica_rank=r // 2, shard_rank=r % 2) for r in range(6)]
+    assert lanes.of_shard(places, 2) == (0, 2, 4)
+    assert lanes.of_shard(places, 5) == (1, 3, 5)
+    alone = [SimpleNamespace(replica_rank=r, shard_rank=0) for r in range(3)]
+    assert lanes.of_shard(alone, 1) is None
+    nodes = ((0, 1, 2, 3), (4, 5))
+    assert lanes.among(nodes, (1, 3, 5)) == ((0, 1), (2,))
+    assert lanes.members_of(Lane.BACKGROUND, nodes, 3, (1, 3, 5)) == (1, 3, 5)
+    assert lanes.members_of(Lane.NODE, nodes, 3, (1, 3, 5)) == (1, 3)
+    assert lanes.members_of(Lane.LEADERS, nodes, 5, (1, 3, 5)) == (1, 5)
+
+
+# -- agreements
+
+
+def replicas(size: int) -> list[OwnReplica]:
+    members = tuple(ReplicaMember(f"w{s}", f"a{s}", f"n{s}", 0, "127.0.0.1:1") for s in range(size))
+    record = Replica("r0", members)
+    return [OwnReplica(record, c.global_rank, c) for c in build_in_process(size)]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "found"),
+    [
+        ([Outcome.DONE, Outcome.DONE, Outcome.DONE], Outcome.DONE),
+        ([Outcome.DONE, Outcome.MOVES, Outcome.DONE], Outcome.MOVES),
+        ([Outcome.FAILED, Outcome.MOVES, Outcome.DONE], Outcome.FAILED),
+    ],
+)
+def test_the_worst_outcome_is_that_of_the_replica(outcomes: list[Outcome], found: Outcome) -> None:
+    agreed = run_ranks(replicas(3), lambda r: r.agree(outcomes[r.shard_rank], lambda p: p.wait()))
+    assert agreed == [found] * 3
+
+
+def test_an_exchange_of_numbers_that_a_shard_leaves_goes_on_when_it_is_back() -> None:
+    """It entered another generation meanwhile, and gives that number in the next exchange."""
+
+    def act(own: OwnReplica) -> list[list[int]]:
+        def leave(pending: Pending) -> None:
+            raise CollectiveFailed("there is a newer generation")
+
+        if own.shard_rank == 0:
+            with pytest.raises(CollectiveFailed):
+                own.numbers(4, leave)
+        return [own.numbers(5, lambda pending: pending.wait()) for _ in range(2)]
+
+    assert run_ranks(replicas(2), act) == [[[4, 5], [5, 5]]] * 2
+
+
+# -- refusals
+
+
+def test_what_does_not_work_with_replicas_is_refused() -> None:
+    plain = [torch.nn.Parameter(torch.zeros(2))]
+    with pytest.raises(NotForReplicas, match="fully_shard"):
+        refusals.check_model("gradient_allreduce", plain, 2)
+    with pytest.raises(NotForReplicas, match="algorithm decentralized"):
+        refusals.check_model("decentralized, 1 of 2 parameters frozen (ab)", plain, 2)
+    with pytest.raises(NoReplicaYet, match="init_process_group"):
+        refusals.check_assembled(2, is_assembled=False)
+    refusals.check_assembled(2, is_assembled=True)
+    refusals.check_assembled(1, is_assembled=False)
+
+
+def test_rows_without_replicas_stay_as_they_are() -> None:
+    row = info(3, 8, layout=9)
+    assert of_replica([row], [9]) is row
+    assert replace(row) == row
+
+
+# -- what does not lie in local tensors
+
+
+def test_whole_gradients_and_shards_share_no_bucket() -> None:
+    """The places of whole ones, and so the order of their sums, are the same beside shards of any sizes."""
+    cpu = torch.device("cpu")
+
+    def whole_ones(shard: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        specs = [
+            GradientSpec(n, torch.float32, cpu, is_shard)
+            for n, is_shard in ((7, False), (shard, True), (5, False))
+        ]
+        return [(p.members, p.offsets) for p in plan_buckets(specs) if not p.is_shard]
+
+    assert whole_ones(3) == whole_ones(4000) == [((2, 0), (0, 5))]
+
+
+def test_gradients_that_an_earlier_step_left_in_the_model_are_refused() -> None:
+    left = SimpleNamespace(unsharded_accumulated_grad=torch.ones(1))
+    in_parameter = SimpleNamespace(
+        unsharded_accumulated_grad=None, _unsharded_param=SimpleNamespace(grad=torch.ones(1))
+    )
+    for parameter in (left, in_parameter):
+        state = SimpleNamespace(_fsdp_param_groups=[SimpleNamespace(fsdp_params=[parameter])])
+        modules: list[Any] = [SimpleNamespace(_get_fsdp_state=lambda state=state: state)]
+        with pytest.raises(AccumulatedOverSteps, match="Accumulate within one step"):
+            check_unsynchronized(modules)
+        drop_unsynchronized(modules)
+        check_unsynchronized(modules)

@@ -1,0 +1,141 @@
+"""Sharded replicas in steps, over real workers and a leader that the test plays: as one process, losses, joins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.core.elastic.replica import sharded_training
+from tests.core.elastic.replica.leader import Leader
+
+EPOCHS = 20  # enough for a joiner to come in
+
+Start = Callable[..., Leader]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Leader] = []
+
+    def act(replicas: int, size: int, **training: Any) -> Leader:
+        (tmp_path / "ledger").mkdir()
+        started.append(Leader(tmp_path, replicas, size, **training))
+        return started[-1]
+
+    yield act
+    for leader in started:
+        leader.close()
+
+
+def hurry(leader: Leader) -> None:
+    (leader.out / "hurry").touch()
+
+
+def ledger(out: Path) -> list[dict[str, Any]]:
+    """Each committed line once: the newest of each step and rank."""
+    lines = [json.loads(line) for f in (out / "ledger").iterdir() for line in f.read_text().splitlines()]
+    return list({(line["step"], line["global_rank"], line["generation"]): line for line in lines}.values())
+
+
+def check_ledger(out: Path, epochs: int) -> None:
+    """Every sample once in each epoch, with one line for each replica."""
+    lines = ledger(out)
+    for epoch in range(epochs):
+        used = [s for line in lines if line["epoch"] == epoch for s in line["samples"]]
+        assert sorted(used) == list(range(sharded_training.SAMPLES)), (epoch, sorted(used))
+
+
+def alone(out: Path, epochs: int) -> list[torch.Tensor]:
+    """The parameters after the same steps in one process without shards, by plain torch. Samples come from the ledger:
+    the mean gradient of a step does not depend on who computed which of them."""
+    module = sharded_training.model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=sharded_training.LEARNING_RATE, momentum=0.9)
+    samples = sharded_training.Samples()
+    by_step: dict[int, list[int]] = {}
+    for line in ledger(out):
+        by_step.setdefault(line["step"], []).extend(line["samples"])
+    assert sorted(by_step) == list(range(1, len(by_step) + 1))
+    for step in sorted(by_step):
+        optimizer.zero_grad()
+        chosen = torch.tensor(by_step[step])
+        nn.functional.mse_loss(module(samples.x[chosen]), samples.y[chosen]).backward()
+        optimizer.step()
+    return [p.detach() for p in module.parameters()]
+
+
+def whole(ends: list[dict[str, Any]], replica: int) -> list[torch.Tensor]:
+    shards = [end["parameters"] for end in ends if end["place"][0] == replica]
+    shapes = [p.shape for p in sharded_training.model().parameters()]
+    return [
+        parts[0] if parts[0].shape == shape else torch.cat(parts)
+        for parts, shape in zip(zip(*shards, strict=True), shapes, strict=True)
+    ]
+
+
+def check_equal_shards(ends: list[dict[str, Any]]) -> None:
+    replicas, size = ends[0]["place"][2:]
+    assert [tuple(end["place"]) for end in ends] == [
+        (r, s, replicas, size) for r in range(replicas) for s in range(size)
+    ]
+    for end in ends:
+        first = ends[end["place"][1]]
+        for name in ("parameters", "momentum"):
+            assert all(torch.equal(a, b) for a, b in zip(end[name], first[name], strict=True)), end["place"]
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "root", "batch"),
+    [(False, False, 12), (True, True, 12), pytest.param(False, True, 11, id="uneven parts in a replica")],
+)
+def test_replicas_train_as_one_process_without_shards(
+    start: Start, accumulate: bool, root: bool, batch: int
+) -> None:
+    leader = start(2, 2, epochs=1, step_s=0.0, accumulate=accumulate, root=root, batch=batch)
+    ends = leader.await_ends()
+    steps = -(-sharded_training.SAMPLES // batch)
+    assert {end["reductions"] for end in ends} == {steps}, "one reduction a step"
+    check_equal_shards(ends)
+    check_ledger(leader.out, 1)
+    for mine, expected in zip(whole(ends, 0), alone(leader.out, 1), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_end_of_a_shard_is_reported_while_its_mate_computes(start: Start) -> None:
+    """The steps last an hour, so no collective meets the loss."""
+    leader = start(1, 2, epochs=1, step_s=3600.0)
+    ((first, second),) = leader.await_replicas()
+    leader.await_true(
+        lambda: all((leader.out / f"computes-{w}").exists() for w in (first, second)),
+        "no collective is under way",
+    )
+    leader.kill_alone(second)
+    detail = f"shard 1 of its replica, {second} on node-{second}, is gone"
+    leader.await_true(lambda: (first, detail) in leader.suspicions, "the mate's report")
+
+
+def test_a_replica_is_lost_and_another_joins(start: Start) -> None:
+    leader = start(3, 2, epochs=EPOCHS, step_s=0.1)
+    leader.await_true(
+        lambda: (
+            len(leader.generations) > 1 and all(leader.step_of(w) >= 2 for r in leader.replicas for w in r)
+        ),
+        "all workers are in their third step",
+    )
+    leader.kill(leader.replicas[1][1])
+    leader.start_replica()
+    leader.await_true(lambda: len(leader.generations) > 3, "the joiner is at its first step")
+    (joiner,) = [r for r in leader.replicas if r not in leader._listed(leader.generations[2])]
+    leader.await_true(lambda: all(leader.step_of(w) >= 1 for w in joiner), "it has committed a step")
+    hurry(leader)
+    ends = leader.await_ends()
+    assert ends[0]["place"][2:] == (3, 2)
+    check_equal_shards(ends)
+    check_ledger(leader.out, EPOCHS)
+    for mine, expected in zip(whole(ends, 2), alone(leader.out, EPOCHS), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)

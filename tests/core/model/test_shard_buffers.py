@@ -1,0 +1,111 @@
+"""Buffers that forwards of shards change: their statistics one by one, other buffers as shard 0 leaves them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from bagua_core.errors import NotDeterministicError
+from bagua_core.model.shard_buffers import ShardBuffers
+
+
+@dataclass(frozen=True)
+class Shard:
+    shard: int | None
+
+
+class Counting(nn.Module):
+    """Counts its forwards and remembers its last input, in buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("constant", torch.arange(3.0))
+        self.register_buffer("seen", torch.zeros(()))
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen = x.sum().detach()  # another tensor, under the buffer's name
+        found: torch.Tensor = self.layer(x)
+        return found
+
+
+def compute(buffers: ShardBuffers, module: nn.Module, shard: int | None, x: torch.Tensor) -> None:
+    micro_batch = Shard(shard)
+    buffers.forward_begins(micro_batch)
+    module(x)
+    buffers.shard_computed(micro_batch)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_statistics_wait_and_are_applied_as_the_layer_applies_them(momentum: float | None) -> None:
+    layer, plain = (nn.BatchNorm1d(4, momentum=momentum) for _ in range(2))
+    buffers = ShardBuffers(layer)
+    batches = [torch.randn(5, 4) * 3 + 1 for _ in range(3)]
+    for number, batch in enumerate(batches):
+        compute(buffers, layer, number, batch)
+        plain(batch)
+    assert not layer.running_mean.any() and layer.num_batches_tracked == 0
+    buffers.apply_statistics(buffers.rows())
+    for own, want in zip(layer.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(own, want)
+
+
+def test_evaluation_and_forwards_without_gradients_are_left_alone() -> None:
+    layer = nn.BatchNorm1d(4)
+    ShardBuffers(layer)
+    with torch.no_grad():
+        layer(torch.randn(5, 4))
+    assert layer.num_batches_tracked == 1
+    layer.eval()(torch.randn(5, 4))
+    assert layer.num_batches_tracked == 1
+
+
+def test_a_layer_that_computes_twice_in_a_shard_is_refused() -> None:
+    layer = nn.BatchNorm1d(4)
+    twice = nn.Sequential(layer, layer)
+    buffers = ShardBuffers(twice)
+    before = dict(layer._buffers)
+    with pytest.raises(NotDeterministicError, match="computed twice in one shard"):
+        compute(buffers, twice, 0, torch.randn(5, 4))
+    assert all(layer._buffers[name] is buffer for name, buffer in before.items())
+    assert layer.momentum == 0.1
+
+
+def test_a_forward_that_raises_leaves_the_layer_as_it_was() -> None:
+    layer = nn.BatchNorm1d(4)
+    buffers = ShardBuffers(layer)
+    before = dict(layer._buffers)
+    with pytest.raises(ValueError, match="more than 1 value"):
+        compute(buffers, layer, 0, torch.randn(1, 4))
+    assert all(layer._buffers[name] is buffer for name, buffer in before.items())
+
+
+def test_statistics_over_workers_are_refused() -> None:
+    with pytest.raises(NotDeterministicError, match="SyncBatchNorm"):
+        ShardBuffers(nn.Sequential(nn.SyncBatchNorm(3)))
+
+
+def test_other_buffers_begin_each_shard_alike_and_end_as_shard_0_left_them() -> None:
+    module = Counting()
+    buffers = ShardBuffers(module)
+    for step in range(2):
+        for number in range(3):
+            compute(buffers, module, number, torch.full((1, 2), 10.0 * step + number))
+            assert module.calls == step + 1
+        assert buffers.has_changed
+        buffers.others(of_first=True)
+        buffers.forget()
+        assert (module.calls.item(), module.seen.item()) == (step + 1, 20.0 * step)
+
+
+def test_constant_buffers_are_not_sent() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("mask", torch.ones(2))
+    buffers = ShardBuffers(module)
+    compute(buffers, module, 0, torch.randn(1, 2))
+    assert not buffers.has_changed and not buffers.is_empty

@@ -1,0 +1,128 @@
+"""The JobSet and the runtime of Kubeflow Trainer: their published models accept every field, and their shell works."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubeflow_trainer_api import models
+
+from tests.deploy.parsed import parsed
+
+KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
+RUNTIME = KUBERNETES / "kubeflow/cluster-training-runtime.yaml"
+TRAIN_JOB = KUBERNETES / "kubeflow/train-job.yaml"
+JOB_SET = KUBERNETES / "jobset/jobset.yaml"
+MODELS = {
+    RUNTIME: models.TrainerV1alpha1ClusterTrainingRuntime,
+    TRAIN_JOB: models.TrainerV1alpha1TrainJob,
+    JOB_SET: models.JobsetV1alpha2JobSet,
+}
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(path.read_text())
+    return read
+
+
+def job_set_spec(path: Path) -> dict[str, Any]:
+    spec: dict[str, Any] = loaded(path)["spec"]
+    return spec["template"]["spec"] if path == RUNTIME else spec
+
+
+def replicated(path: Path, name: str) -> dict[str, Any]:
+    (found,) = [each for each in job_set_spec(path)["replicatedJobs"] if each["name"] == name]
+    template: dict[str, Any] = found["template"]
+    return template
+
+
+def container(path: Path, name: str) -> dict[str, Any]:
+    (found,) = replicated(path, name)["spec"]["template"]["spec"]["containers"]
+    assert found["name"] == name
+    return dict(found)
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
+def test_the_published_model_knows_every_field(path: Path) -> None:
+    written = loaded(path)
+    model = MODELS[path].from_dict(written)
+    assert model is not None
+    assert json.loads(json.dumps(model.to_dict(), default=str)) == written  # what it does not know, it drops
+
+
+def test_an_unknown_field_is_found() -> None:
+    written = loaded(JOB_SET)
+    written["spec"]["replicatedJobs"][0]["template"]["spec"]["elastic"] = True
+    model = MODELS[JOB_SET].from_dict(written)
+    assert model is not None and model.to_dict() != written
+
+
+@pytest.mark.parametrize("path", [RUNTIME, JOB_SET], ids=lambda path: path.name)
+def test_etcd_is_where_the_agents_look_for_it(path: Path) -> None:
+    spec = job_set_spec(path)
+    assert spec["successPolicy"]["targetReplicatedJobs"] == ["node"]
+    assert spec["network"]["enableDNSHostnames"]
+    (listen,) = [w for w in container(path, "etcd")["command"] if w.startswith("--listen-client-urls=")]
+    environment = {e["name"]: e.get("value") for e in container(path, "node")["env"]}
+    host, _, port = environment["BAGUA_ETCD"].partition(":")
+    assert host == "$(JOBSET)-etcd-0-0.$(JOBSET)" and listen.endswith(f":{port}")
+    names = [e["name"] for e in container(path, "node")["env"]]
+    assert names.index("JOBSET") < names.index("BAGUA_ETCD")  # Kubernetes expands what is above
+
+
+def test_the_train_job_uses_the_runtime_and_leaves_its_command() -> None:
+    runtime, job = loaded(RUNTIME), loaded(TRAIN_JOB)["spec"]
+    reference = job["runtimeRef"]
+    assert (reference["kind"], reference["name"]) == (runtime["kind"], runtime["metadata"]["name"])
+    assert runtime["apiVersion"].startswith(reference["apiGroup"])
+    assert (
+        "command" not in job["trainer"]
+        and int(job["trainer"]["env"][0]["value"]) < job["trainer"]["numNodes"]
+    )
+    labels = replicated(RUNTIME, "node")["metadata"]["labels"]
+    assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+
+
+@pytest.mark.parametrize("path", [RUNTIME, JOB_SET], ids=lambda path: path.name)
+def test_the_count_of_pods_becomes_the_most_nodes(path: Path, tmp_path: Path) -> None:
+    """The container's own shell code runs a stand-in for bagua-launch, whose words the parser then reads."""
+    stand_in = tmp_path / "bagua-launch"
+    stand_in.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        "print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if k.startswith('PET_')}]))\n"
+    )
+    stand_in.chmod(0o755)
+    of_trainer = {
+        "PET_NNODES": "4",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "demo-node-0-0.demo",
+        "PET_MASTER_PORT": "29400",
+        "MIN_NODES": "2",
+        "JOBSET": "demo",
+        "JOBSET_UID": "0f9d3a1c-1111-2222-3333-444444444444",
+    }
+    node = container(path, "node")
+    tini, dashes, *command = node["command"]
+    assert (tini, dashes) == ("tini", "--")
+    done = subprocess.run(
+        [*command, *node["args"]],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **of_trainer},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    words, environment = json.loads(done.stdout)
+    config = parsed(words, {**environment, "BAGUA_ETCD": "demo-etcd-0-0.demo:2379"})
+    assert (config.min_nodes, config.max_nodes, config.slots) == (2, 4, 2)
+    assert (config.job_id, config.node_rank, config.master_addr) == ("demo-0f9d3a1c", 1, None)
+    assert config.command.target == node["args"][0]
+    grace_s = replicated(path, "node")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s > config.shutdown_timeout_s

@@ -1,0 +1,111 @@
+"""The scripts of examples/ say what to watch for and how to start them; those without a test elsewhere run here."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.parsed import parsed
+from tests.lab import ledger
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+RUN_S = 300
+EXIT_OF_SIGTERM = 143
+
+
+def scripts() -> list[Path]:
+    """Those that are started, and not imported by others."""
+    found = [path for path in sorted(EXAMPLES.rglob("*.py")) if "__main__" in path.read_text()]
+    assert len(found) > 8
+    return found
+
+
+def docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+@pytest.mark.parametrize("path", scripts(), ids=lambda path: path.name)
+def test_a_script_says_in_one_sentence_what_it_is_and_how_it_is_started(path: Path) -> None:
+    text = docstring(path)
+    assert text.split("\n")[0].endswith((".", ":")) or text.split("\n\n")[0].endswith("."), path
+    started = [
+        line
+        for line in text.replace("\\\n", " ").splitlines()
+        if "bagua-launch" in line and line.startswith("    ")
+    ]
+    for line in started:
+        words = shlex.split(line, comments=True)
+        config = parsed(words[words.index("bagua-launch") + 1 :], {})
+        assert (ROOT / config.command.target).is_file(), line
+
+
+def launch(*words: str, expected: int = 0) -> str:
+    program = str(Path(sys.executable).with_name("bagua-launch"))
+    done = subprocess.run(
+        [program, "--nproc-per-node", "2", *words], capture_output=True, text=True, timeout=RUN_S, cwd=ROOT
+    )
+    assert done.returncode == expected, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_spot_nodes_go_on_where_they_were_preempted(tmp_path: Path) -> None:
+    words = [
+        "--rdzv-id",
+        "spot",
+        "--checkpoint-dir",
+        str(tmp_path / "kept"),
+        "--ledger",
+        str(tmp_path / "ledger"),
+    ]
+    first = launch(*words, "examples/spot_nodes.py", "--preempt-at", "40", expected=EXIT_OF_SIGTERM)
+    assert "the run begins at step 0" in first
+    written = ledger.read(tmp_path / "ledger").lines[-1].step
+    assert written >= 40, "how many steps follow the signal depends on the machine"
+    second = launch(*words, "examples/spot_nodes.py")
+    begun = re.search(r"the run begins at step (\d+)", second)
+    # the lines of the last step may be written by the run that goes on from it
+    assert begun and int(begun[1]) in (written, written + 1), second
+    assert "trained for 96 steps" in second
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["low_precision_decentralized", "gradient_allreduce"])
+def test_replicas_over_slow_links_end_as_one(algorithm: str) -> None:
+    said = launch(
+        "examples/slow_links.py", "--algorithm", algorithm, "--epochs", "1", "--characters", "60000"
+    )
+    (during,), (at_the_end,) = (
+        re.findall(rf"{what}.*drift (\S+)", said) for what in ("epoch 0:", "at the end:")
+    )
+    assert float(at_the_end) < 1e-6
+    assert (float(during) > 1e-5) == (algorithm != "gradient_allreduce")
+
+
+@pytest.mark.long
+def test_the_notebook_runs_cell_after_cell(tmp_path: Path) -> None:
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+    assert all(
+        not cell.get("outputs") for cell in cells
+    )  # kept without them: a difference shows changes of code alone
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    script = f"space = {{'__name__': '__main__'}}\nfor cell in {code!r}:\n    exec(cell, space)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        cwd=tmp_path,
+        env=dict(os.environ),
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "best learning rate: 0.1" in done.stdout

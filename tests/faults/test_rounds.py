@@ -1,0 +1,180 @@
+"""Jobs in rounds: a loss undoes no local step, and every sample is used once, whichever worker is lost at any time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from tests.faults.conftest import MakeJob
+from tests.faults.job import Job
+from tests.faults.test_checkpoint import copy_of_newest, kill_whole
+from tests.lab.wait import eventually
+
+SCRIPT = Path(__file__).with_name("train_rounds.py")
+SAMPLES, EPOCHS = 1600, 2  # in rounds of 160 samples
+
+
+def in_rounds(job: MakeJob, *script: str, **keywords: Any) -> Job:
+    return job(samples=SAMPLES, epochs=EPOCHS, file=SCRIPT, script=script, **keywords)
+
+
+def check(one: Job, *, finished: int, lost: int = 0) -> list[int]:
+    """The ledger is exact, all ends hold the same bits, and no worker at the end drew a sample that it did not commit.
+
+    lost: samples that workers committed which ended before. Returns the samples of each end.
+    """
+    found = one.ledger
+    assert found.check(SAMPLES, EPOCHS) == []
+    ends = one.ends()
+    assert len(ends) == finished, ends
+    assert len({end["parameters"] for end in ends}) == 1, ends
+    drawn = [end["drawn"] for end in ends]
+    assert sum(drawn) + lost == SAMPLES * EPOCHS, "a local step was undone, or counted twice"
+    one.check_nothing_left()
+    return drawn
+
+
+def committed(one: Job, generation: int, global_rank: int) -> int:
+    return sum(
+        len(line.samples)
+        for line in one.ledger.lines
+        if line.generation == generation and line.global_rank == global_rank
+    )
+
+
+def test_a_slow_worker_leases_less(job: MakeJob) -> None:
+    one = in_rounds(job, "--slow-slot", "1")
+    one.start(slots=2)
+    one.await_step(8)
+    one.finish()
+    slow, fast = sorted(check(one, finished=2))
+    assert fast > 1.5 * slow
+
+
+@pytest.mark.parametrize("compress", ["none", "int4"])
+def test_a_worker_killed_within_a_round_loses_its_lease_alone(job: MakeJob, compress: str) -> None:
+    one = in_rounds(job, "--compress", compress)
+    node = one.start(slots=2)
+    one.await_step(3)
+    generation = one.ledger.lines[-1].generation
+    victim = node.workers[1]
+    batches = one.out / "drawn" / victim.worker_id.replace("/", "_")
+    before = batches.stat().st_size
+    eventually(lambda: batches.stat().st_size > before, 20, "the victim is within a round")
+    victim.kill()
+    node.await_line("was not averaged")
+    again = one.await_world(2, after_step=one.await_world(1))
+    one.await_step(again + 2)
+    one.finish()
+    check(one, finished=2, lost=committed(one, generation, 1))
+
+
+@pytest.mark.parametrize(
+    "point", ["reduction.before", "reduction.done", "commit.before", "commit.after", "ledger.before"]
+)
+def test_a_worker_killed_around_the_vote(job: MakeJob, point: str) -> None:
+    """Before the vote the survivor repeats the average. Behind it the round is the job's, and the survivor has it."""
+    one = in_rounds(job)
+    node = one.start(slots=2, failpoints=f"{point}=kill@5#1")
+    node.await_line("worker in slot 1 ended: killed by SIGKILL")
+    again = one.await_world(2, after_step=one.await_world(1))
+    one.await_step(again + 2)
+    one.finish()
+    check(one, finished=2, lost=committed(one, 2, 1))
+
+
+def test_a_survivor_that_misses_the_vote_copies_the_round(job: MakeJob) -> None:
+    """The others have committed what it trained: it keeps its part, and copies the average."""
+    one = in_rounds(job, "--misses-vote-in", "5")
+    node = one.start(slots=3)
+    node.await_line("missed the vote of round 5")
+    again = one.await_world(3, after_step=6)
+    one.await_step(again + 2)
+    one.finish()
+    check(one, finished=3)
+
+
+def test_a_node_joins_and_another_leaves_in_the_middle_of_a_round(job: MakeJob, etcd: EmbeddedEtcd) -> None:
+    one = in_rounds(job, "--sync-every", "20", endpoints=etcd.endpoint, nodes="1:2")
+    first = one.start()
+    one.await_step(1)
+    second = one.start()
+    one.await_world(2)
+    drawn = one.out / "drawn"
+    batches = sum(file.stat().st_size for file in drawn.iterdir())
+    eventually(
+        lambda: sum(file.stat().st_size for file in drawn.iterdir()) > batches, 20, "a round is under way"
+    )
+    step = one.step
+    first.send(signal.SIGTERM)
+    assert first.process.wait(40) == 0
+    alone = one.await_world(1, after_step=step)
+    early = [line for line in one.ledger.lines if step < line.step < alone]
+    assert sum(len(line.samples) for line in early) < 2 * 20 * 16, "the round was closed before its end"
+    one.hurry()
+    assert second.process.wait(40) == 0
+    assert one.ledger.check(SAMPLES, EPOCHS) == []
+    one.check_nothing_left()
+
+
+def test_a_job_killed_whole_goes_on_from_its_checkpoint(job: MakeJob, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    one = in_rounds(job, options=["--checkpoint-dir", str(saved), "--checkpoint-every", "2"])
+    one.start(slots=2)
+    step = copy_of_newest(saved, tmp_path / "early")
+    one.await_step(step + 1)
+    kill_whole(one)
+    again = one.start(slots=1)
+    again.await_line("goes on from the checkpoint of step")
+    one.hurry()
+    assert again.process.wait(60) == 0
+    assert one.ledger.check(SAMPLES, EPOCHS) == []
+
+
+def test_batches_are_read_ahead_within_leases(job: MakeJob) -> None:
+    one = in_rounds(job, "--loader-workers", "1", "--slow-slot", "1")
+    one.start(slots=2)
+    one.finish()
+    check(one, finished=2)
+
+
+def test_a_loss_in_the_last_average_of_a_script_that_breaks_its_loop(job: MakeJob) -> None:
+    """The survivors repeat it before the collectives with which a training ends."""
+    one = in_rounds(job, "--break-in", "3")
+    node = one.start(slots=3, failpoints="reduction.before=kill@3#1")
+    one.finish()
+    assert node.says("was not averaged")
+    ends = one.ends()
+    assert len(ends) == 2 and len({end["parameters"] for end in ends}) == 1, ends
+    assert one.step == 4
+    one.check_nothing_left()
+
+
+@pytest.mark.long
+def test_the_last_checkpoint_has_no_local_step_of_a_round_that_waits(
+    job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    """Too few nodes are left to repeat the average, and then the last one leaves."""
+    options = ["--checkpoint-dir", str(tmp_path / "saved")]
+    one = in_rounds(job, nodes="2", endpoints=etcd.endpoint, options=options)
+    first, second = one.start(), one.start()
+    one.await_step(2)
+    family = second.family
+    second.kill_agent()
+    for pid in Job.alive(family):
+        os.kill(pid, signal.SIGKILL)
+    first.await_line("was not averaged")
+    first.send(signal.SIGTERM)
+    first.process.wait(40)
+    again = in_rounds(job, options=options)
+    node = again.start()
+    node.await_line("goes on from the checkpoint of step")
+    again.hurry()
+    assert node.process.wait(40) == 0
+    assert [end["distance"] for end in again.ends()] == [0.0]
+    again.check_nothing_left()

@@ -1,0 +1,196 @@
+"""A trace of a running job: every step of every worker on one axis, also while a worker is lost and another joins."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from bagua_agent.cluster_client.chrome_trace import chrome_trace
+from bagua_agent.cluster_client.job_trace import JobTrace
+from bagua_agent.cluster_client.trace_reader import TraceReader
+from bagua_agent.config.etcd_credentials import store_config
+from bagua_agent.config.job_config import StoreCredentials
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_launch.main import cli
+from tests.faults.conftest import MakeJob
+from tests.faults.job import DEADLINE_S, Job
+from tests.lab.wait import eventually
+
+Event = dict[str, Any]
+STEPS = 40
+ROUNDING_US = 0.002
+
+
+def command(etcd: EmbeddedEtcd, *words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, ["trace", "--etcd", etcd.endpoint, *words])
+    return done.exit_code, done.output
+
+
+def tracks(content: Event) -> Iterator[tuple[str, str, list[Event]]]:
+    """Process, track, and its spans in the order of their begins, outer ones first."""
+    events: list[Event] = content["traceEvents"]
+    process = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    thread = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    found = defaultdict(list)
+    for event in events:
+        if event["ph"] != "M":
+            found[event["pid"], event["tid"]].append(event)
+    for (pid, tid), spans in found.items():
+        complete = [e for e in spans if e["ph"] == "X"]
+        yield process[pid], thread[pid, tid], sorted(complete, key=lambda e: (e["ts"], -e["dur"]))
+
+
+def check_format(content: Event) -> None:
+    """Rules of the trace event format: required fields, and on a track spans nest or follow each other."""
+    for event in content["traceEvents"]:
+        assert {"name", "ph", "pid", "tid"} <= event.keys() and event["ph"] in "MXi", event
+        assert event["ph"] == "M" or event["ts"] >= 0, event
+        assert event["ph"] != "X" or event["dur"] >= 0, event
+    for process, track, spans in tracks(content):
+        open_until: list[float] = []
+        for span in spans:
+            end = span["ts"] + span["dur"]
+            while open_until and open_until[-1] <= span["ts"] + ROUNDING_US:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1] + ROUNDING_US, (process, track, span)
+            open_until.append(end)
+
+
+def script_of(content: Event) -> dict[str, list[Event]]:
+    return {process: spans for process, track, spans in tracks(content) if track == "script"}
+
+
+def is_lap(span: Event) -> bool:
+    return span["name"].startswith("step ")
+
+
+def check_covered(content: Event) -> None:
+    """The spans within each step sum up to most of it."""
+    for process, spans in script_of(content).items():
+        steps = [s for s in spans if is_lap(s)]
+        assert steps, process
+        for step in steps:
+            end, at, covered = step["ts"] + step["dur"], step["ts"], 0.0
+            for inner in spans:
+                if is_lap(inner) or not step["ts"] <= inner["ts"] < end:
+                    continue
+                begin = max(at, inner["ts"])
+                covered += max(0.0, min(end, inner["ts"] + inner["dur"]) - begin)
+                at = max(at, inner["ts"] + inner["dur"])
+            assert covered >= 0.9 * step["dur"], (process, step, covered)
+
+
+def test_a_trace_holds_the_next_steps_of_all_workers(
+    job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    one = job(endpoints=etcd.endpoint, nodes="1", script=["--algorithm", "bytegrad"])
+    one.start(slots=2)
+    one.await_step(2)
+    path = tmp_path / "a.json"
+    code, said = command(etcd, one.job_id, "--steps", "5", "--out", str(path), "--json")
+    assert code == 0, said
+    told = json.loads(said.splitlines()[-1])
+    assert (told["workers"], told["missing"]) == (2, [])
+    content = json.loads(path.read_text())
+    check_format(content)
+    check_covered(content)
+    scripts = script_of(content)
+    assert len(scripts) == 2
+    committed = one.step
+    for spans in scripts.values():
+        steps = [s for s in spans if is_lap(s)]
+        assert len(steps) == 5
+        numbers = [s["args"]["step"] for s in steps]
+        assert numbers == list(range(numbers[0], numbers[0] + 5)) and 2 <= numbers[0] <= committed
+        names = {s["name"] for s in spans}
+        assert {"load", "forward", "backward", "bucket wait", "optimizer", "commit", "boundary"} <= names
+    # both workers' clocks are this host's: what the round trips say of it must hold
+    reached = [max(s["ts"] for s in spans if is_lap(s)) for spans in scripts.values()]
+    assert abs(reached[0] - reached[1]) < DEADLINE_S * 1e6
+    assert 0 <= told["clock_error_us"] < DEADLINE_S * 1e6
+    assert {track for _, track, _ in tracks(content)} >= {
+        "script",
+        "collectives",
+        "bagua-conveyor",
+        "generations",
+    }
+    one.finish()
+    one.check(finished=2)
+    code, said = command(etcd, one.job_id)
+    assert code == 2 and "has ended" in said
+
+
+class Reading:
+    """A trace in a thread of its own, since the test has to act meanwhile."""
+
+    def __init__(self, etcd: EmbeddedEtcd, one: Job) -> None:
+        self.found: JobTrace | None = None
+        self._store = Store(store_config([etcd.endpoint], StoreCredentials()))
+        self._store.connect(DEADLINE_S)
+        self._reader = TraceReader(
+            self._store, one.job_id, STEPS, 2 * DEADLINE_S, "the test", lambda text: None
+        )
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def has_spans_of(self, worker_id: str) -> bool:
+        worker = self._reader.trace.workers.get(worker_id)
+        return worker is not None and bool(worker.spans)
+
+    def _read(self) -> None:
+        try:
+            self.found = self._reader.collect()
+        finally:
+            self._reader.close()
+            self._store.close()
+
+    def result(self) -> JobTrace:
+        self._thread.join(3 * DEADLINE_S)
+        assert self.found is not None
+        return self.found
+
+
+def test_a_lost_worker_and_its_successor_are_in_the_trace_and_a_second_one_is_refused(
+    job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    one = job(endpoints=etcd.endpoint, nodes="1")
+    node = one.start(slots=2)
+    one.await_step(2)
+    reading = Reading(etcd, one)
+
+    def second_is_refused() -> bool:
+        code, said = command(etcd, one.job_id, "--steps", "1", "--out", str(tmp_path / "b.json"))
+        return code == 2 and "is being traced already" in said and "the test has been tracing it for" in said
+
+    eventually(second_is_refused, DEADLINE_S, "the job is traced")
+    assert not (tmp_path / "b.json").exists()
+    killed = node.workers[1].worker_id
+    eventually(lambda: reading.has_spans_of(killed), DEADLINE_S, "spans of the worker that is killed now")
+    again = one.replace_killed_worker(node)
+    one.await_step(again + 2)
+    found = reading.result()
+    assert found.workers[killed].ended and found.workers[killed].spans, "its spans until then"
+    assert any(f"worker {killed}" in remark and "ended meanwhile" in remark for remark in found.remarks)
+    content = chrome_trace(found)
+    check_format(content)
+    generations = [e for e in content["traceEvents"] if e.get("cat") == "generation"]
+    assert "failover" in {e["args"]["kind"] for e in generations}
+    assert len({e["args"]["generation"] for e in generations}) >= 3
+    names = {name: [s["name"] for s in spans] for name, spans in script_of(content).items()}
+    assert len(names) == 3, "two workers, and the successor of one"
+    survivor = next(n for name, n in names.items() if not name.endswith(killed) and n.count("boundary") > 20)
+    assert {"failover", "switch"} <= {name.split()[0] for name in survivor}
+    assert {"exchange names", "build communicator"} <= {" ".join(n.split()[:2]) for n in survivor}
+    copies = [
+        track for _, track, spans in tracks(content) if any(s["name"] == "copy of the state" for s in spans)
+    ]
+    assert copies == ["bagua-heal"] * len(copies) and copies
+    one.finish()
+    one.check(finished=2)

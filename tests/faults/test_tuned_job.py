@@ -1,0 +1,88 @@
+"""A running job takes other settings of its steps at a boundary: no process starts again, and joiners have them."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
+from bagua_launch.main import cli
+from tests.faults.conftest import MakeJob, MakeLab
+from tests.faults.job import DEADLINE_S, Job, _environment
+from tests.lab.network import Host
+from tests.lab.wait import eventually
+
+WIDTH = "1024"  # 21,508 parameters: one bucket as the script has it, and large enough to be compressed
+
+
+def tune(one: Job, host: Host, *words: str) -> str:
+    """`bagua-launch tune`, to its end."""
+
+    command = [
+        sys.executable,
+        "-m",
+        "bagua_launch",
+        "tune",
+        "--rdzv-endpoint",
+        str(one.endpoints),
+        one.job_id,
+        *words,
+    ]
+    process = host.run(command, env=_environment(), output=one._log_file())
+    assert process.wait(DEADLINE_S) == 0, process.text()
+    return process.text()
+
+
+def test_buckets_and_algorithm_of_a_running_job(job: MakeJob, make_lab: MakeLab) -> None:
+    assert "tune" in cli.commands
+    lab = make_lab(3)
+    cluster = lab.etcd(lab.hosts[0])
+    options = ["--digest-every", "5"]  # and one that differs would end the job
+    one = job(endpoints=cluster.endpoints, nodes="2:3", script=["--width", WIDTH], options=options)
+    first, second = one.start(lab.hosts[0]), one.start(lab.hosts[1])
+    one.await_world(2)
+    processes = [first.workers, second.workers]
+
+    tune(one, lab.hosts[2], "--bucket-size", "16KiB", "--algorithm", "bytegrad", "--hierarchical", "off")
+    first.await_line("other settings of steps: algorithm bytegrad, buckets of 16 KiB, flat")
+    first.await_line("generation 3 is in force from step")
+    tuned = one.step
+    assert [first.workers, second.workers] == processes, "no process was started again"
+    assert not first.says("did not happen") and not second.says("did not happen"), "a change costs no step"
+
+    one.start(lab.hosts[2])
+    joined = one.await_world(3, after_step=tuned)
+    second.kill_agent()
+    alone = one.await_world(2, after_step=joined)
+    assert first.missed_a_peer
+    one.await_step(alone + 2)
+    one.finish([0, -9, 0])
+    one.check(finished=2)
+    ends = one.ends()
+    assert {(e["operation"], e["buckets"]) for e in ends} == {("CompressedSum", 2)}, "a joiner has them too"
+    wanted = StepSettings(16 << 10, False, "bytegrad")
+    records = one.generations(cluster)
+    assert [r.settings for r in records] == [AS_SCRIPTED] * 2 + [wanted] * (len(records) - 2)
+    assert len(records) >= 5, "the failover generation has them too"
+
+
+def test_pinned_settings_are_shown_and_forgotten(job: MakeJob, make_lab: MakeLab) -> None:
+    lab = make_lab(1)
+    cluster = lab.etcd(lab.hosts[0])
+    one = job(endpoints=cluster.endpoints, script=["--width", WIDTH])
+    node = one.start(lab.hosts[0], slots=2)
+    one.await_step(2)
+    tune(one, lab.hosts[0], "--bucket-size", "2KiB")
+    node.await_line("generation 3 is in force from step")
+
+    def shown() -> dict[str, object]:
+        return dict(json.loads(tune(one, lab.hosts[0], "--json")))
+
+    assert shown()["newest"] == shown()["pinned"]
+    tune(one, lab.hosts[0], "--forget")
+    node.await_line("other settings of steps: as the script says")
+    node.await_line("generation 4 is in force from step")
+    eventually(lambda: shown()["generation"] == 4, DEADLINE_S, "generation 4 is the newest")
+    one.finish()
+    one.check(finished=2)
+    assert {(e["operation"], e["buckets"]) for e in one.ends()} == {("Sum", 1)}

@@ -1,0 +1,113 @@
+"""The script of jobs whose unit of commit is the round: local steps as long as the test asks.
+
+Each worker that reaches the end writes <out>/ends/<worker id>.json: a digest of its parameters, how many samples it
+drew, and how far its model was from the anchor at its first batch. <out>/drawn/<worker id> grows by a byte for each
+local batch.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bagua_core as bagua
+from bagua_core.communication.communicator import CollectiveFailed
+from bagua_core.elastic.step import runtime
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--samples", type=int, required=True)
+parser.add_argument("--epochs", type=int, required=True)
+parser.add_argument("--batch", type=int, default=16)
+parser.add_argument("--sync-every", type=int, default=10)
+parser.add_argument(
+    "--sample-s",
+    type=float,
+    default=0.002,
+    help="time of a sample until there is <out>/hurry; eight times as long in the last epoch, which waits for its test",
+)
+parser.add_argument("--slow-slot", type=int, help="its workers take three times as long, also in a hurry")
+parser.add_argument("--compress", default="none")
+parser.add_argument("--loader-workers", type=int, default=0)
+parser.add_argument(
+    "--misses-vote-in", type=int, help="the worker in slot 1 loses the result of this round's vote"
+)
+parser.add_argument("--break-in", type=int, help="leave the loop in this round, and end the training")
+args = parser.parse_args()
+
+WORKER, SLOT = os.environ["BAGUA_WORKER_ID"], int(os.environ["BAGUA_SLOT"])
+torch.set_num_threads(1)
+x = torch.randn(args.samples, 16, generator=torch.Generator().manual_seed(1))
+y = (x.sum(1) > 0).long()
+torch.manual_seed(SLOT)
+net = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2))
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+loader = bagua.ElasticDataLoader(
+    torch.utils.data.TensorDataset(x, y), args.batch, num_workers=args.loader_workers
+)
+algorithm = bagua.algorithms.LocalSGD(
+    sync_every=args.sync_every, outer_optimizer="nesterov", compress=args.compress, unit="round"
+)
+model = bagua.DistributedDataParallel(net, [optimizer], algorithm=algorithm)
+
+engine = runtime.engine()
+
+
+def lose_vote(reduced=engine._reduced):
+    def lost(pair, is_joint=False):
+        if engine.state.name.step != args.misses_vote_in:
+            return reduced(pair, is_joint)
+        args.misses_vote_in = None
+        print(f"missed the vote of round {engine.state.name.step}", flush=True)
+        return engine.reduction_failed(CollectiveFailed("its result was lost"))
+
+    engine._reduced = lost
+
+
+if args.misses_vote_in is not None and SLOT == 1:
+    lose_vote()
+
+
+def distance_from_anchor() -> float:
+    """Of the model; 0 before the job's first round."""
+    tensors = model.travelling()
+    if not int(tensors["clock"]):
+        return 0.0
+    weights = torch.cat([p.detach().flatten() for p in net.parameters()])
+    return float((weights - tensors["anchor.0"]).abs().max())
+
+
+for name in ("drawn", "ends"):
+    (args.out / name).mkdir(exist_ok=True)
+slow = 3.0 if args.slow_slot == SLOT else 1.0
+drawn, distance, breaks = 0, 0.0, False
+with open(args.out / "drawn" / WORKER.replace("/", "_"), "ab", buffering=0) as batches:
+    for epoch in loader.epochs(args.epochs):
+        for inputs, targets in loader:
+            if not drawn:
+                distance = distance_from_anchor()
+            drawn += len(targets)
+            batches.write(b".")
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            hurries = (args.out / "hurry").exists()
+            waits = 8 if epoch == args.epochs - 1 and not hurries else 1
+            if slow > 1 or not hurries:
+                time.sleep(args.sample_s * len(targets) * slow * waits)
+            breaks = args.break_in is not None and loader.step >= args.break_in
+            if breaks:
+                break
+        if breaks:
+            bagua.shutdown()
+            break
+
+digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest()
+end = {"worker": WORKER, "parameters": digest, "drawn": drawn, "distance": distance}
+(args.out / "ends" / f"{WORKER.replace('/', '_')}.json").write_text(json.dumps(end))

@@ -1,0 +1,162 @@
+"""The script of jobs with replicas: a small model that `fully_shard` has cut, steps as long as the test asks.
+
+Each worker that reaches the end writes <out>/ends/<worker id>.json: its shard rank and digests of its shards. The
+worker that --at names, as REPLICA,SHARD of the first generation, dies in the step --dies-in: in its forward, its
+all-gather, its reduce-scatter or before its vote; or it raises an error in its forward; or it loses the outcome of the
+vote or of its lane, and goes on.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import bagua_core as bagua
+from bagua_core.communication.communicator import CollectiveFailed
+from bagua_core.elastic.step import runtime
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--samples", type=int, required=True)
+parser.add_argument("--epochs", type=int, required=True)
+parser.add_argument("--batch", type=int, default=24)
+parser.add_argument("--step-s", type=float, default=0.1, help="of a step, until there is <out>/hurry")
+parser.add_argument("--algorithm", default="GradientAllreduce", help="a class")
+parser.add_argument("--algorithm-arguments", type=json.loads, default={}, metavar="JSON")
+parser.add_argument("--micro-batch", type=int, help="samples of a micro-batch; by default one a step")
+parser.add_argument(
+    "--evaluates", action="store_true", help="reduce a loss over all workers after each epoch"
+)
+parser.add_argument("--at", default="")
+parser.add_argument("--dies-in", type=int, default=-1, help="this step")
+parser.add_argument(
+    "--dies",
+    choices=["forward", "gather", "scatter", "vote", "evaluation", "raises", "misses-vote", "misses-lane"],
+    default="",
+)
+args = parser.parse_args()
+
+WORKER = os.environ.get("BAGUA_WORKER_ID", "alone")
+torch.set_num_threads(1)
+x = torch.randn(args.samples, 16, generator=torch.Generator().manual_seed(1))
+y = (x.sum(1) > 0).long()
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 33), nn.Tanh(), nn.Linear(33, 2))
+
+bagua.init_process_group()
+mesh = bagua.shard_mesh()
+for layer in (net[0], net[2]):
+    fully_shard(layer, mesh=mesh)
+fully_shard(net, mesh=mesh)
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+loader = bagua.ElasticDataLoader(
+    torch.utils.data.TensorDataset(x, y), args.batch, seed=3, max_local_batch_size=args.micro_batch
+)
+algorithm = getattr(bagua.algorithms, args.algorithm)(**args.algorithm_arguments)
+model = bagua.DistributedDataParallel(net, [optimizer], algorithm=algorithm)
+engine = runtime.engine()
+is_chosen = args.at == f"{bagua.replica_rank()},{bagua.shard_rank()}"
+
+
+def is_due(where):
+    return is_chosen and args.dies == where and loader.step == args.dies_in
+
+
+def die(where):
+    if is_due(where):
+        print(f"dies in the {where} of step {args.dies_in}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DiesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        die("scatter")
+        return gradient
+
+
+def fail():
+    if is_due("raises"):
+        raise ValueError("a mistake of the script")
+
+
+# the first layer has gathered its parameters, and the mate waits in the next layer's all-gather
+net[1].register_forward_hook(lambda *_: die("gather"))
+net[1].register_forward_hook(lambda *_: fail())
+net[3].register_forward_hook(lambda *_: die("forward"))
+# the last layer's gradients are reduced within the replica, and the others' are not
+net[2].register_forward_hook(lambda _, __, out: DiesInBackward.apply(out))
+
+
+def lose_outcomes(vote=engine._vote, reduction_done=engine.reduction_done):
+    def voted(what):
+        die("vote")
+        pair = vote(what)
+        if pair is None or not is_due("misses-vote"):
+            return pair
+        args.dies = ""
+        print(f"missed the vote of step {args.dies_in}", flush=True)
+        engine.reduction_failed(CollectiveFailed("its result was lost"))
+        return None
+
+    def reduced(pair):
+        if not is_due("misses-lane"):
+            return reduction_done(pair)
+        args.dies = ""
+        print(f"missed the reduction of step {args.dies_in}", flush=True)
+        engine.reduction_failed(CollectiveFailed("the lane's result was lost"))
+        return engine.reduction_given_up()
+
+    engine._vote, engine.reduction_done = voted, reduced
+
+
+lose_outcomes()
+
+
+def local(value):
+    return (value.to_local() if hasattr(value, "to_local") else value).detach().contiguous()
+
+
+def digest(tensors):
+    return hashlib.sha256(b"".join(local(t).numpy().tobytes() for t in tensors)).hexdigest()
+
+
+(args.out / "ends").mkdir(exist_ok=True)
+for epoch in loader.epochs(args.epochs):
+    for inputs, targets in loader:
+        began_s = time.monotonic()
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not (args.out / "hurry").exists():
+            time.sleep(max(0.0, args.step_s - (time.monotonic() - began_s)))
+    if args.evaluates:
+        with torch.no_grad():
+            model.eval()
+            found = F.cross_entropy(model(x[:64]), y[:64])
+            die("evaluation")
+            evaluated = bagua.allreduce(found, bagua.ReduceOp.AVG)
+            model.train()
+        print(f"epoch {epoch}: {evaluated:.3f} on {bagua.replica_count()} replicas", flush=True)
+
+bagua.shutdown()
+end = {
+    "worker": WORKER,
+    "shard": mesh.get_local_rank(),
+    "parameters": digest(net.parameters()),
+    "optimizer": digest(v for s in optimizer.state.values() for v in s.values()),
+}
+(args.out / "ends" / f"{WORKER.replace('/', '_')}.json").write_text(json.dumps(end))

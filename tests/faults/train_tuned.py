@@ -1,0 +1,54 @@
+"""A model whose gradients are large for a slow link, and whose script asks for flat sums: what autotuning should mend.
+
+Steps are as fast as they can be until there is <out>/hurry; then the training ends after the epoch. Each worker writes
+<out>/ends/<worker id>.json.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import bagua_core as bagua
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--samples", type=int, default=40)
+parser.add_argument("--epochs", type=int, default=1000)
+parser.add_argument("--layers", type=int, default=4)
+parser.add_argument("--width", type=int, default=128)
+args = parser.parse_args()
+
+torch.set_num_threads(1)
+bagua.init_process_group()
+torch.manual_seed(1)
+net = nn.Sequential(*[nn.Linear(args.width, args.width, bias=False) for _ in range(args.layers)])
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+model = bagua.DistributedDataParallel(net, optimizers=[optimizer])
+data = torch.utils.data.TensorDataset(torch.randn(args.samples, args.width))
+loader = bagua.ElasticDataLoader(data, global_batch_size=4, seed=1)
+for _ in loader.epochs(args.epochs):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    over = bagua.allreduce(torch.tensor([float((args.out / "hurry").exists())]), bagua.ReduceOp.MAX)
+    if over.item():
+        break
+
+(args.out / "ends").mkdir(exist_ok=True)
+bits = b"".join(p.detach().numpy().tobytes() for p in net.parameters())
+end = {
+    "worker": os.environ["BAGUA_WORKER_ID"],
+    "parameters": hashlib.sha256(bits).hexdigest(),
+    "buckets": len(model._exchange.buckets_of_parameters()),
+    "operation": type(model._exchange._operation).__name__,
+}
+part = args.out / "ends" / f"{end['worker']}.part"
+part.write_text(json.dumps(end))
+part.rename(part.with_suffix(".json"))
+loader.close()

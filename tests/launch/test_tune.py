@@ -1,0 +1,122 @@
+"""`tune` against a real etcd: only desired state is written, and only of a job that can have it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from bagua_agent.autotune.records import encode_study
+from bagua_agent.autotune.study import Phase, Study, Trial
+from bagua_agent.base.errors import UserError
+from bagua_agent.cluster_client.tune import pin, show
+from bagua_agent.config.etcd_credentials import store_config
+from bagua_agent.config.job_config import StoreCredentials
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
+from bagua_contract.step_settings import StepSettings
+from bagua_launch.errors import RequestError
+from bagua_launch.tune_command import size_bytes
+from tests.launch.launcher import Launcher
+
+KEYS = JobKeys("demo")
+
+
+@pytest.fixture
+def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
+    """An empty one."""
+    client = Store(store_config([etcd.endpoint], StoreCredentials()))
+    client.delete_prefix("/")
+    yield client
+    client.close()
+
+
+def begin(store: Store, algorithm: str = "gradient_allreduce", **spec: object) -> None:
+    record = pb.JobSpec(protocol=PROTOCOL_VERSION, nonce="n", **spec)  # type: ignore[arg-type]
+    store.put(KEYS.spec, record.SerializeToString())
+    generation = Generation(2, 1, GenerationKind.PLANNED, (), "n", fingerprint={"algorithm": algorithm})
+    store.put(KEYS.generation, generation.encode())
+
+
+def pinned(store: Store) -> StepSettings:
+    found = store.get(KEYS.settings)
+    assert found is not None
+    return StepSettings.from_proto(pb.PinnedSettings.FromString(found.value).settings)
+
+
+def test_from_the_command_line(launch: Launcher, etcd: EmbeddedEtcd, store: Store) -> None:
+    begin(store)
+    env = {"BAGUA_ETCD": etcd.endpoint}
+    result = launch("tune", "demo", env=env)
+    nothing = "job 'demo': generation 2: as the script says; pinned: as the script says\n"
+    assert (result.exit_code, result.output) == (0, nothing)
+    assert store.get(KEYS.settings) is None
+
+    result = launch("tune", "demo", "--bucket-size", "4MiB", "--hierarchical", "off", env=env)
+    assert result.output.endswith("pinned: buckets of 4 MiB, flat; the next one follows what is pinned\n")
+    assert pinned(store) == StepSettings(4 << 20, False)
+
+    launch("tune", "demo", "--hierarchical", "script", "--algorithm", "bytegrad", env=env)
+    assert pinned(store) == StepSettings(4 << 20, None, "bytegrad"), "what was not named stays"
+    shown = json.loads(launch("tune", "demo", "--json", env=env).output)
+    assert shown["pinned"] == {
+        "bucket_bytes": 4 << 20,
+        "hierarchical": None,
+        "algorithm": "bytegrad",
+        "order": [],
+    }
+
+    launch("tune", "demo", "--forget", env=env)
+    assert pinned(store).is_empty, "written, not removed: a key that is gone is one that etcd lost"
+
+
+def test_the_study_under_way_is_shown(store: Store) -> None:
+    begin(store)
+    trial = Trial(StepSettings(hierarchical=True), 30, 10.0)
+    store.put(KEYS.study, encode_study(Study(2, "4 workers on 2 nodes", Phase.RESTING, trials=(trial,))))
+    words = "; study 2 of 4 workers on 2 nodes is resting after 1 trial, best: hierarchical (3 steps/s)"
+    assert str(show(store, "demo")).endswith(words)
+    store.put(KEYS.study, b"\xff")
+    assert str(show(store, "demo")).endswith("; the study can't be read")
+
+
+@pytest.mark.parametrize("algorithm", ["local_sgd", "qadam(bits=8)", "plain loop"])
+def test_a_job_that_cannot_be_tuned_is_refused(store: Store, algorithm: str) -> None:
+    begin(store, algorithm)
+    with pytest.raises(UserError, match="only jobs of gradient_allreduce and bytegrad"):
+        pin(store, "demo", {"bucket_bytes": 4096})
+    assert store.get(KEYS.settings) is None
+
+
+def test_a_job_of_restart_mode_is_refused(store: Store) -> None:
+    begin(store, mode=pb.JobSpec.RESTART)
+    with pytest.raises(UserError, match="restart mode"):
+        pin(store, "demo", {"bucket_bytes": 4096})
+
+
+def test_an_ended_and_an_unknown_job_are_refused(store: Store) -> None:
+    with pytest.raises(UserError, match="no job 'demo' in this etcd"):
+        show(store, "demo")
+    begin(store)
+    store.put(KEYS.result, pb.Result(outcome=pb.Result.SUCCEEDED).SerializeToString())
+    with pytest.raises(UserError, match="has ended"):
+        pin(store, "demo", {"bucket_bytes": 4096})
+
+
+def test_a_size_that_no_job_can_use_is_refused(store: Store) -> None:
+    begin(store)
+    with pytest.raises(UserError, match="buckets of 12 bytes are not from 1024"):
+        pin(store, "demo", {"bucket_bytes": 12})
+
+
+def test_sizes_as_people_write_them() -> None:
+    assert [size_bytes(t) for t in ("4MiB", "512 KiB", "1g", "4096", "64K")] == [
+        4 << 20, 512 << 10, 1 << 30, 4096, 64 << 10,
+    ]  # fmt: skip
+    for text in ("", "0", "4 TiB", "-1", "1.5MiB"):
+        with pytest.raises(RequestError, match="not a size"):
+            size_bytes(text)

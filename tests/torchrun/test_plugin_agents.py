@@ -1,0 +1,153 @@
+"""torchrun's own agents with `--rdzv-backend bagua-etcd`: one is killed with its workers, another joins."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_torchrun.settings import parse
+from tests.lab.wait import eventually
+
+# A worker says where it is, and ends when the file `end` appears. `gloo` also makes it meet the others by torch.
+WORKER = """
+import json, os, pathlib, sys, time
+said = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+here = pathlib.Path(__file__).parent
+if "gloo" in sys.argv:
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    said["sum"] = total.item()
+with open(here / f"said-{sys.argv[1]}", "a") as file:
+    print(json.dumps({**said, "pid": os.getpid()}), file=file, flush=True)
+while not (here / "end").exists():
+    if "gloo" in sys.argv:
+        dist.all_reduce(total)  # fails at once when a peer is gone
+    time.sleep(0.02)
+"""
+QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"
+START_S, CHANGE_S = 60, 90
+
+
+class Agent:
+    """One torchrun, and what its workers said, one dictionary for each start of a worker."""
+
+    def __init__(self, home: Path, name: str, etcd: EmbeddedEtcd, *arguments: str) -> None:
+        (home / "worker.py").write_text(WORKER)
+        self.said_file, self.log = home / f"said-{name}", home / f"log-{name}"
+        words = [
+            "--nnodes",
+            "2:2",
+            "--nproc-per-node",
+            "1",
+            "--max-restarts",
+            "3",
+            "--monitor-interval",
+            "0.2",
+        ]
+        words += ["--rdzv-backend", "bagua-etcd", "--rdzv-endpoint", str(etcd.endpoint), "--rdzv-id", "demo"]
+        words += ["--rdzv-conf", QUICK, "--local-addr", "127.0.0.1"]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    *words,
+                    str(home / "worker.py"),
+                    name,
+                    *arguments,
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={k: v for k, v in os.environ.items() if not k.startswith(("PET_", "TORCHELASTIC_"))},
+            )
+
+    def said(self) -> list[dict[str, str]]:
+        return (
+            [json.loads(line) for line in self.said_file.read_text().splitlines()]
+            if self.said_file.exists()
+            else []
+        )
+
+    def await_said(self, times: int, deadline_s: float) -> dict[str, str]:
+        eventually(
+            lambda: len(self.said()) >= times,
+            deadline_s,
+            lambda: f"worker {times} of {self.said_file.name}\n{self.log.read_text()[-3000:]}",
+            0.05,
+        )
+        return self.said()[times - 1]
+
+    def kill_all(self) -> None:
+        """The agent and its workers, as when their host is lost."""
+        self.process.kill()
+        self.process.wait(10)
+        for one in self.said():
+            try:
+                os.kill(int(one["pid"]), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@pytest.fixture
+def etcd() -> Iterator[EmbeddedEtcd]:
+    server = EmbeddedEtcd.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def agents() -> Iterator[list[Agent]]:
+    started: list[Agent] = []
+    yield started
+    for one in started:
+        one.kill_all()
+
+
+# Rank 1: with the store that torch shares between rounds, the third agent waits for an address that is never written.
+@pytest.mark.parametrize(
+    ("lost_rank", "arguments"), [("1", ()), pytest.param("0", ("gloo",), marks=pytest.mark.long)]
+)
+def test_a_new_agent_takes_the_place_of_a_killed_one(
+    tmp_path: Path, etcd: EmbeddedEtcd, agents: list[Agent], lost_rank: str, arguments: tuple[str, ...]
+) -> None:
+    first, second = (Agent(tmp_path, name, etcd, *arguments) for name in ("first", "second"))
+    agents += [first, second]
+    started = [one.await_said(1, START_S) for one in (first, second)]
+    assert sorted(one["RANK"] for one in started) == ["0", "1"]
+    assert len({one["MASTER_PORT"] for one in started}) == 1
+    lost, survivor = (first, second) if started[0]["RANK"] == lost_rank else (second, first)
+    lost.kill_all()
+    assert lost.process.returncode == -signal.SIGKILL
+
+    third = Agent(tmp_path, "third", etcd, *arguments)
+    agents.append(third)
+    ended = [third.await_said(1, CHANGE_S), survivor.await_said(2, CHANGE_S)]
+    assert sorted(one["RANK"] for one in ended) == ["0", "1"]
+    assert {one["MASTER_PORT"] for one in ended} != {started[0]["MASTER_PORT"]}
+    assert len({one["MASTER_PORT"] for one in ended}) == 1
+    if arguments:
+        assert {one["sum"] for one in ended} == {2.0}
+
+    (tmp_path / "end").touch()
+    for one in (survivor, third):
+        assert one.process.wait(CHANGE_S) == 0, one.log.read_text()[-3000:]
+    settings = parse(str(etcd.endpoint), "demo", {})
+    store = Store(settings.store)
+    try:
+        keys, _ = store.get_prefix(settings.prefix)
+    finally:
+        store.close()
+    assert settings.state_key in {key.key for key in keys}
+    assert all(key.lease_id for key in keys)  # nothing of the run stays for ever
