@@ -140,6 +140,11 @@ class Reading:
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the job's agent has accepted this trace."""
+        return bool(self._reader.trace.workers)
+
     def has_spans_of(self, worker_id: str) -> bool:
         worker = self._reader.trace.workers.get(worker_id)
         return worker is not None and bool(worker.spans)
@@ -165,11 +170,11 @@ def test_a_lost_worker_and_its_successor_are_in_the_trace_and_a_second_one_is_re
     one.await_step(2)
     reading = Reading(etcd, one)
 
-    def second_is_refused() -> bool:
-        code, said = command(etcd, one.job_id, "--steps", "1", "--out", str(tmp_path / "b.json"))
-        return code == 2 and "is being traced already" in said and "the test has been tracing it for" in said
-
-    eventually(second_is_refused, DEADLINE_S, "the job is traced")
+    # before the command below, which would be the first to trace the job otherwise, and the reading be refused
+    eventually(lambda: reading.has_begun, DEADLINE_S, "the job is traced")
+    code, said = command(etcd, one.job_id, "--steps", "1", "--out", str(tmp_path / "b.json"))
+    assert code == 2, said
+    assert "is being traced already" in said and "the test has been tracing it for" in said
     assert not (tmp_path / "b.json").exists()
     killed = node.workers[1].worker_id
     eventually(lambda: reading.has_spans_of(killed), DEADLINE_S, "spans of the worker that is killed now")
