@@ -6,8 +6,11 @@ programs/ holds them. Each saves checkpoints and goes on from them by its own me
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,19 @@ PROGRAMS = Path(__file__).with_name("programs")
 TIMEOUT_S = 240
 
 
+def workers_of(launcher: int) -> list[int]:
+    """The processes of the program under test, whichever helper of the launcher started them."""
+    parents: dict[int, tuple[int, bytes]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(entry.name)] = parent, (entry / "cmdline").read_bytes()
+    found = [launcher]
+    for pid in found:
+        found += [child for child, (parent, _) in parents.items() if parent == pid]
+    return [pid for pid in found[1:] if os.fsencode(PROGRAMS) in parents[pid][1]]
+
+
 def run(directory: Path, launcher: str, program: str, *options: str) -> tuple[Path, str]:
     """The program's directory, and what was said on stderr."""
     out = directory / launcher.replace(".", "-")
@@ -27,7 +43,7 @@ def run(directory: Path, launcher: str, program: str, *options: str) -> tuple[Pa
     with subprocess.Popen(
         [*words, str(PROGRAMS / f"{program}.py"), str(out)],
         cwd=directory,
-        env=launch_environment(directory, OMP_NUM_THREADS="1"),
+        env=launch_environment(directory, OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -35,9 +51,11 @@ def run(directory: Path, launcher: str, program: str, *options: str) -> tuple[Pa
         try:
             shown, said = started.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
+            for worker in workers_of(started.pid):
+                os.kill(worker, signal.SIGABRT)  # it writes the stacks of its threads: see PYTHONFAULTHANDLER
             started.terminate()  # not killed: it ends its workers, which have sessions of their own
-            started.communicate(timeout=TIMEOUT_S)
-            raise
+            shown, said = started.communicate(timeout=TIMEOUT_S)
+            pytest.fail(f"{launcher} was not done after {TIMEOUT_S} s\n{shown}\n{said}")
     assert started.returncode == 0, shown + said
     return out, said
 
