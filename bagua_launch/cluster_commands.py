@@ -29,9 +29,9 @@ from bagua_launch.tables import table
 from bagua_launch.trace_command import trace
 
 if TYPE_CHECKING:
-    from bagua_agent.cluster_client.cluster_status import JobStatus
     from bagua_agent.etcd.client import Store
     from bagua_agent.history.job_history import JobEvent
+    from bagua_agent.observation.cluster_status import JobStatus
 
 
 def submit(**typed: Any) -> int:
@@ -109,9 +109,9 @@ def status(**typed: Any) -> int:
     job_id, as_json = typed.pop("job"), typed.pop("json")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         from bagua_agent.cluster_client.cluster_requests import unknown_job
-        from bagua_agent.cluster_client.cluster_status import cluster_status
         from bagua_agent.cluster_client.replica_status import read_replicas
         from bagua_agent.cluster_client.started_jobs import started_job, started_jobs
+        from bagua_agent.observation.cluster_status import cluster_status
 
         submitted = cluster_status(store, complain=note).jobs
         jobs = [j for j in submitted if job_id in (None, j.job_id)]
@@ -146,7 +146,7 @@ def status(**typed: Any) -> int:
 def nodes(**typed: Any) -> int:
     as_json = typed.pop("json")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
-        from bagua_agent.cluster_client.cluster_status import cluster_status
+        from bagua_agent.observation.cluster_status import cluster_status
 
         found = cluster_status(store, complain=note)
     if as_json:
@@ -415,7 +415,10 @@ COMMANDS = {
         _command(
             "top", top, watch_commands.TOP_HELP, click.Argument(["job"]), *watch_commands.TOP_OPTIONS, JSON,
         ),
-        _command("dashboard", dashboard, watch_commands.DASHBOARD_HELP, click.Argument(["job"]), watch_commands.LISTEN),
+        _command(
+            "dashboard", dashboard, watch_commands.DASHBOARD_HELP, click.Argument(["job"], required=False),
+            watch_commands.LISTEN,
+        ),
         _command("tune", tune, tune_command.HELP, click.Argument(["job"]), *tune_command.OPTIONS, JSON),
         _command(
             "trace", trace,

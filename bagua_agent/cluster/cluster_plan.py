@@ -21,11 +21,13 @@ class JobState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """The state of a job once the plan is carried out. reason: a sentence for people."""
+    """The state of a job once the plan is carried out. reason: a sentence for people. fits: the cluster's nodes are
+    enough for it once other jobs end; only a queued job may not fit."""
 
     state: JobState
     reason: str
     nodes: tuple[str, ...] = ()
+    fits: bool = True
 
 
 @dataclass(frozen=True, slots=True)

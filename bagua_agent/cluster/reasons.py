@@ -90,7 +90,9 @@ class _Sentences:
         shortage = self.found.shortages.get(job.job_id)
         if not nodes:
             lost = "had begun and has no node any more; " if holding.begun else ""
-            return JobPlan(JobState.QUEUED, lost + self._waits(holding, shortage or Shortage(0, 0)))
+            shortage = shortage or Shortage(0, 0)
+            fits = shortage.fitting >= holding.least
+            return JobPlan(JobState.QUEUED, lost + self._waits(holding, shortage), fits=fits)
         verb, state = ("runs", JobState.RUNNING) if holding.begun else ("starts", JobState.STARTING)
         parts = [
             f"{verb} on {some(nodes, MOST_NAMES)} ({len(nodes)} of {job.min_nodes} to {job.max_nodes} nodes)"

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.cluster_client.cluster_requests import JobEnded, read_end, submission_nonce
-from bagua_agent.cluster_client.cluster_status import cluster_status
 from bagua_agent.cluster_client.started_jobs import end_of, is_submitted, started_job
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.mirror import Change, PrefixMirror
 from bagua_agent.history.job_history import JobEvent, events_of
+from bagua_agent.observation.cluster_status import cluster_status
 
 LAST_NEWS_S = 1.0  # the outcome of a job that was removed comes by a watch of its own, perhaps a moment later
 QUEUE_LOOK_S = 2.0  # while a job waits, its reason changes with every other job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bagua_agent.cluster_client.cluster_status import NodeStatus, cluster_status
+from bagua_agent.observation.cluster_status import NodeStatus, cluster_status
 from bagua_agent.service.config.agent_config_keys import KEYS
 from tests.cluster.cluster import DEADLINE_S, Cluster
 from tests.cluster.conftest import MakeCluster

@@ -25,7 +25,7 @@ from bagua_agent.cluster.cluster_records import (
 from bagua_agent.cluster.retention import beyond_retention, expired_removals
 from bagua_agent.cluster.scheduling import plan
 from bagua_agent.cluster_client.cluster_requests import outcome_of, submission_nonce
-from bagua_agent.cluster_client.cluster_status import cluster_status
+from bagua_agent.observation.cluster_status import cluster_status
 from bagua_agent.cluster_client.log_reader import LogReader
 from bagua_agent.cluster_state.cluster_picture import ClusterPicture
 from bagua_agent.cluster_state.odd_records import OddRecords

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.cluster_client.cluster_status import cluster_status
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.observation.cluster_status import cluster_status
 from bagua_agent.service.state_machine import machine
 from tests.agent.service.daemon_here import running_daemon
 from tests.lab.wait import eventually

@@ -19,7 +19,6 @@ from bagua_agent.cluster.cluster_view import (
     UnitView,
 )
 from bagua_agent.cluster.job_ends import stopped
-from bagua_agent.cluster_client.cluster_status import cluster_status
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.config.job_config_file import SUBMITTED, encode
 from bagua_agent.etcd import cluster_keys
@@ -28,6 +27,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.history.job_history import agent_failed, events_of
 from bagua_agent.job import run
+from bagua_agent.observation.cluster_status import cluster_status
 from bagua_agent.service.failure_events import write_failure
 from bagua_agent.service.units import run_unit
 from bagua_agent.service.units.child_units import ChildUnits
