@@ -1,0 +1,92 @@
+"""Asks one agent of each running job how far its job is, and at which speed it trains.
+
+Agents are asked one after the other and within a budget of time, those that were asked longest ago first, so that a
+silent agent delays neither the others nor the page for long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from bagua_agent.base.errors import UserError
+from bagua_agent.etcd.client import KeyValue, Store
+from bagua_agent.observation.agent_calls import JobAgents
+from bagua_contract import control_pb2
+
+BUDGET_S = (
+    2.0  # of one round; an agent that does not answer may take CALL_TIMEOUT_S of agent_calls.py beyond it
+)
+ASK_EVERY_S = 5.0
+MOST_JOBS = 32  # others show no progress
+
+
+@dataclass(frozen=True, slots=True)
+class JobPace:
+    """total_steps: 0 if it is not known. steps_per_s: of the last report; 0 before the first step."""
+
+    step: int
+    total_steps: int
+    steps_per_s: float
+
+    @property
+    def left_s(self) -> float | None:
+        """Until the last step; None where the total or the rate is unknown."""
+        if not self.total_steps or self.steps_per_s <= 0:
+            return None
+        return max(0, self.total_steps - self.step) / self.steps_per_s
+
+
+def pace_of(node: control_pb2.ReadNodeReply) -> JobPace | None:
+    """Of the worker that is furthest; None before the first report. Pure."""
+    reports = [w.progress for w in node.workers if w.HasField("progress")]
+    if not reports:
+        return None
+    newest = max(reports, key=lambda report: report.step)
+    return JobPace(newest.step, newest.total_steps, newest.steps_per_s)
+
+
+class JobPaces:
+    """For one thread; `close` ends its connections."""
+
+    def __init__(self, store: Store, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock_s = clock_s
+        self._agents: dict[str, JobAgents] = {}
+        self._asked_s: dict[str, float] = {}
+        self._paces: dict[str, JobPace] = {}
+
+    def look(self, agents: Mapping[str, Iterable[KeyValue]]) -> dict[str, JobPace]:
+        """By job. agents: the keys below `agents/` of each running job. Raises StoreUnavailable."""
+        jobs = sorted(agents)[:MOST_JOBS]
+        for job_id in self._agents.keys() - set(jobs):
+            self._agents.pop(job_id).close()
+            self._asked_s.pop(job_id, None)
+            self._paces.pop(job_id, None)
+        began_s = self._clock_s()
+        for job_id in sorted(jobs, key=lambda job_id: self._asked_s.get(job_id, float("-inf"))):
+            now_s = self._clock_s()
+            if now_s - began_s >= BUDGET_S or now_s - self._asked_s.get(job_id, float("-inf")) < ASK_EVERY_S:
+                break  # the others were asked later still
+            self._asked_s[job_id] = now_s
+            self._ask(job_id, list(agents[job_id])[:1])
+        return dict(self._paces)
+
+    def _ask(self, job_id: str, records: list[KeyValue]) -> None:
+        if job_id not in self._agents:
+            self._agents[job_id] = JobAgents(self._store, job_id)
+        try:
+            seen = self._agents[job_id].look(records)
+        except UserError:
+            seen = ()  # without the right to the job's key pair its progress is unknown
+        pace = next((pace_of(agent.node) for agent in seen if agent.node is not None), None)
+        if pace is None:
+            self._paces.pop(job_id, None)
+        else:
+            self._paces[job_id] = pace
+
+    def close(self) -> None:
+        for agents in self._agents.values():
+            agents.close()
+        self._agents.clear()
