@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bagua_agent.base.plain_text import plain_line
+from bagua_launch.command_line import note
 from bagua_launch.errors import RequestError
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ TOP_HELP = (
     "each look prints a line. Ends with the job."
 )
 DASHBOARD_HELP = (
-    "Serve the page about a job from this machine.\n\nFor any job that the etcd knows, submitted or started by hand; a "
-    "job that was started with --dashboard serves one itself."
+    "Serve the page about a job, or about the cluster, from this machine.\n\nFor any job that the etcd knows, "
+    "submitted or started by hand; a job that was started with --dashboard serves one itself. Without JOB: nodes, "
+    "slots, the queue, and a page for each job."
 )
 TOP_OPTIONS = (
     click.Option(
@@ -106,10 +108,12 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-def dashboard(store: Store, job_id: str, listen: str) -> int:
-    """Until Ctrl-C. Raises UserError if there is no such job or the address can't be used."""
+def dashboard(store: Store, job_id: str | None, listen: str) -> int:
+    """Until Ctrl-C. job_id: None for the cluster. Raises UserError if there is no such job or the address can't be
+    used."""
     from bagua_agent.base.errors import InfrastructureLost
     from bagua_agent.cluster_client.cluster_requests import unknown_job
+    from bagua_agent.dashboard.cluster_collector import ClusterCollector
     from bagua_agent.dashboard.collector import Collector
     from bagua_agent.dashboard.listening import Listening
     from bagua_agent.dashboard.server import Dashboard
@@ -119,20 +123,27 @@ def dashboard(store: Store, job_id: str, listen: str) -> int:
         listening = Listening.parse(listen)
     except ValueError as error:
         raise RequestError(f"--listen: {error}; use a port, or HOST:PORT") from error
-    if store.get(JobKeys(job_id).spec) is None:
+    if job_id is not None and store.get(JobKeys(job_id).spec) is None:
         raise unknown_job(store, job_id)
-    page = Dashboard(listening)
-    if not page.address:
-        raise InfrastructureLost(f"can't serve the page of job {job_id!r}: see above; use another --listen")
-    page.start()
-    collector = Collector(store, job_id)
-    page.watch(collector)
-    click.echo(plain_line(f"dashboard at http://{page.address}/; Ctrl-C ends it, not the job"))
+    cluster = ClusterCollector(store, note) if job_id is None else None
+    page = Dashboard(listening, cluster=cluster)
+    collector: Collector | None = None
     try:
+        if not page.address:
+            what = "the cluster's page" if job_id is None else f"the page of job {job_id!r}"
+            raise InfrastructureLost(f"can't serve {what}: see above; use another --listen")
+        page.start()
+        if job_id is not None:
+            collector = Collector(store, job_id)
+            page.watch(collector)
+        ends = "the cluster goes on" if job_id is None else "the job goes on"
+        click.echo(plain_line(f"dashboard at http://{page.address}/; Ctrl-C ends it, and {ends}"))
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:
         return 0
     finally:
-        collector.stop()
+        for made in (collector, cluster):
+            if made is not None:
+                made.stop()
         page.stop()

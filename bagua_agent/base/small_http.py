@@ -98,7 +98,7 @@ class SmallHttpServer:
         try:
             self._server = _open(host, port, handler, threads, or_any_port=or_any_port)
         except OSError as problem:
-            log.warning("no %s at port %d: %s; the job goes on without", what, port, problem.strerror)
+            log.warning("no %s at port %d: %s; everything else goes on without", what, port, problem.strerror)
 
     @property
     def port(self) -> int | None:

@@ -1,6 +1,7 @@
-"""Serves the page, its data, output and stacks of workers, and the agent's metrics, health and readiness over HTTP.
+"""Serves the page of a job or of a cluster, its data, output and stacks of workers, and metrics and health over HTTP.
 
-Read-only: no request changes the job. Listens on the loopback interface unless another address is asked for, and then
+/ is the page of the job, or of the cluster; a cluster's jobs have theirs at /job/JOB/. Below a page, api/ has its data.
+Read-only: no request changes anything. Listens on the loopback interface unless another address is asked for, and then
 answers requests to that address alone, so that a page of another site can't reach it through a name of its own.
 """
 
@@ -13,6 +14,7 @@ from importlib import resources
 
 from bagua_agent.base.errors import BaguaError
 from bagua_agent.base.small_http import Answer, SmallHttpServer
+from bagua_agent.dashboard.cluster_collector import ClusterCollector
 from bagua_agent.dashboard.collector import Collector
 from bagua_agent.dashboard.listening import Listening
 from bagua_agent.observation.job_output import STREAMS
@@ -26,6 +28,8 @@ _CONTENT_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
+_JSON = "application/json"
+_JOB_PATH = re.compile(r"/job/([A-Za-z0-9._-]{1,100})(/.*)")
 _STATIC_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.(html|css|js|svg)")
 _HEADERS = {
     # connect-src: the page looks whether another agent serves it, once its own is gone
@@ -39,16 +43,21 @@ _NOT_FOUND = Answer(404, b"there are /, /metrics, /healthz and /readyz\n")
 
 
 class Dashboard:
-    """Serves between `start` and `stop`; shows a job between `watch` and `unwatch`.
+    """Serves between `start` and `stop`; shows a job between `watch` and `unwatch`, or a cluster.
 
-    more(path): answers of the agent itself (metrics, health); None for a path that it does not know.
+    more(path): answers of the agent or the daemon itself (metrics, health); None for a path that it does not know.
     """
 
     def __init__(
-        self, listening: Listening, more: Callable[[str], Answer | None] = lambda path: None
+        self,
+        listening: Listening,
+        more: Callable[[str], Answer | None] = lambda path: None,
+        *,
+        cluster: ClusterCollector | None = None,
     ) -> None:
         self._listening = listening
         self._more = more
+        self._cluster = cluster
         self._collector: Collector | None = None
         self._server = SmallHttpServer(
             listening.port,
@@ -90,31 +99,48 @@ class Dashboard:
             return Answer(
                 403, b"this page is for browsers of its own host; use http://localhost and its port\n"
             )
-        if path.startswith("/api/stacks/") and headers.get(PAGE_HEADER) is None:
+        if "/api/stacks/" in path and headers.get(PAGE_HEADER) is None:
             return Answer(403, f"only the page itself asks for stacks ({PAGE_HEADER})\n".encode())
         return None
 
     def _answer(self, path: str) -> Answer:
-        if path == "/":
-            return _static("index.html")
         if path.startswith("/static/"):
             return _static(path.removeprefix("/static/"))
         if (answer := self._more(path)) is not None:
             return answer
-        collector = self._collector
+        if self._cluster is None:
+            return _of_job(self._collector, path)
+        if path == "/":
+            return _static("cluster.html")
         if path == "/api/page":
-            page = (
-                b'{"problem": "this agent has not joined its job yet"}'
-                if collector is None
-                else collector.page()
-            )
-            return Answer(200, page, "application/json")
-        if collector is None or not path.startswith("/api/"):
+            return Answer(200, self._cluster.page(), _JSON)
+        if (below := _JOB_PATH.fullmatch(path)) is None:
             return _NOT_FOUND
+        if below[2] == "/":
+            return _static("index.html")  # its data says whether there is such a job
         try:
-            return _of_worker(collector, path.removeprefix("/api/").split("/"))
+            found = self._cluster.job(below[1])
         except BaguaError as error:
-            return _json({"problem": str(error)})
+            found = f"etcd does not answer: {error}"
+        if isinstance(found, str):
+            return _json({"problem": found})
+        return _of_job(found, below[2])
+
+
+def _of_job(collector: Collector | None, path: str) -> Answer:
+    if path == "/":
+        return _static("index.html")
+    if path == "/api/page":
+        page = (
+            b'{"problem": "this agent has not joined its job yet"}' if collector is None else collector.page()
+        )
+        return Answer(200, page, _JSON)
+    if collector is None or not path.startswith("/api/"):
+        return _NOT_FOUND
+    try:
+        return _of_worker(collector, path.removeprefix("/api/").split("/"))
+    except BaguaError as error:
+        return _json({"problem": str(error)})
 
 
 def _of_worker(collector: Collector, words: list[str]) -> Answer:
@@ -147,7 +173,7 @@ def _is_number(text: str) -> bool:
 
 
 def _json(value: object) -> Answer:
-    return Answer(200, json.dumps(value).encode(), "application/json")
+    return Answer(200, json.dumps(value).encode(), _JSON)
 
 
 def _static(name: str) -> Answer:

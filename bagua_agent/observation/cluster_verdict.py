@@ -74,13 +74,13 @@ def _silent_nodes(facts: ClusterFacts) -> Verdict | None:
     jobs = sorted(
         {job_id for node in silent for job_id, _, state in node.jobs if state in ("running", "leaving")}
     )
-    losing = f" It ran {some(jobs, _MOST_NAMES)}." if jobs else ""
-    longest_s = max(node.absent_s for node in silent)
-    since = "since before this page was opened" if longest_s > 1e8 else f"for {duration(longest_s)}"
+    losing = f" It ran {'job' if len(jobs) == 1 else 'jobs'} {some(jobs, _MOST_NAMES)}." if jobs else ""
+    one, longest_s = len(silent) == 1, max(node.absent_s for node in silent)
+    since = "since this page was opened" if longest_s > 1e8 else f"for {duration(longest_s)}"
     names = some((node.node_name for node in silent), _MOST_NAMES)
     return Verdict(
         Level.WARNING,
-        f"{'Node' if len(silent) == 1 else 'Nodes'} {names} {'is' if len(silent) == 1 else 'are'} silent {since}.",
+        f"{'Node' if one else 'Nodes'} {names} {'has' if one else 'have'} been silent {since}.",
         f"The daemon has ended, or its host or network is down.{losing} After 15 s jobs get other nodes, where there "
         "are any.",
         "Look at that host: is it up, does its service bagua-agent run, does it reach etcd?",

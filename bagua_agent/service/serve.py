@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bagua_agent.base.errors import StoreUnavailable
 from bagua_agent.base.plain_logging import log_to_stderr
@@ -37,6 +38,9 @@ from bagua_agent.service.units.systemd_units import SystemdUnits, is_there
 from bagua_agent.service.units.units import UnitRunner, units_folder
 from bagua_contract.addresses import joined
 from bagua_contract.distribution import own_version
+
+if TYPE_CHECKING:
+    from bagua_agent.service.node.cluster_page_service import ClusterPage
 
 CONNECT_TIMEOUT_S = 2.0
 _SIGNALS = ("SIGTERM", "SIGINT")
@@ -109,22 +113,35 @@ def _serve(
     )
     stop.tell(daemon.stop)
     log_service: LogService | None = None
+    page: ClusterPage | None = None
     try:
         tls = None if config.tls_files is None else RenewedTls(config.tls_files)
         logs = JobLogs(Path(config.directories_log), config.node_name)
         log_service = LogService(lambda: NodeServer(listening_at, logs, daemon.runs, tls), daemon.note, _say)
         log_service.start()
+        page = _open_page(config, store)
         _say(f"node {config.node_name} has {facts.slots} slots")
         scheduler.start()
         daemon.run()
     finally:
         if log_service is not None:
             log_service.stop()
+        if page is not None:
+            page.stop()
         scheduler.stop()
         leased.close()
         store.close()
     _say("stopped; units go on")
     return 0
+
+
+def _open_page(config: AgentConfig, store: Store) -> ClusterPage | None:
+    """None: the configuration asks for none, so no memory is taken for it."""
+    if not config.dashboard_listen:
+        return None
+    from bagua_agent.service.node.cluster_page_service import open_page
+
+    return open_page(config, store, _say)
 
 
 def _tell_lapses(event: LeaseEvent) -> None:

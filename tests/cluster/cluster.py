@@ -51,6 +51,8 @@ state = "{directory}/state"
 log = "{directory}/log"
 [times]
 node_lease_s = {node_lease_s}
+[dashboard]
+listen = "{dashboard}"
 """
 
 
@@ -72,6 +74,7 @@ class Daemon:
                 slots=slots,
                 directory=self.directory,
                 node_lease_s=cluster.node_lease_s,
+                dashboard=cluster.dashboard,
             )
         )
         self.log = self.directory / "daemon.log"
@@ -186,11 +189,13 @@ class Cluster:
         slots: int = 1,
         etcd_beside: bool = False,
         node_lease_s: float = 2.0,
+        dashboard: str = "",
     ) -> None:
         """etcd on the lab's first host, a daemon on every other. etcd_beside: a daemon on every host, and a member of
         etcd on each of the first three. node_lease_s: how long the others miss a daemon that is frozen."""
         self.lab = lab
         self.node_lease_s = node_lease_s
+        self.dashboard = dashboard  # where each daemon serves the page; empty: nowhere
         self.directory = directory
         nodes = lab.hosts if etcd_beside else lab.hosts[1:]
         self.etcd: EtcdCluster = lab.etcd(*(lab.hosts[:3] if etcd_beside else lab.hosts[:1]))

@@ -18,14 +18,23 @@ MakeCluster = Callable[..., Cluster]
 
 @pytest.fixture
 def make_cluster(make_lab: MakeLab, tmp_path: Path) -> Iterator[MakeCluster]:
-    """make_cluster(nodes, slots=1, etcd_beside=False, node_lease_s=2.0), see Cluster: with its daemons started."""
+    """make_cluster(nodes, slots=1, etcd_beside=False, node_lease_s=2.0, dashboard=""), see Cluster: with its daemons
+    started."""
     with ExitStack() as made:
 
-        def make(nodes: int, slots: int = 1, etcd_beside: bool = False, node_lease_s: float = 2.0) -> Cluster:
+        def make(
+            nodes: int,
+            slots: int = 1,
+            etcd_beside: bool = False,
+            node_lease_s: float = 2.0,
+            dashboard: str = "",
+        ) -> Cluster:
             lab = make_lab(nodes if etcd_beside else 1 + nodes)
             directory = tmp_path / "cluster"
             directory.mkdir()
-            cluster = made.enter_context(closing(Cluster(lab, directory, slots, etcd_beside, node_lease_s)))
+            cluster = made.enter_context(
+                closing(Cluster(lab, directory, slots, etcd_beside, node_lease_s, dashboard))
+            )
             for daemon in cluster.daemons:
                 daemon.start()
             cluster.await_nodes(nodes)

@@ -25,7 +25,6 @@ from bagua_agent.cluster.cluster_records import (
 from bagua_agent.cluster.retention import beyond_retention, expired_removals
 from bagua_agent.cluster.scheduling import plan
 from bagua_agent.cluster_client.cluster_requests import outcome_of, submission_nonce
-from bagua_agent.observation.cluster_status import cluster_status
 from bagua_agent.cluster_client.log_reader import LogReader
 from bagua_agent.cluster_state.cluster_picture import ClusterPicture
 from bagua_agent.cluster_state.odd_records import OddRecords
@@ -35,6 +34,7 @@ from bagua_agent.etcd.keys import JOBS_PREFIX, JobKeys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.history.job_history import events_of
+from bagua_agent.observation.cluster_status import cluster_status
 from bagua_agent.service.config import agent_config
 from bagua_agent.service.units.unit_request import unit_request
 from bagua_contract import cluster_pb2 as pb

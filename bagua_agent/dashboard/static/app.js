@@ -1,35 +1,29 @@
 // Asks the agent for the job's data once a second and shows it. What the page says is decided by the agent.
 
 import { Chart } from "./charts.js";
+import { keepAsking, problem, showBar, showFacts, showVerdict } from "./common.js";
 import { byId, element, rows, setText } from "./dom.js";
 import { bytes, clock, number, percent, seconds } from "./format.js";
 import { Heat } from "./heat.js";
 import { Panel } from "./panel.js";
 
-const EVERY_MS = 1000;
-const ANSWER_MS = 8000;
-const GONE_AFTER = 3; // requests in a row without an answer
 const SLOWER_BY = 1.5;
+// There a daemon or a command serves this page, so no agent of the job takes its place.
+const isBelowCluster = location.pathname !== "/";
 
 const panel = new Panel();
 const speed = new Chart(byId("speed"), "steps/s", "--u0", true);
 const metricChart = new Chart(byId("metric-chart"), "", "--u4");
 const heat = new Heat(byId("heat"), byId("heat-cell"));
 let last = null;
-let failed = 0;
 
-function showVerdict(page) {
-  const { level, what, why, next } = page.verdict;
-  byId("verdict").dataset.level = level;
-  setText(byId("what"), what);
-  setText(byId("why"), why);
-  setText(byId("next"), next);
-  document.title = `${level === "good" ? "" : "⚠ "}${page.job} – Bagua`;
+function showHead(page) {
+  showVerdict(page.verdict, page.job);
   setText(byId("job"), page.job);
-  setText(byId("served"), `${page.served_by ? `served by the agent of ${page.served_by}, ` : ""}as of ${clock(page.at)}`);
+  setText(byId("served"), `${page.served_by ? `served by the ${isBelowCluster ? "daemon" : "agent"} of ${page.served_by}, ` : ""}as of ${clock(page.at)}`);
 }
 
-function showFacts(page) {
+function showNow(page) {
   const now = page.progress;
   const facts = [
     ["Step", now.total ? `${number(now.step)} of ${number(now.total)}` : number(now.step)],
@@ -42,18 +36,7 @@ function showFacts(page) {
     ["Goodput", percent(page.goodput.share)],
     ...Object.entries(page.metrics).slice(0, 4).map(([name, value]) => [`Mean ${name}`, number(value)]),
   ];
-  const list = byId("facts");
-  if (list.children.length !== facts.length) {
-    list.replaceChildren(...facts.map(() => {
-      const pair = element("div");
-      pair.append(element("dt"), element("dd"));
-      return pair;
-    }));
-  }
-  facts.forEach(([name, value], index) => {
-    setText(list.children[index].children[0], name);
-    setText(list.children[index].children[1], value);
-  });
+  showFacts(byId("facts"), facts);
   const bar = byId("progress");
   bar.hidden = !now.total;
   bar.value = now.total ? now.step / now.total : 0;
@@ -61,25 +44,18 @@ function showFacts(page) {
 
 function showGoodput({ parts, share, computing_share: computing }) {
   const total = parts.reduce((sum, part) => sum + part.seconds, 0);
-  const bar = byId("goodput-bar");
   const order = ["step", "failed_step", "failover", "switch", "heal", "checkpoint", "waiting", "standby", "start"];
-  const place = (part) => `u${Math.max(0, order.indexOf(part.use))}`;
-  bar.replaceChildren(...parts.map((part) => {
-    const piece = element("span", "", place(part));
-    piece.style.flexGrow = part.seconds / total;
-    return piece;
+  const shown = parts.map((part) => ({
+    share: part.seconds / total,
+    text: `${part.name} ${seconds(part.seconds)} (${percent(part.seconds / total)})`,
+    place: Math.max(0, order.indexOf(part.use)),
   }));
-  byId("goodput-legend").replaceChildren(...parts.map((part) => {
-    const item = element("li");
-    item.append(element("i", "", place(part)), `${part.name} ${seconds(part.seconds)} (${percent(part.seconds / total)})`);
-    return item;
-  }));
+  const said = parts.map((part) => `${part.name} ${percent(part.seconds / total)}`).join(", ");
+  showBar(byId("goodput-bar"), byId("goodput-legend"), shown, `Goodput ${percent(share)}; ${said}`);
   setText(
     byId("computing"),
     computing === null ? "" : `In steps the workers computed ${percent(computing)} of the time and waited for others and the network ${percent(1 - computing)}.`,
   );
-  const said = parts.map((part) => `${part.name} ${percent(part.seconds / total)}`).join(", ");
-  if (parts.length) bar.setAttribute("aria-label", `Goodput ${percent(share)}; ${said}`);
 }
 
 function showCharts(page) {
@@ -157,7 +133,7 @@ function showNodes(nodes) {
           return;
         }
         const link = element("a", n.dashboard);
-        link.href = `http://${n.dashboard}/`;
+        link.href = addressOf(n.dashboard);
         cell.append(link);
       },
     ],
@@ -199,18 +175,11 @@ function showEvents(events) {
   });
 }
 
-function problem(text) {
-  byId("problem").hidden = !text;
-  setText(byId("problem"), text);
-}
-
 function show(page) {
-  problem(page.problem ?? "");
-  if (!page.verdict) return;
   last = page;
-  showVerdict(page);
+  showHead(page);
   showFailures(page.failures, page.failures_first);
-  showFacts(page);
+  showNow(page);
   showGoodput(page.goodput);
   showCharts(page);
   showTimeline(page.generations);
@@ -220,13 +189,17 @@ function show(page) {
   showEvents(page.events);
 }
 
+function addressOf(dashboard) {
+  return `http://${dashboard}/`;
+}
+
 // The agent of this page is gone: another agent of the job may serve one.
 async function goElsewhere() {
   for (const node of last?.nodes ?? []) {
     if (!node.dashboard || node.dashboard === location.host) continue;
     try {
-      await fetch(`http://${node.dashboard}/healthz`, { mode: "no-cors", signal: AbortSignal.timeout(2000) });
-      location.replace(`http://${node.dashboard}/`);
+      await fetch(`${addressOf(node.dashboard)}healthz`, { mode: "no-cors", signal: AbortSignal.timeout(2000) });
+      location.replace(addressOf(node.dashboard));
       return;
     } catch {
       continue; // it is gone too
@@ -234,31 +207,17 @@ async function goElsewhere() {
   }
 }
 
-async function look() {
-  try {
-    const answer = await fetch("/api/page", { signal: AbortSignal.timeout(ANSWER_MS) });
-    show(await answer.json());
-    failed = 0;
-  } catch (error) {
-    if (error instanceof TypeError || error.name === "TimeoutError" || error.name === "AbortError") {
-      failed += 1;
-      if (failed >= GONE_AFTER) {
-        problem(
-          last?.over
-            ? "The job is over and its agent has ended: this is the last that it said."
-            : `The agent that served this page does not answer. The page shows what was so at ${clock(last?.at)}, and goes on when it is back.`,
-        );
-        if (!last?.over) await goElsewhere();
-      }
-    } else {
-      throw error;
-    }
-  } finally {
-    setTimeout(look, EVERY_MS);
-  }
+async function gone() {
+  problem(
+    last?.over
+      ? "The job is over and its agent has ended: this is the last that it said."
+      : `The agent that served this page does not answer. The page shows what was so at ${clock(last?.at)}, and goes on when it is back.`,
+  );
+  if (!last?.over && !isBelowCluster) await goElsewhere();
 }
 
 byId("metric").addEventListener("change", () => last && showCharts(last));
 addEventListener("resize", () => last && (showCharts(last), heat.show(last.heat)));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => last && (showCharts(last), heat.show(last.heat)));
-look();
+byId("up").hidden = !isBelowCluster;
+keepAsking(show, gone);

@@ -34,3 +34,11 @@ export function percent(share) {
 export function clock(unixSeconds) {
   return unixSeconds ? new Date(unixSeconds * 1000).toLocaleTimeString("en-GB") : "–";
 }
+
+// The time of day, with the date where it is not today's.
+export function moment(unixSeconds) {
+  if (!unixSeconds) return "–";
+  const at = new Date(unixSeconds * 1000);
+  const time = at.toLocaleTimeString("en-GB");
+  return at.toDateString() === new Date().toDateString() ? time : `${at.toLocaleDateString("en-CA")} ${time}`;
+}

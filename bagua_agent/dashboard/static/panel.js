@@ -35,7 +35,7 @@ export class Panel {
     let position = 0;
     while (this.opened === mine) {
       try {
-        const answer = await fetch(`/api/log/${worker.agent}/${worker.slot}/${stream}/${position}`);
+        const answer = await fetch(`api/log/${worker.agent}/${worker.slot}/${stream}/${position}`);
         const part = await answer.json();
         if (this.opened !== mine) return;
         if (part.problem) {
@@ -66,7 +66,7 @@ export class Panel {
     const mine = this.begin(`Stacks of ${worker.name}`, false);
     setText(this.note, "Asking the worker…");
     try {
-      const answer = await fetch(`/api/stacks/${worker.agent}/${worker.slot}`, { headers: { "X-Bagua-Page": "1" } });
+      const answer = await fetch(`api/stacks/${worker.agent}/${worker.slot}`, { headers: { "X-Bagua-Page": "1" } });
       const stacks = await answer.json();
       if (this.opened !== mine) return;
       setText(this.note, stacks.problem || "Taken just now.");

@@ -20,6 +20,7 @@ from typing import Any
 from bagua_agent.base.errors import UserError
 from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
 from bagua_agent.config.job_config import StoreCredentials
+from bagua_agent.dashboard.listening import Listening
 from bagua_agent.etcd.endpoints import Endpoint, parse_endpoint
 from bagua_agent.security.certificate_files import (
     TlsFiles,
@@ -186,6 +187,7 @@ def _complaint(config: AgentConfig) -> str | None:
         _incomplete(config)
         or _exposed_etcd(config, endpoints)
         or _exposed_daemon(config, endpoints)
+        or _exposed_dashboard(config)
         or next(
             (
                 f"directories.{name} '' is empty; name a directory, or leave it out"
@@ -253,6 +255,18 @@ def _exposed_daemon(config: AgentConfig, endpoints: tuple[Endpoint, ...]) -> str
     return (
         f"{place} beyond this host, and any caller of the daemon runs programs here; give tls.ca_file, tls.cert_file "
         f"and tls.key_file, or say insecure = true"
+    )
+
+
+def _exposed_dashboard(config: AgentConfig) -> str | None:
+    if not config.dashboard_listen or config.insecure:
+        return None
+    host = Listening.parse(config.dashboard_listen).host
+    if is_loopback(host):
+        return None
+    return (
+        f"dashboard.listen {config.dashboard_listen!r} is beyond this host, and the page shows the output of all jobs; "
+        "use a port alone, which is one of 127.0.0.1, or say insecure = true"
     )
 
 

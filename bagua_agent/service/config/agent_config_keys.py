@@ -18,6 +18,7 @@ from bagua_agent.base.errors import UserError
 from bagua_agent.base.ids import is_id
 from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
 from bagua_agent.config.job_config import MAX_LOG_MIB
+from bagua_agent.dashboard.listening import Listening
 
 LONGEST_PATTERN = 100
 
@@ -154,6 +155,16 @@ def address(value: object) -> str:
     raise WrongValue("no address that others can call", "an address of this node, or leave it out")
 
 
+def listening(value: object) -> str:
+    """Where a page is served; empty: nowhere."""
+    place = str(value) if isinstance(value, int) and not isinstance(value, bool) else text(value)
+    try:
+        Listening.parse(place)
+    except ValueError:
+        raise WrongValue("neither a port nor HOST:PORT", 'one such as 7465 or "10.0.0.5:7465"') from None
+    return place
+
+
 def labels(value: object) -> Mapping[str, str]:
     if not isinstance(value, dict):
         raise WrongValue("not a table", 'names and values, as { rack = "r1" }')
@@ -249,6 +260,12 @@ class AgentKeys:
         "from which this node reaches etcd.",
     )
     listen_port: int = _key(count(1, 65535, "not a port", "a number"), 7461, "Port of the daemon.")
+    dashboard_listen: str = _key(
+        listening,
+        "",
+        "Where the daemon serves the page of the cluster, and its metrics: a port of 127.0.0.1, or an address of this "
+        "node as HOST:PORT. Empty: nowhere.",
+    )
     tls_ca_file: str = _key(
         absolute_path, "", "Authority whose certificates the daemon accepts.", example="/etc/bagua/tls/ca.pem"
     )

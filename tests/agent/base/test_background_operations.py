@@ -33,7 +33,7 @@ from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.base.timers import Timers
 from bagua_agent.cluster_client import trace_reader
 from bagua_agent.cluster_client.log_reader import LogReader, Tail, WorkerOutput
-from bagua_agent.dashboard import collector
+from bagua_agent.dashboard import collector, page_loop
 from bagua_agent.etcd.client import absent
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys, StoreAway
@@ -310,9 +310,8 @@ def writing_history(place: Place) -> None:
 
 def looking_at_a_job(place: Place) -> None:
     place.patch(collector, "read_facts", place.fail)
-    place.patch(collector.log, "warning", lambda *words: place.events.put(words))
-    place.patch(collector, "LOOK_UNWATCHED_S", 0.01)
-    looking = collector.Collector(cast(Any, None), "demo")
+    place.patch(page_loop.log, "warning", lambda *words: place.events.put(words))
+    looking = collector.Collector(cast(Any, None), "demo", unwatched_s=0.01)
     if isinstance(place.error, BaguaError):
         eventually(lambda: place.met > 1, DEADLINE_S, "the job is looked at again")
         assert str(place.error) in json.loads(looking.page())["problem"]

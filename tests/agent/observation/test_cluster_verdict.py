@@ -26,7 +26,12 @@ DRAINING = member("h3", "run", state="drained", reason="new disk")
         (cluster(jobs=(WAITS,)), Level.BAD, "1 submitted job can't run", "bagua-agent serve"),
         (cluster(SILENT), Level.BAD, "No daemon is heard of.", "bagua-agent of these nodes"),
         (cluster(BUSY, scheduler=""), Level.BAD, "No daemon schedules", "daemons' logs"),
-        (cluster(BUSY, SILENT, jobs=(RUNS, WAITS)), Level.WARNING, "Node h2 is silent for 20 s.", "host"),
+        (
+            cluster(BUSY, SILENT, jobs=(RUNS, WAITS)),
+            Level.WARNING,
+            "Node h2 has been silent for 20 s.",
+            "host",
+        ),
         (
             cluster(BUSY, member("h4", state="trouble", reason="disk is full")),
             Level.WARNING,

@@ -1,0 +1,41 @@
+"""Serves the cluster's page from a node's daemon. Imported only where one is asked for.
+
+The page costs the daemon nothing else: a port that is taken, or a look that fails, is a line or a note on the page.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bagua_agent.dashboard.cluster_collector import ClusterCollector
+from bagua_agent.dashboard.listening import Listening
+from bagua_agent.dashboard.server import Dashboard
+from bagua_agent.etcd.client import Store
+from bagua_agent.service.config.agent_config import AgentConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPage:
+    """Served until `stop`, which comes before the store is closed."""
+
+    dashboard: Dashboard
+    cluster: ClusterCollector
+
+    def stop(self) -> None:
+        self.cluster.stop()
+        self.dashboard.stop()
+
+
+def open_page(config: AgentConfig, store: Store, say: Callable[[str], None]) -> ClusterPage:
+    """say: a line for the daemon's log."""
+    # the scheduler's daemon tells of records that can't be read; here they are a detail
+    cluster = ClusterCollector(store, lambda text: log.debug("cluster page: %s", text), config.node_name)
+    dashboard = Dashboard(Listening.parse(config.dashboard_listen), cluster=cluster)
+    dashboard.start()
+    if dashboard.address:
+        say(f"the cluster's page is at http://{dashboard.address}/")
+    return ClusterPage(dashboard, cluster)

@@ -1,0 +1,90 @@
+"""The page that a daemon serves: nodes, the queue with its reason, the jobs' own pages, a drain and a lost node."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from contextlib import closing
+from typing import Any
+
+from bagua_agent.cluster_client import cluster_requests
+from tests.cluster.cluster import DEADLINE_S, Cluster
+from tests.cluster.conftest import MakeCluster
+from tests.lab.forward import Forward
+from tests.lab.wait import eventually
+
+PORT = 7465
+TIMEOUT_S = 40.0
+
+
+def get(endpoint: str, path: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://{endpoint}{path}", timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def await_page(endpoint: str, path: str, text: str, cluster: Cluster) -> Any:
+    """The page whose verdict contains `text`."""
+    newest: list[Any] = [None]
+
+    def found() -> bool:
+        newest[0] = json.loads(get(endpoint, path)[1])
+        return text in newest[0].get("verdict", {}).get("what", "")
+
+    eventually(found, DEADLINE_S, lambda: f"{text!r} in {newest[0]}\n{cluster.logs()}", 0.2)
+    return newest[0]
+
+
+def test_a_daemon_shows_its_cluster(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(2, dashboard=f"{PORT}")
+    first, second = cluster.daemons
+    first.await_line(f"the cluster's page is at http://127.0.0.1:{PORT}/")
+    with closing(Forward(first.host, ("127.0.0.1", PORT))) as forward:
+        at = forward.endpoint
+        assert b"cluster.js" in get(at, "/")[1]
+        page = await_page(at, "/api/page", "No job runs on the 2 nodes", cluster)
+        assert [node["health"] for node in page["nodes"]] == ["ready", "ready"]
+        run = cluster.submit("run", (2, 2))
+        run.await_world(2)
+        cluster.submit("next", (1, 1))
+        page = await_page(at, "/api/page", "1 job runs on 2 of 2 nodes; 1 job waits, next first", cluster)
+        (waiting,) = page["queue"]
+        assert waiting["position"] == 1 and waiting["fits"] and "waits for 1 of 1 node" in waiting["why"]
+        assert page["served_by"] == first.name and page["scheduler"] in (first.name, second.name)
+
+        def paced() -> bool:
+            (job,) = json.loads(get(at, "/api/page")[1])["jobs"]
+            return bool(job["step"])
+
+        eventually(paced, DEADLINE_S, "an agent of the job has said how far it is", 0.2)
+        assert b"app.js" in get(at, "/job/run/")[1]
+        of_job = await_page(at, "/job/run/api/page", "trains with 2 workers on 2 nodes", cluster)
+        agent = of_job["workers"][0]["agent"]
+        assert "kept" in json.loads(get(at, f"/job/run/api/log/{agent}/0/out/0")[1])
+        assert get(at, f"/job/run/api/stacks/{agent}/0")[0] == 403, "only the page asks for stacks"
+        assert "has not begun" in json.loads(get(at, "/job/next/api/page")[1])["problem"]
+        assert "has not begun" in json.loads(get(at, "/job/../api/page")[1])["problem"]
+        assert get(at, "/job//api/page")[0] == 404
+
+        cluster_requests.drain(cluster.store, second.name, force=False, reason="new disk")
+        page = await_page(at, "/api/page", "1 job waits", cluster)
+        eventually(
+            lambda: json.loads(get(at, "/api/page")[1])["nodes"][1]["health"] == "draining",
+            DEADLINE_S,
+            "drains",
+            0.2,
+        )
+        second.kill()
+        page = await_page(at, "/api/page", f"Node {second.name} has been silent", cluster)
+        assert page["nodes"][1]["health"] == "silent" and "run" in page["verdict"]["why"]
+        second.start()
+        cluster_requests.undrain(cluster.store, second.name)
+        await_page(at, "/api/page", "1 job waits", cluster)
+        run.hurry()
+        assert run.await_outcome().exit_code == 0
+        page = await_page(at, "/api/page", "1 job runs", cluster)
+        assert [job["job"] for job in page["ended"]] == ["run"]
+    first.stop()
