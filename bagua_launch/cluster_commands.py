@@ -20,6 +20,7 @@ from bagua_launch import tune_command, watch_commands
 from bagua_launch.cluster_access import open_store as _store
 from bagua_launch.cluster_access import values_of as _values
 from bagua_launch.cluster_options import CLUSTER_OPTIONS, SUBMIT_OPTIONS
+from bagua_launch.collectives_command import COLLECTIVES_HELP, COLLECTIVES_PARAMETERS, collectives
 from bagua_launch.command_line import CONTEXT, GroupedCommand, note, parameters, program_argument
 from bagua_launch.input_files import check_command, check_passed
 from bagua_launch.job_request import parse_credentials
@@ -415,6 +416,7 @@ COMMANDS = {
         _command(
             "top", top, watch_commands.TOP_HELP, click.Argument(["job"]), *watch_commands.TOP_OPTIONS, JSON,
         ),
+        _command("collectives", collectives, COLLECTIVES_HELP, *COLLECTIVES_PARAMETERS, JSON),
         _command(
             "dashboard", dashboard, watch_commands.DASHBOARD_HELP, click.Argument(["job"], required=False),
             watch_commands.LISTEN,

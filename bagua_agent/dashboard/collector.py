@@ -11,6 +11,8 @@ from bagua_agent.dashboard.page_data import Page, page_data
 from bagua_agent.dashboard.page_loop import PageLoop
 from bagua_agent.etcd.client import Store
 from bagua_agent.observation.agent_calls import AgentSeen, JobAgents
+from bagua_agent.observation.collectives import text_of
+from bagua_agent.observation.job_collectives import read_collectives
 from bagua_agent.observation.job_facts import JobFacts, read_facts
 from bagua_agent.observation.series import JobSeries
 
@@ -47,6 +49,15 @@ class Collector:
         """As the last look saw it."""
         facts = self._facts
         return next((a for a in facts.agents if a.agent_id == agent_id), None) if facts is not None else None
+
+    def collectives(self, agent_id: str, slot: int) -> str:
+        """What all workers of the last look have under way; that slot's worker comes first."""
+        facts = self._facts
+        if facts is None:
+            return ""
+        workers = [w for a, w in facts.workers if (a.agent_id, w.slot) == (agent_id, slot)]
+        first = next((w.global_rank for w in workers if w.HasField("global_rank")), None)
+        return text_of(read_collectives(self.agents, facts), first)
 
     def stop(self, *, shows_end: bool = False) -> None:
         """shows_end: see PageLoop."""

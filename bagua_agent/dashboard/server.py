@@ -1,4 +1,4 @@
-"""Serves the page of a job or of a cluster, its data, output and stacks of workers, and metrics and health over HTTP.
+"""Serves the page of a job or of a cluster, its data, output, stacks and collectives, and metrics and health over HTTP.
 
 / is the page of the job, or of the cluster; a cluster's jobs have theirs at /job/JOB/. Below a page, api/ has its data.
 Read-only: no request changes anything. Listens on the loopback interface unless another address is asked for, and then
@@ -39,6 +39,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+_ASKS_WORKERS = ("/api/stacks/", "/api/collectives/")
 _NOT_FOUND = Answer(404, b"there are /, /metrics, /healthz and /readyz\n")
 
 
@@ -99,8 +100,8 @@ class Dashboard:
             return Answer(
                 403, b"this page is for browsers of its own host; use http://localhost and its port\n"
             )
-        if "/api/stacks/" in path and headers.get(PAGE_HEADER) is None:
-            return Answer(403, f"only the page itself asks for stacks ({PAGE_HEADER})\n".encode())
+        if any(asked in path for asked in _ASKS_WORKERS) and headers.get(PAGE_HEADER) is None:
+            return Answer(403, f"only the page itself asks workers ({PAGE_HEADER})\n".encode())
         return None
 
     def _answer(self, path: str) -> Answer:
@@ -144,16 +145,18 @@ def _of_job(collector: Collector | None, path: str) -> Answer:
 
 
 def _of_worker(collector: Collector, words: list[str]) -> Answer:
-    """log/AGENT/SLOT/STREAM/POSITION or stacks/AGENT/SLOT. Raises InfrastructureLost."""
+    """log/AGENT/SLOT/STREAM/POSITION, stacks/AGENT/SLOT or collectives/AGENT/SLOT. Raises InfrastructureLost."""
     kind, agent_id, slot, *more = [*words, "", "", ""][: max(3, len(words))]
     agent = collector.agent(agent_id)
-    if not _is_number(slot) or kind not in ("log", "stacks"):
+    if not _is_number(slot) or kind not in ("log", "stacks", "collectives"):
         return _NOT_FOUND
     if agent is None:
         return _json({"problem": f"agent {agent_id[:80]!r} is not in the job any more"})
     if kind == "stacks":
         stacks = collector.agents.stacks(agent, int(slot))
         return _json({"text": stacks.text, "problem": stacks.problem})
+    if kind == "collectives":
+        return _json({"text": collector.collectives(agent_id, int(slot)), "problem": ""})
     if len(more) != 2 or more[0] not in STREAMS or not _is_number(more[1]):
         return _NOT_FOUND
     part = collector.agents.output(agent, int(slot), STREAMS[more[0]], int(more[1]))

@@ -1,4 +1,4 @@
-"""Answers people who look at this node's part of a job: a picture from the agent's loop, output, and stacks.
+"""Answers people who look at this node's part of a job: a picture from the agent's loop, output, stacks, collectives.
 
 Called in threads of the control server; nothing here changes the agent's state.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from bagua_agent.metrics.job_picture import JobPicture, PictureAsked, WorkerPicture
 from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.workers.collectives import NoCollectives, collectives_of
 from bagua_agent.workers.output.output_options import Streams
 from bagua_agent.workers.stacks import readable_stacks
 from bagua_contract import control_pb2
@@ -58,6 +59,15 @@ class OwnAnswers:
             return control_pb2.ReadStacksReply(problem=f"slot {slot} has no worker now")
         text, problem = readable_stacks(target, "a person asked for them")
         return control_pb2.ReadStacksReply(text=text, problem=problem)
+
+    def collectives(self, slot: int) -> control_pb2.ReadCollectivesReply:
+        target = self._workers.stack_target_of(slot)
+        if target is None:
+            return control_pb2.ReadCollectivesReply(problem=f"slot {slot} has no worker now")
+        try:
+            return control_pb2.ReadCollectivesReply(answer=collectives_of(target))
+        except NoCollectives as error:
+            return control_pb2.ReadCollectivesReply(problem=str(error))
 
 
 def reply_of(picture: JobPicture, agent_id: str, dashboard: str) -> control_pb2.ReadNodeReply:

@@ -1,4 +1,4 @@
-"""Calls the agents of one job for people who look at it: their nodes, the output of workers, stacks.
+"""Calls the agents of one job for people who look at it: their nodes, the output of workers, stacks, collectives.
 
 Finds the agents and the job's key pair in etcd. Agents are called side by side, each call is bounded, and an agent that
 does not answer is reported as silent. Connections are kept while the agent's key stands.
@@ -7,10 +7,10 @@ does not answer is reported as silent. Connections are kept while the agent's ke
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -27,6 +27,9 @@ CALL_TIMEOUT_S = 3.0
 STACKS_TIMEOUT_S = 15.0
 MOST_CALLED = 64  # nodes of a large job that are asked at once; the others show what etcd says
 _SIDE_BY_SIDE = 8
+
+_Asked = TypeVar("_Asked")
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,18 @@ class JobAgents:
         if reply is None:
             raise _silent(agent)
         return reply
+
+    def collectives(self, agent: AgentSeen, slot: int) -> control_pb2.ReadCollectivesReply | None:
+        """None if the agent does not answer, or does not know the call."""
+        request = control_pb2.ReadCollectivesRequest(job_id=self._keys.job_id, slot=slot)
+        reply: control_pb2.ReadCollectivesReply | None = self._ask(
+            agent.address, lambda stub: stub.ReadCollectives(request, timeout=CALL_TIMEOUT_S)
+        )
+        return reply
+
+    def side_by_side(self, ask: Callable[[_Asked], _Answer], asked: Iterable[_Asked]) -> Iterator[_Answer]:
+        """The answers, in order."""
+        return self._pool.map(ask, asked)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

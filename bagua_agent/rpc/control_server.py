@@ -110,6 +110,12 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
         with self._looker(request.job_id, context):
             return self._answers.stacks(request.slot)
 
+    def ReadCollectives(
+        self, request: control_pb2.ReadCollectivesRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ReadCollectivesReply:
+        with self._looker(request.job_id, context):
+            return self._answers.collectives(request.slot)
+
     @contextmanager
     def _looker(self, job_id: str, context: grpc.ServicerContext) -> Iterator[None]:
         """A call of a person: only MOST_LOOKING at once, so that probes always find a thread."""

@@ -1,4 +1,4 @@
-"""What an agent answers to people who look at its job: its node, the newest output of a slot, stacks of a worker.
+"""What an agent answers to people who look at its job: its node, the newest output of a slot, stacks and collectives.
 
 An interface for the control server; job/own_answers.py implements it.
 """
@@ -21,6 +21,8 @@ class NodeAnswers(Protocol):
 
     def stacks(self, slot: int) -> control_pb2.ReadStacksReply: ...
 
+    def collectives(self, slot: int) -> control_pb2.ReadCollectivesReply: ...
+
 
 class NoAnswers:
     """Of an agent that shows nothing."""
@@ -35,3 +37,6 @@ class NoAnswers:
 
     def stacks(self, slot: int) -> control_pb2.ReadStacksReply:
         return control_pb2.ReadStacksReply(problem="this agent shows no stacks")
+
+    def collectives(self, slot: int) -> control_pb2.ReadCollectivesReply:
+        return control_pb2.ReadCollectivesReply(problem="this agent shows no collectives")

@@ -31,7 +31,7 @@ from bagua_agent.workers.process.process_status import (
     signal_status,
     user_ids,
 )
-from bagua_agent.workers.process.stack_channel import WHOLE, StackChannel
+from bagua_agent.workers.process.stack_channel import COLLECTIVES_HEAD, WHOLE, StackChannel
 
 WITHIN_S = 5.0  # for one worker with its children; workers are asked side by side
 ANSWER_WITHIN_S = 2.0  # for one process: an answer takes milliseconds
@@ -131,9 +131,10 @@ def _ask_its_thread(pid: int, channel: StackChannel, within_s: float) -> str | N
         return None
     until_s = time.monotonic() + min(within_s / 2, THREAD_ANSWERS_WITHIN_S)
     while time.monotonic() < until_s:
-        text = channel.answer(written)
-        if text.endswith(WHOLE):
-            return text.removesuffix(WHOLE)
+        *whole, _ = channel.answer(written).split(WHOLE)
+        stacks = [answer for answer in whole if not answer.startswith(COLLECTIVES_HEAD)]
+        if stacks:
+            return WHOLE.join(stacks)
         time.sleep(LOOK_AGAIN_S)  # the kernel does not report that a file has grown, so this polls
     return None
 

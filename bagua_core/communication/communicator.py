@@ -12,10 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 
 from bagua_core.errors import InfrastructureLost
+
+if TYPE_CHECKING:
+    from bagua_core.communication.flight_record import FlightRecord
 
 
 class ReduceOp(Enum):
@@ -133,6 +137,10 @@ class Pending(ABC):
     @abstractmethod
     def is_done(self) -> bool: ...
 
+    def is_known_done(self) -> bool:
+        """As `is_done`, for observers: from any thread, and without moving the operation on."""
+        return self.is_done()
+
     def follow(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
         """As `wait`, but the host does not wait for a device: what the calling thread's current stream is given from
         now on comes after the operation. A failure that shows later is raised where the host waits for what comes
@@ -161,6 +169,8 @@ class Communicator(ABC):
     that lane alone."""
     adopted: Mapping[str, Communicator] = MappingProxyType({})
     """Others that end with this one, by name."""
+    flight: FlightRecord | None = None
+    """Its newest operations, where its transport records them."""
 
     @abstractmethod
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Pending:

@@ -1,10 +1,10 @@
-"""Writes the stacks of all threads of a worker on request, even while one of them holds the GIL.
+"""Writes the stacks of all threads of a worker on request, even while one of them holds the GIL, and its collectives.
 
 The worker's end of a channel that the agent made (bagua_agent/workers/process/stack_channel.py) and passed as two
 descriptors: an anonymous file for answers, and a pipe for requests. A thread writes all stacks when a byte comes
-through the pipe; faulthandler does the same, from C, on a real-time signal. The first line of the file tells the agent
-the number of that signal and the file's descriptor. Knows neither agent nor job; imports the standard library only, for
-it runs before torch.
+through the pipe; faulthandler does the same, from C, on a real-time signal. Another byte asks the thread for the
+collectives under way (collectives_answer.py). The first line of the file tells the agent the number of that signal and
+the file's descriptor. Knows neither agent nor job; imports the standard library only, for it runs before torch.
 
 The thread first: it holds the GIL while it writes, so nothing moves under it. From the signal no lock is taken, and a
 thread that ends meanwhile would end the whole process with SIGSEGV; it is for a process whose GIL is not to be had,
@@ -26,6 +26,8 @@ DESCRIPTORS_VARIABLE = "BAGUA_STACK_FDS"  # "<file>,<pipe>"; empty once they are
 LEAST_DESCRIPTOR = 200  # scripts count on low numbers being free
 _RAISED_BY_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # of the thread itself
 WHOLE = "\n-- whole\n"  # also in bagua_agent/workers/process/stack_channel.py
+COLLECTIVES = b"c"  # the request for them, and how the answer begins: also there
+COLLECTIVES_HEAD = "-- collectives\n"
 
 
 def answer_stack_requests() -> int | None:
@@ -69,11 +71,29 @@ def _start_without_signals(run: Callable[..., None], arguments: tuple[int, ...],
 
 def _answer(requests: int, channel: int) -> None:
     try:
-        while os.read(requests, 1):
+        while request := os.read(requests, 1):
+            if request == COLLECTIVES:
+                os.write(channel, (COLLECTIVES_HEAD + _collectives() + WHOLE).encode())
+                continue
             faulthandler.dump_traceback(channel, all_threads=True)
             os.write(channel, WHOLE.encode())
     except OSError:
         return  # a script that closes all descriptors has closed these too
+
+
+def _collectives() -> str:
+    """As JSON. Its module is found by this file's path: its package would bring torch in."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    path = os.path.join(os.path.dirname(_collectives.__code__.co_filename), "collectives_answer.py")
+    try:
+        spec = spec_from_file_location("_bagua_collectives_answer", path)
+        assert spec is not None and spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return str(module.answer())
+    except Exception as error:  # noqa: BLE001 (the agent gets it; the thread goes on answering)
+        return f'{{"problem": "{type(error).__name__}"}}'
 
 
 def _moved_up(low: int) -> int:

@@ -152,3 +152,19 @@ class ReadStacksReply(_message.Message):
     text: str
     problem: str
     def __init__(self, text: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class ReadCollectivesRequest(_message.Message):
+    __slots__ = ("job_id", "slot")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    slot: int
+    def __init__(self, job_id: _Optional[str] = ..., slot: _Optional[int] = ...) -> None: ...
+
+class ReadCollectivesReply(_message.Message):
+    __slots__ = ("answer", "problem")
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    answer: str
+    problem: str
+    def __init__(self, answer: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...

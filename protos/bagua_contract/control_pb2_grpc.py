@@ -70,6 +70,11 @@ class AgentControlStub(object):
                 request_serializer=bagua__contract_dot_control__pb2.ReadStacksRequest.SerializeToString,
                 response_deserializer=bagua__contract_dot_control__pb2.ReadStacksReply.FromString,
                 _registered_method=True)
+        self.ReadCollectives = channel.unary_unary(
+                '/bagua.v1.AgentControl/ReadCollectives',
+                request_serializer=bagua__contract_dot_control__pb2.ReadCollectivesRequest.SerializeToString,
+                response_deserializer=bagua__contract_dot_control__pb2.ReadCollectivesReply.FromString,
+                _registered_method=True)
         self.Trace = channel.unary_stream(
                 '/bagua.v1.AgentControl/Trace',
                 request_serializer=bagua__contract_dot_trace__pb2.TraceRequest.SerializeToString,
@@ -106,7 +111,8 @@ class AgentControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReadNode(self, request, context):
-        """For people who look at the job: what an agent knows of its node, the newest output of a slot, stacks taken now.
+        """For people who look at the job: what an agent knows of its node, the newest output of a slot; stacks, and the
+        collectives under way, taken now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,6 +125,12 @@ class AgentControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReadStacks(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadCollectives(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -171,6 +183,11 @@ def add_AgentControlServicer_to_server(servicer, server):
                     servicer.ReadStacks,
                     request_deserializer=bagua__contract_dot_control__pb2.ReadStacksRequest.FromString,
                     response_serializer=bagua__contract_dot_control__pb2.ReadStacksReply.SerializeToString,
+            ),
+            'ReadCollectives': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadCollectives,
+                    request_deserializer=bagua__contract_dot_control__pb2.ReadCollectivesRequest.FromString,
+                    response_serializer=bagua__contract_dot_control__pb2.ReadCollectivesReply.SerializeToString,
             ),
             'Trace': grpc.unary_stream_rpc_method_handler(
                     servicer.Trace,
@@ -345,6 +362,33 @@ class AgentControl(object):
             '/bagua.v1.AgentControl/ReadStacks',
             bagua__contract_dot_control__pb2.ReadStacksRequest.SerializeToString,
             bagua__contract_dot_control__pb2.ReadStacksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadCollectives(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/bagua.v1.AgentControl/ReadCollectives',
+            bagua__contract_dot_control__pb2.ReadCollectivesRequest.SerializeToString,
+            bagua__contract_dot_control__pb2.ReadCollectivesReply.FromString,
             options,
             channel_credentials,
             insecure,

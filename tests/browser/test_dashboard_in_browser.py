@@ -38,6 +38,10 @@ def test_a_killed_worker_is_told_with_its_cause_and_cost(
     page.tab.keyboard.press("Enter")
     page.await_text("#panel-text", "train.py")
     page.tab.click("#panel-close")
+    page.tab.get_by_role("button", name=re.compile("Collectives of rank 1")).click()
+    page.await_text("#panel-text", "(gloo) among ranks 0, 1: ")
+    assert page.text("#panel-text").index("rank 1, slot") < page.text("#panel-text").index("rank 0, slot")
+    page.tab.click("#panel-close")
 
     before = one.step
     one.replace_killed_worker(node)

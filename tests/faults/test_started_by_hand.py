@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 
 from click.testing import CliRunner
@@ -15,6 +16,7 @@ from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_launch.main import cli
 from tests.faults.conftest import MakeJob
 from tests.faults.job import DEADLINE_S, STEPS
+from tests.lab.wait import eventually
 
 SIGTERM_CODE = 128 + signal.SIGTERM
 
@@ -45,6 +47,15 @@ def test_a_job_without_a_submission_is_shown_followed_and_stopped(job: MakeJob, 
     page = json.loads(said(etcd, "top", "--once", "--json", one.job_id))
     assert [worker["rank"] for worker in page["workers"]] == [0, 1]
     assert "no job 'other' in this etcd" in said(etcd, "top", "--once", "other")
+    frozen = node.workers[1]
+    frozen.send(signal.SIGSTOP)
+    eventually(
+        lambda: "; Rank 1 did not answer." in said(etcd, "collectives", one.job_id), DEADLINE_S, "named"
+    )
+    shown = said(etcd, "collectives", one.job_id)
+    assert re.search(r"Rank 0 waits in \w+ number \d+ \(generation \d+, all, gloo\), for ", shown)
+    assert f"no answer: process {frozen.pid} is stopped (state T)" in shown
+    frozen.send(signal.SIGCONT)
     assert "was started by hand" in said(etcd, "delete", one.job_id)
     assert "stops at its next step boundary" in said(etcd, "stop", one.job_id)
     assert node.process.wait(DEADLINE_S) == SIGTERM_CODE

@@ -110,12 +110,15 @@ function showWorkers(workers) {
         const worker = { agent: w.agent, slot: w.slot, name: workerName(w) };
         const log = element("button", "Output");
         const stacks = element("button", "Stacks");
-        log.type = stacks.type = "button";
+        const collectives = element("button", "Collectives");
+        log.type = stacks.type = collectives.type = "button";
         log.setAttribute("aria-label", `Output of ${worker.name}`);
         stacks.setAttribute("aria-label", `Stacks of ${worker.name}`);
+        collectives.setAttribute("aria-label", `Collectives of ${worker.name}`);
         log.addEventListener("click", () => panel.openLog(worker));
         stacks.addEventListener("click", () => panel.openStacks(worker));
-        cell.append(log, stacks);
+        collectives.addEventListener("click", () => panel.openCollectives(worker));
+        cell.append(log, stacks, collectives);
       },
     ],
   });

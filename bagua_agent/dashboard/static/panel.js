@@ -1,4 +1,4 @@
-// Shows the output or the stacks of one worker in a dialog. Output is followed while the dialog is open.
+// Shows the output, the stacks or the collectives of one worker in a dialog. Output is followed while it is open.
 
 import { byId, setText } from "./dom.js";
 
@@ -61,16 +61,24 @@ export class Panel {
     if (atEnd) box.scrollTop = box.scrollHeight;
   }
 
-  async openStacks(worker) {
+  openStacks(worker) {
+    return this.ask("stacks", `Stacks of ${worker.name}`, worker, "Asking the worker…");
+  }
+
+  openCollectives(worker) {
+    return this.ask("collectives", `Collectives of ${worker.name}`, worker, "Asking all workers of the job…");
+  }
+
+  async ask(what, title, worker, asking) {
     this.worker = null;
-    const mine = this.begin(`Stacks of ${worker.name}`, false);
-    setText(this.note, "Asking the worker…");
+    const mine = this.begin(title, false);
+    setText(this.note, asking);
     try {
-      const answer = await fetch(`api/stacks/${worker.agent}/${worker.slot}`, { headers: { "X-Bagua-Page": "1" } });
-      const stacks = await answer.json();
+      const answer = await fetch(`api/${what}/${worker.agent}/${worker.slot}`, { headers: { "X-Bagua-Page": "1" } });
+      const said = await answer.json();
       if (this.opened !== mine) return;
-      setText(this.note, stacks.problem || "Taken just now.");
-      this.text.textContent = stacks.text || "";
+      setText(this.note, said.problem || "Taken just now.");
+      this.text.textContent = said.text || "";
     } catch {
       if (this.opened === mine) setText(this.note, "The agent that serves this page does not answer.");
     }

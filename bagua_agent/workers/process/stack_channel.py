@@ -1,4 +1,4 @@
-"""The channel through which a worker is asked for its stacks, as the agent holds it.
+"""The channel through which a worker is asked for its stacks and collectives, as the agent holds it.
 
 The agent makes both ends and passes the worker's at its start (bagua_core/worker/stack_dump.py takes them), so that an
 agent with more rights than its workers never opens anything that a worker names. What comes through it is a worker's
@@ -19,6 +19,8 @@ from pathlib import Path
 
 DESCRIPTORS_VARIABLE = "BAGUA_STACK_FDS"  # also in bagua_core/worker/stack_dump.py and worker_face.py
 WHOLE = "\n-- whole\n"  # also in bagua_core/worker/stack_dump.py
+STACKS, COLLECTIVES = b"?", b"c"  # requests to the worker's thread: also there
+COLLECTIVES_HEAD = "-- collectives\n"  # begins an answer: also there
 LARGEST_ANSWER_BYTES = 1 << 20  # faulthandler shows 100 threads with 100 frames each at most
 _FIRST_LINE_BYTES = 64
 
@@ -92,10 +94,10 @@ class StackChannel:
     def written_bytes(self) -> int:
         return os.fstat(self._answers).st_size
 
-    def ask(self) -> bool:
+    def ask(self, what: bytes = STACKS) -> bool:
         """Ask the worker's thread. False if the worker no longer reads, or never did."""
         try:
-            os.write(self._requests, b"?")
+            os.write(self._requests, what)
         except OSError:
             return False
         return True

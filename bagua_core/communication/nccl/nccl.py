@@ -24,6 +24,7 @@ from bagua_core.communication.communicator import (
     Pending,
     ReduceOp,
 )
+from bagua_core.communication.flight_record import FlightRecord
 from bagua_core.communication.nccl import nccl_join, nccl_library
 from bagua_core.communication.nccl.nccl_end import ABORTS, abort_handle
 from bagua_core.communication.nccl.nccl_library import Nccl, NcclHandle
@@ -46,6 +47,8 @@ class NcclCommunicator(Communicator):
     """Use build_nccl. As GlooCommunicator, but: a message is started when the first of those begun is waited for, and
     between two ranks a batch's messages have the same tags on both sides."""
 
+    flight: FlightRecord
+
     def __init__(
         self,
         nccl: Nccl,
@@ -62,6 +65,7 @@ class NcclCommunicator(Communicator):
         self.global_rank = global_rank
         self.world_size = world_size
         self.abort_flag = abort_flag
+        self.flight = FlightRecord("nccl", generation, global_rank, abort_flag)
         self._nccl = nccl
         self._line = NcclLine(nccl, *collectives, abort_flag)
         self._messages_line = NcclLine(nccl, *messages, abort_flag)
@@ -271,7 +275,8 @@ class NcclCommunicator(Communicator):
             return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
         if not tensor.numel():
             return DonePending()
-        return self._messages.add(peer, tag, tensor, is_send)
+        what = "send" if is_send else "receive"
+        return self.flight.message(what, tensor.nbytes, peer, self._messages.add(peer, tag, tensor, is_send))
 
     def barrier(self) -> Pending:
         return self.allreduce(torch.zeros(1, dtype=torch.uint8, device=self.device), ReduceOp.MAX)
@@ -317,7 +322,8 @@ class NcclCommunicator(Communicator):
             return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
         if not tensor.numel() if is_empty is None else is_empty:
             return DonePending()
-        return self._line.start(what, launch, (tensor, *others))
+        pending = self._line.start(what, launch, (tensor, *others))
+        return self.flight.collective(what, tensor.nbytes, pending)
 
     def _call(self, act: Callable[[int], None]) -> Launch:
         """act: one call of NCCL on the stream whose address it gets."""

@@ -190,6 +190,10 @@ class NcclOperation(Pending):
             self.error is not None or (self._mark is not None and self._mark.is_past())
         )
 
+    def is_known_done(self) -> bool:
+        mark = self._mark
+        return self.error is not None or (mark is not None and mark.is_past())
+
     def wait(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
         reports = StallReports(stalled, stall_after_s)
         mark = self._given_to_gpu(reports)

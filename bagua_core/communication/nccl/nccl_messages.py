@@ -66,6 +66,9 @@ class NcclMessage(Pending):
     def is_done(self) -> bool:
         return self._under_way().is_done()
 
+    def is_known_done(self) -> bool:
+        return self.started is not None and self.started.is_known_done()
+
     def _under_way(self) -> Pending:
         if self.started is None:
             self._messages.start()

@@ -17,6 +17,7 @@ import torch
 from bagua_core import tracing
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.devices.device_wait import wait_once
+from bagua_core.communication.flight_record import bucket_launched
 from bagua_core.communication.pending import trace_operation
 from bagua_core.communication.reduction.arrivals import Arrivals
 from bagua_core.communication.reduction.backward_task import BackwardTask, NestedBackwardError
@@ -277,6 +278,7 @@ class Reducer(Contributions):
             if bucket.tail is not None and communicator is not None:
                 self._tail.write(bucket.tail)
             bucket.pending = launched = self._operation.launch(communicator, bucket, number, weight)
+            bucket_launched(number, bucket.flat.nbytes, launched)
             if tracing.active is not None:
                 trace_operation(launched, "bucket", number)
 

@@ -28,6 +28,7 @@ from bagua_core.communication.communicator import (
     Pending,
     ReduceOp,
 )
+from bagua_core.communication.flight_record import FlightRecord
 from bagua_core.communication.pending import DonePending, FailedPending
 from bagua_core.communication.reducible import Carrier, carrier_of, check_reducible
 from bagua_core.communication.shapes import (
@@ -42,6 +43,7 @@ from bagua_core.communication.transports import retired_groups
 from bagua_core.communication.transports.gloo_connect import Connecting, WatchedStore
 from bagua_core.communication.transports.gloo_errors import collective_failed
 from bagua_core.communication.transports.gloo_pending import GlooCollective, GlooThreaded
+from bagua_core.communication.transports.gloo_tensors import as_bytes, check_tag, check_usable
 
 _Group = Any  # a ProcessGroupGloo; torch's stubs do not know its operations
 
@@ -72,6 +74,8 @@ class GlooCommunicator(Communicator):
     Collectives are matched by their order, so one thread starts them, in the same order on all ranks.
     """
 
+    flight: FlightRecord
+
     def __init__(
         self,
         group: _Group,
@@ -86,13 +90,14 @@ class GlooCommunicator(Communicator):
         self.global_rank = global_rank
         self.world_size = world_size
         self.abort_flag = abort_flag
+        self.flight = FlightRecord("gloo", generation, global_rank, abort_flag)
         self._group = group
         self._alltoalls = 0
         self._retire_lock = threading.Lock()
         self._is_retired = False
 
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Pending:
-        _check_usable(tensor)
+        check_usable(tensor)
         carrier = carrier_of(tensor, op)
         return self._start(
             "allreduce",
@@ -102,7 +107,7 @@ class GlooCommunicator(Communicator):
         )
 
     def reduce(self, tensor: torch.Tensor, destination: int, op: ReduceOp = ReduceOp.SUM) -> Pending:
-        _check_usable(tensor)
+        check_usable(tensor)
         self._check_rank(destination)
         carrier = carrier_of(tensor, op)
         options = dist.ReduceOptions()
@@ -127,25 +132,25 @@ class GlooCommunicator(Communicator):
         return finish
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Pending:
-        _check_usable(tensor)
+        check_usable(tensor)
         self._check_rank(source)
         options = dist.BroadcastOptions()
         options.rootRank = source
-        data = _as_bytes(tensor)
+        data = as_bytes(tensor)
         return self._start("broadcast", lambda: self._group.broadcast([data], options), tensor)
 
     def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
-        _check_usable(output)
-        _check_usable(tensor)
+        check_usable(output)
+        check_usable(tensor)
         check_allgather(self.world_size, output, tensor)
         if not tensor.numel():
             return DonePending()
         parts = self._parts_of(output)
-        data = _as_bytes(tensor)
+        data = as_bytes(tensor)
         return self._start("allgather", lambda: self._group.allgather([parts], [data]), tensor)
 
     def gather(self, output: torch.Tensor | None, tensor: torch.Tensor, destination: int) -> Pending:
-        _check_usable(tensor)
+        check_usable(tensor)
         self._check_rank(destination)
         is_destination = self.global_rank == destination
         check_gather(self.world_size, output, tensor, is_destination)
@@ -153,13 +158,13 @@ class GlooCommunicator(Communicator):
         options.rootRank = destination
         parts: list[list[torch.Tensor]] = []
         if is_destination and output is not None:
-            _check_usable(output)
+            check_usable(output)
             parts = [self._parts_of(output)]
-        data = _as_bytes(tensor)
+        data = as_bytes(tensor)
         return self._start("gather", lambda: self._group.gather(parts, [data], options), tensor)
 
     def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None, source: int) -> Pending:
-        _check_usable(output)
+        check_usable(output)
         self._check_rank(source)
         is_source = self.global_rank == source
         check_scatter(self.world_size, output, tensor, is_source)
@@ -167,13 +172,13 @@ class GlooCommunicator(Communicator):
         options.rootRank = source
         parts: list[list[torch.Tensor]] = []
         if is_source and tensor is not None:
-            _check_usable(tensor)
+            check_usable(tensor)
             parts = [self._parts_of(tensor)]
-        into = _as_bytes(output)
+        into = as_bytes(output)
         return self._start("scatter", lambda: self._group.scatter([into], parts, options), output)
 
     def _parts_of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return list(_as_bytes(tensor).view(self.world_size, -1).unbind(0)) if tensor.numel() else []
+        return list(as_bytes(tensor).view(self.world_size, -1).unbind(0)) if tensor.numel() else []
 
     def alltoall_v(
         self,
@@ -183,11 +188,11 @@ class GlooCommunicator(Communicator):
         input_splits: Sequence[int],
     ) -> Pending:
         check_alltoall_v(self.world_size, output, tensor, output_splits, input_splits)
-        _check_usable(output)
-        _check_usable(tensor)
+        check_usable(output)
+        check_usable(tensor)
         row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
-        into = _as_bytes(output).view(output.shape[0], row_bytes)
-        data = _as_bytes(tensor).view(tensor.shape[0], row_bytes)
+        into = as_bytes(output).view(output.shape[0], row_bytes)
+        data = as_bytes(tensor).view(tensor.shape[0], row_bytes)
         splits = (list(output_splits), list(input_splits))
         options = dist.AllToAllOptions()
         # Who has nothing to send may have something to receive, so rows decide and not elements.
@@ -216,9 +221,9 @@ class GlooCommunicator(Communicator):
     def _alltoall(
         self, what: str, output: torch.Tensor, tensor: torch.Tensor, finish: Callable[[], None] | None
     ) -> Pending:
-        _check_usable(output)
-        _check_usable(tensor)
-        into, data, options = _as_bytes(output), _as_bytes(tensor), dist.AllToAllOptions()
+        check_usable(output)
+        check_usable(tensor)
+        into, data, options = as_bytes(output), as_bytes(tensor), dist.AllToAllOptions()
         if slices.alltoall_pays(self.world_size, data.numel() // self.world_size):
             return self._alltoall_in_turns(what, into, data, finish)
         return self._start(
@@ -229,10 +234,10 @@ class GlooCommunicator(Communicator):
         self, outgoing: Sequence[torch.Tensor], incoming: Mapping[int, Sequence[torch.Tensor]], tag: int
     ) -> list[Pending]:
         for tensor in (*outgoing, *(t for theirs in incoming.values() for t in theirs)):
-            _check_usable(tensor)
+            check_usable(tensor)
         for peer in incoming:
             self._check_rank(peer)
-        _check_tag(tag + len(outgoing))
+        check_tag(tag + len(outgoing))
         begun: list[Pending] = []
         for i, tensor in enumerate(outgoing):
             arriving = {peer: theirs[i] for peer, theirs in incoming.items()}
@@ -246,13 +251,15 @@ class GlooCommunicator(Communicator):
     def _swap_in_turns(
         self, outgoing: torch.Tensor, incoming: Mapping[int, torch.Tensor], tag: int
     ) -> Pending:
-        data, into = _as_bytes(outgoing), {peer: _as_bytes(tensor) for peer, tensor in incoming.items()}
+        data, into = as_bytes(outgoing), {peer: as_bytes(tensor) for peer, tensor in incoming.items()}
         return self._in_turns(
             "swap",
             slices.swap_turns(list(incoming), data.numel()),
             lambda _: data,
             into.__getitem__,
             lambda _: tag,
+            data.numel(),
+            is_collective=False,
         )
 
     def _alltoall_in_turns(
@@ -268,7 +275,9 @@ class GlooCommunicator(Communicator):
             parts.__getitem__,
             arriving.__getitem__,
             lambda number: first_tag + number,
-            finish,
+            data.numel(),
+            is_collective=True,
+            finish=finish,
         )
 
     def _in_turns(
@@ -278,6 +287,8 @@ class GlooCommunicator(Communicator):
         message_to: Callable[[int], torch.Tensor],
         message_from: Callable[[int], torch.Tensor],
         tag_of: Callable[[int], int],
+        size_bytes: int,
+        is_collective: bool,
         finish: Callable[[], None] | None = None,
     ) -> Pending:
         """One thread sends and receives all slices, for Gloo's pairwise operations only progress in waits."""
@@ -305,23 +316,26 @@ class GlooCommunicator(Communicator):
 
         if self.abort_flag.is_set():
             return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
-        return GlooThreaded(self.abort_flag, self.retire, what, run, None)
+        pending = GlooThreaded(self.abort_flag, self.retire, what, run, None)
+        if is_collective:
+            return self.flight.collective(what, size_bytes, pending)
+        return self.flight.message(what, size_bytes, None, pending)
 
     def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending:
-        _check_usable(tensor)
+        check_usable(tensor)
         self._check_rank(destination)
-        _check_tag(tag)
-        data = _as_bytes(tensor)
+        check_tag(tag)
+        data = as_bytes(tensor)
         return self._start(
-            "send", lambda: self._group.send([data], destination, tag), tensor, is_pairwise=True
+            "send", lambda: self._group.send([data], destination, tag), tensor, peer=destination
         )
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
-        _check_usable(tensor)
+        check_usable(tensor)
         self._check_rank(source)
-        _check_tag(tag)
-        data = _as_bytes(tensor)
-        return self._start("receive", lambda: self._group.recv([data], source, tag), tensor, is_pairwise=True)
+        check_tag(tag)
+        data = as_bytes(tensor)
+        return self._start("receive", lambda: self._group.recv([data], source, tag), tensor, peer=source)
 
     def abort(self, reason: str) -> None:
         self.retire()
@@ -358,10 +372,10 @@ class GlooCommunicator(Communicator):
         tensor: torch.Tensor,
         finish: Callable[[], None] | None = None,
         is_empty: bool | None = None,
-        is_pairwise: bool = False,
+        peer: int | None = None,
     ) -> Pending:
         """finish: done once, by the first wait that sees the operation done. is_empty: no rank has anything to move;
-        default: whether `tensor` is empty."""
+        default: whether `tensor` is empty. peer: of a message between two."""
         if self.abort_flag.is_set():
             return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
         if not tensor.numel() if is_empty is None else is_empty:
@@ -373,11 +387,13 @@ class GlooCommunicator(Communicator):
         except RuntimeError as error:
             self.retire()
             return FailedPending(collective_failed(what, error))
-        if not is_pairwise:
-            return GlooCollective(self.abort_flag, self.retire, what, work, tensor, finish)
+        if peer is None:
+            collective = GlooCollective(self.abort_flag, self.retire, what, work, tensor, finish)
+            return self.flight.collective(what, tensor.nbytes, collective)
         # told anew: left to itself it is the limit for connecting that counts
         limit = timedelta(seconds=self.timeout_s)
-        return GlooThreaded(self.abort_flag, self.retire, what, lambda: work.wait(limit), tensor)
+        message = GlooThreaded(self.abort_flag, self.retire, what, lambda: work.wait(limit), tensor)
+        return self.flight.message(what, tensor.nbytes, peer, message)
 
 
 def build_gloo(
@@ -420,23 +436,6 @@ def build_gloo(
         communicator.retire()
         raise CollectiveAborted(abort_flag.reason or "aborted")
     return communicator
-
-
-def _check_usable(tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise ValueError(f"the Gloo communicator carries CPU tensors, not {tensor.device}")
-    if not tensor.is_contiguous():
-        raise ValueError(f"a collective needs a contiguous tensor; this one has strides {tensor.stride()}")
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes: moving data must not depend on which types Gloo can add."""
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def _check_tag(tag: int) -> None:
-    if not 0 <= tag < slices.FIRST_TAG:
-        raise ValueError(f"tag {tag} is not within 0 and {slices.FIRST_TAG - 1}")
 
 
 def _wait_for(slice_under_way: tuple[slices.Turn, dist.Work, dist.Work], limit: timedelta) -> int:

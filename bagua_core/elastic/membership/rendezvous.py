@@ -187,10 +187,14 @@ class Rendezvous:
         gpus = self.gpus
         if building.suffix == ALL:
             transport_agreement.tell(own_store, global_rank, statement(self._setting, gpus, self._transports))
-        of_cpu = self._connect_cpu(building, building.members, global_rank, own_store, building.abort_flag)
+        of_cpu = self._connect_cpu(
+            building, building.members, global_rank, own_store, building.abort_flag, building.suffix
+        )
         if building.suffix != ALL:
             on_gpu = self._on_gpu[building.generation.number]
-            return self._with_gpus(building, building.members, global_rank, own_store, on_gpu, of_cpu)
+            return self._with_gpus(
+                building, building.members, global_rank, own_store, on_gpu, of_cpu, building.suffix
+            )
         # By now all that connected have told theirs.
         choice = transport_agreement.agree(
             own_store, global_rank, building.generation.world_size, self._transports
@@ -202,10 +206,10 @@ class Rendezvous:
         runs_others = building.generation.kind is GenerationKind.PLANNED or Lane.SHARD in begun
         if on_gpu is not None and runs_others:
             self._await_all_drained(building, of_cpu)
-        main = self._with_gpus(building, building.members, global_rank, own_store, on_gpu, of_cpu)
+        main = self._with_gpus(building, building.members, global_rank, own_store, on_gpu, of_cpu, ALL)
         main.nodes = nodes
         made = {
-            lane: self._with_gpus(building, members, global_rank, lane_store, on_gpu, lane_of_cpu)
+            lane: self._with_gpus(building, members, global_rank, lane_store, on_gpu, lane_of_cpu, lane.value)
             for lane, (members, lane_store, lane_of_cpu) in begun.items()
         }
         shard = made.pop(Lane.SHARD, None)
@@ -260,7 +264,7 @@ class Rendezvous:
                 own_store = PrefixStore(f"{lane.value}/{members[0]}", store)
                 # a flag of its own: an algorithm may abort its lane, and the generation goes on
                 flag = building.abort_flag.below()
-                of_cpu = self._connect_cpu(building, members, global_rank, own_store, flag)
+                of_cpu = self._connect_cpu(building, members, global_rank, own_store, flag, lane.value)
                 built[lane] = (members, own_store, of_cpu)
         return built
 
@@ -271,6 +275,7 @@ class Rendezvous:
         global_rank: int,
         store: PrefixStore,
         abort_flag: AbortFlag,
+        name: str,
     ) -> Communicator:
         made = build_gloo(
             building.generation.number,
@@ -282,6 +287,7 @@ class Rendezvous:
             abort_flag,
             CONNECT_TIMEOUT_S,
         )
+        made.flight.is_of(name, members)
         building.made.append(made)
         return made
 
@@ -293,6 +299,7 @@ class Rendezvous:
         store: PrefixStore,
         on_gpu: OnGpu | None,
         of_cpu: Communicator,
+        name: str,
     ) -> Communicator:
         if on_gpu is None:
             return ByDevice(of_cpu, Staged(of_cpu))
@@ -305,5 +312,7 @@ class Rendezvous:
             CONNECT_TIMEOUT_S,
             of_cpu.abort_flag,
         )
+        if of_gpu.flight is not None:
+            of_gpu.flight.is_of(name, members)
         building.made.append(of_gpu)
         return ByDevice(of_cpu, of_gpu)

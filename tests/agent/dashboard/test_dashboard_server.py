@@ -63,6 +63,7 @@ def test_a_name_of_another_site_is_refused(dashboard: Dashboard) -> None:
 def test_stacks_are_for_the_page_alone(dashboard: Dashboard) -> None:
     assert get(dashboard, "/api/stacks/a/0")[0] == 403
     assert get(dashboard, "/api/stacks/a/0", X_Bagua_Page="1")[0] == 404  # it shows no job yet
+    assert get(dashboard, "/api/collectives/a/0")[0] == 403
 
 
 def test_connections_that_say_nothing_hold_up_no_request(dashboard: Dashboard) -> None:

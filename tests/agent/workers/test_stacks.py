@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.workers import stacks
+from bagua_agent.workers.collectives import NoCollectives, collectives_of
 from bagua_agent.workers.process.account import Account
 from bagua_agent.workers.process.process_status import process_status, processes_of, signal_status
 from bagua_agent.workers.process.stack_channel import (
+    COLLECTIVES,
     DESCRIPTORS_VARIABLE,
     LARGEST_ANSWER_BYTES,
     StackChannel,
@@ -381,3 +384,22 @@ def test_a_channel_that_is_closed_while_it_is_asked(scripts: Scripts) -> None:
         stacks_of(process.target(), process.pid)
     with process.channel.held() as is_open:
         assert not is_open
+
+
+def test_collectives_are_asked_for_on_the_same_channel(scripts: Scripts, tmp_path: Path) -> None:
+    process, _ = scripts.start("def here():\n    ready()\n    time.sleep(60)\nhere()\n")
+    answers = [json.loads(collectives_of(process.target())) for _ in range(3)]
+    assert answers[0]["groups"] == [] and "not imported torch.distributed" in answers[2]["torch_problem"]
+    assert process.channel.ask(COLLECTIVES)  # one that is not waited for
+    assert stacks_of(process.target(), process.pid).count("in here") == 1
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_until(lambda: (s := process_status(process.pid)) is not None and s.is_stopped, "it is stopped")
+    with pytest.raises(NoCollectives, match=r"is stopped \(state T\) and can"):
+        collectives_of(process.target())
+    holder, _ = scripts.start(
+        "import ctypes\nsleep = ctypes.PyDLL(None).usleep\nready()\nwhile True:\n    sleep(60_000_000)\n"
+    )
+    with pytest.raises(NoCollectives, match="holds Python's interpreter lock"):
+        collectives_of(holder.target())
+    with pytest.raises(NoCollectives, match="no Python of ours"):
+        collectives_of(replace(process.target(), channel=None))

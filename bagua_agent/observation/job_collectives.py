@@ -1,0 +1,58 @@
+"""Asks all workers of a job for the collectives that they have under way, side by side by node.
+
+A node's workers are asked one after the other, for an agent serves few calls of people at once. Bounded: what was not
+asked in time is said so. What the answers mean is decided in collectives.py.
+"""
+
+from __future__ import annotations
+
+import time
+
+from bagua_agent.observation.agent_calls import MOST_CALLED, AgentSeen, JobAgents
+from bagua_agent.observation.collectives import OddAnswer, WorkerCollectives, parse
+from bagua_agent.observation.job_facts import JobFacts
+from bagua_contract import control_pb2
+
+WITHIN_S = 12.0  # for all workers of a node
+
+
+def read_collectives(agents: JobAgents, facts: JobFacts) -> list[WorkerCollectives]:
+    """Of every worker in `facts`, by rank. Does not raise for a worker or an agent that does not answer."""
+    by_agent: dict[str, list[tuple[AgentSeen, control_pb2.WorkerNow]]] = {}
+    for agent, worker in facts.workers:
+        by_agent.setdefault(agent.agent_id, []).append((agent, worker))
+
+    def ask(
+        asked: tuple[int, list[tuple[AgentSeen, control_pb2.WorkerNow]]],
+    ) -> list[WorkerCollectives]:
+        number, workers = asked
+        until_s = time.monotonic() + WITHIN_S
+        return [
+            _said(agents, agent, worker, is_asked=number < MOST_CALLED and time.monotonic() < until_s)
+            for agent, worker in workers
+        ]
+
+    found = [each for said in agents.side_by_side(ask, enumerate(by_agent.values())) for each in said]
+    silent = [WorkerCollectives(None, a.node_name, problem=_SILENT) for a in facts.agents if a.node is None]
+    return sorted([*found, *silent], key=lambda w: (w.rank is None, w.rank or 0, w.place))
+
+
+_SILENT = "its agent does not answer"
+
+
+def _said(
+    agents: JobAgents, agent: AgentSeen, worker: control_pb2.WorkerNow, *, is_asked: bool
+) -> WorkerCollectives:
+    rank = worker.global_rank if worker.HasField("global_rank") else None
+    place = f"slot {worker.slot} of {agent.node_name}"
+    if not is_asked:
+        return WorkerCollectives(rank, place, problem="it was not asked: the workers before it took too long")
+    reply = agents.collectives(agent, worker.slot)
+    if reply is None:
+        return WorkerCollectives(rank, place, problem=_SILENT)
+    if reply.problem:
+        return WorkerCollectives(rank, place, problem=reply.problem)
+    try:
+        return parse(rank, place, reply.answer)
+    except OddAnswer as error:
+        return WorkerCollectives(rank, place, problem=str(error))
