@@ -2,7 +2,7 @@
 
     import bagua_core as bagua
     bagua.init_process_group()
-    model = bagua.DistributedDataParallel(Net(), optimizers=[optimizer])
+    model = bagua.DistributedDataParallel(net, optimizers=[optimizer])
     loader = bagua.ElasticDataLoader(dataset, global_batch_size=64, seed=0)
     for epoch in loader.epochs(10):
         for x, y in loader:

@@ -1,18 +1,17 @@
-"""Every code block of docs/guide/ runs, or says why it does not.
+"""Every code block of the manual runs, or says why it does not.
 
-A block is Python, shell, YAML, or text (output of a program). Python runs in one process, page after page. Shell has a
-mark: `<!-- run -->`, and it runs beside the files that the page names by `<!-- file: NAME -->` (with `--long`), or
-`<!-- not run: REASON -->`. Words for bagua-launch and bagua-agent go through their parsers in both cases.
+tests/docs/page_blocks.py lists the pages and the marks. All Python runs in one process, block after block. Shell runs
+with `--long`, beside the files that the page names. Words for bagua-launch and bagua-agent go through their parsers in
+every block.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+import tomllib
 from pathlib import Path
 
 import click
@@ -22,70 +21,59 @@ import yaml
 from bagua_agent.service.main import cli as agent_cli
 from bagua_launch.main import cli as launch_cli
 from tests.deploy.parsed import parsed
+from tests.docs.given import DEFINITIONS, before
+from tests.docs.page_blocks import GIVEN, GUIDES, KINDS, NOT_RUN, OTHERS, PAGES, ROOT, Block, blocks, commands
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted((ROOT / "docs/guide").glob("*.md"))
-BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$",
-    re.DOTALL | re.MULTILINE,
-)
 RUN_S = 300
 
-ALL_PAGES = """
+RUN_ALL = """
 import sys, runpy, traceback
 import bagua_core as bagua
+failed = []
 for path in sys.argv[1:]:
     try:
         runpy.run_path(path, run_name="__main__")
+        print("ran", path)
     except BaseException:
+        failed.append(path)
         traceback.print_exc()
-        sys.exit(f"{path} failed")
     bagua.shutdown()
-    print("ran", path)
+sys.exit(f"failed: {failed}" if failed else 0)
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    page: Path
-    language: str
-    mark: str
-    text: str
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
-def blocks(page: Path) -> list[Block]:
-    text = page.read_text()
-    found = [Block(page, m["language"], m["mark"] or "", m["text"]) for m in BLOCK.finditer(text)]
-    assert len(found) == text.count("\n```") / 2, f"{page.name}: a fence that is not understood"
-    return found
-
-
-def commands(block: Block) -> list[list[str]]:
-    lines = block.text.replace("\\\n", " ").splitlines()
-    split = [shlex.split(part, comments=True) for line in lines for part in line.split(" && ")]
-    return [words for words in split if words]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_is_of_a_known_kind(page: Path) -> None:
     for block in blocks(page):
-        assert block.language in ("python", "sh", "text", "yaml"), block
+        place = f"{page}:{block.line}"
+        assert block.language in KINDS, f"{place}: ```{block.language}"
         if block.language == "sh":
-            assert block.mark == "run" or re.fullmatch(r"not run: .{10,}", block.mark), (
-                f"unmarked: {block.text}"
+            assert block.mark == "run" or NOT_RUN.fullmatch(block.mark), f"{place}: no mark says how it runs"
+        elif block.language == "python":
+            compile(block.text, place, "exec")
+            named = page in GUIDES and block.mark.startswith("file: ")
+            assert not block.mark or named or NOT_RUN.fullmatch(block.mark) or GIVEN.fullmatch(block.mark), (
+                f"{place}: an unknown mark: {block.mark}"
             )
-        if block.language == "yaml":
+        elif block.language == "yaml":
             assert yaml.safe_load(block.text)
+        elif block.language == "toml":
+            assert tomllib.loads(block.text)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_words_of_commands_are_accepted(page: Path) -> None:
     for block in blocks(page):
-        for words in commands(block) if block.language == "sh" else ():
+        for words in commands(block):
             words = words[1:] if words[0] == "sudo" else words
             program = words[0].rpartition("/")[2]
             if program not in ("bagua-launch", "bagua-agent"):
                 continue
+            words = words[: words.index(">")] if ">" in words else [w for w in words if w != "&"]
             group = launch_cli if program == "bagua-launch" else agent_cli
             assert isinstance(group, click.Group)
             if words[1] in group.commands:
@@ -94,53 +82,85 @@ def test_words_of_commands_are_accepted(page: Path) -> None:
                 parsed(words[1:], {})
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_of_the_repository_that_commands_name_exist(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_of_the_repository_that_blocks_and_marks_name_exist(page: Path) -> None:
     for block in blocks(page):
-        for path in re.findall(r"(?:^|\s)((?:deploy|examples|scripts)/[\w./-]+)", block.text):
-            assert (ROOT / path).exists(), f"{page.name}: {path}"
+        for path in re.findall(
+            r"(?:^|\s)((?:deploy|examples|scripts|tests)/[\w./-]*\w)", block.mark + "\n" + block.text
+        ):
+            assert (ROOT / path).exists(), f"{page}:{block.line}: {path}"
 
 
-def test_all_python_runs(tmp_path: Path) -> None:
-    scripts = []
+def scripts_of(folder: Path, long: bool) -> list[str]:
+    """Writes what runs into `folder`: a guide's Python as one script, each block of other pages as its own."""
+    written = []
     for page in PAGES:
-        code = "\n".join(block.text for block in blocks(page) if block.language == "python")
-        if code:
-            scripts.append(tmp_path / f"{page.stem}.py")
-            scripts[-1].write_text(code)
-    assert len(scripts) > 4
+        python = [b for b in blocks(page) if b.language == "python" and b.runs and b.long == long]
+        texts = {f"{page.stem}-{b.line}": before(b.given) + b.text for b in python}
+        if page in GUIDES:
+            texts = {page.stem: "\n".join(b.text for b in python)} if python else {}
+        for name, text in texts.items():
+            path = folder / f"{name}.py"
+            path.write_text(text)
+            written.append(str(path))
+    return written
+
+
+def run_all(scripts: list[str], folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ALL_PAGES, *map(str, scripts)],
+        [sys.executable, "-c", RUN_ALL, *scripts],
         capture_output=True,
         text=True,
         timeout=RUN_S,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-12000:]
     assert done.stdout.count("ran ") == len(scripts)
 
 
+def test_all_python_runs(tmp_path: Path) -> None:
+    scripts = scripts_of(tmp_path, long=False)
+    assert len(scripts) > 20
+    run_all(scripts, tmp_path)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if any(b.mark == "run" for b in blocks(p))], ids=lambda p: p.name
-)
+def test_python_that_needs_other_packages_runs(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed: pip install '.[huggingface]'")
+    scripts = scripts_of(tmp_path, long=True)
+    assert scripts
+    run_all(scripts, tmp_path)
+
+
+def test_no_name_is_given_without_use() -> None:
+    used = {name for page in OTHERS for block in blocks(page) for name in block.given}
+    needed = {name for needs, _ in DEFINITIONS.values() for name in needs}
+    assert set(DEFINITIONS) <= used | needed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", [p for p in PAGES if any(b.mark == "run" for b in blocks(p))], ids=name_of)
 def test_shell_that_is_marked_runs(page: Path, tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for block in blocks(page):
         if block.mark.startswith("file: "):
             (tmp_path / block.mark.removeprefix("file: ")).write_text(block.text)
         elif block.mark == "run":
-            done = subprocess.run(
-                ["sh", "-ec", block.text],
-                cwd=tmp_path,
-                env={**os.environ, "PATH": path},
-                capture_output=True,
-                text=True,
-                timeout=RUN_S,
-            )
-            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-            said = done.stdout + done.stderr
+            said = shell(block, tmp_path, path)
             assert "every worker has committed its last step" in said
             if "--failpoints" in block.text:
                 assert "did not happen" in said and "ended: killed by SIGKILL" in said
+
+
+def shell(block: Block, folder: Path, path: str) -> str:
+    done = subprocess.run(
+        ["sh", "-ec", block.text],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr

@@ -1,0 +1,72 @@
+"""Finds the code blocks of a document, and what the comment before a block says about running it.
+
+Marks of Python blocks: none, or `given: NAME, NAME` (what the block uses and does not define; tests/docs/given.py has
+it), or `long, given: ...` (needs a package of another project), or `not run: REASON`.
+Marks of shell blocks: `run`, or `not run: REASON`. `file: NAME` before a Python block names it for the shell blocks.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = sorted((ROOT / "docs/guide").glob("*.md"))  # a page's Python is one script, that a reader can copy
+OTHERS = [  # each Python block is by itself; the reader has the rest of the script
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / name for name in ("README.md", "deploy/README.md")),
+]
+PAGES = [*GUIDES, *OTHERS]
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+NOT_RUN = re.compile(r"not run: .{10,}")
+GIVEN = re.compile(r"(?P<long>long, )?given: (?P<names>\w+(?:, \w+)*)")
+KINDS = ("python", "sh", "text", "yaml", "toml", "promql")
+DIRECTIVES = ("{toctree}", "mermaid")  # of the site; scripts/docs runs them
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    page: Path
+    language: str
+    mark: str
+    text: str
+    line: int  # of the page, at which the block begins
+
+    @property
+    def runs(self) -> bool:
+        return not self.mark.startswith("not run: ")
+
+    @property
+    def long(self) -> bool:
+        return self.mark.startswith("long, ")
+
+    @property
+    def given(self) -> list[str]:
+        found = GIVEN.fullmatch(self.mark)
+        return found["names"].split(", ") if found else []
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    found = [
+        Block(page, m["language"], m["mark"] or "", m["text"], text.count("\n", 0, m.start("text")) + 1)
+        for m in BLOCK.finditer(text)
+    ]
+    assert len(found) == len(re.findall(r"^```", text, re.MULTILINE)) / 2, (
+        f"{page}: a fence is not understood"
+    )
+    return [block for block in found if block.language not in DIRECTIVES]
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of a shell block's commands, and of those that a text shows behind a prompt."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    if block.language != "sh":
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    split = [shlex.split(part, comments=True) for line in lines for part in line.split(" && ")]
+    return [words for words in split if words]
