@@ -156,6 +156,8 @@ def show_example_config(alone: bool) -> int:
     """Print a configuration file with every key and what it means."""
     account = pwd.getpwuid(os.geteuid()) if alone else None
     click.echo(example_config(single_machine(account.pw_name, account.pw_dir) if account else None))
+    if account and account.pw_name == "root":  # a file of another account names it as the default
+        click.echo("bagua-agent: jobs do not run as root by default; submit with --user root", err=True)
     return 0
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pwd
 import tomllib
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
@@ -16,6 +18,7 @@ from bagua_agent.security.certificate_files import utc_now
 from bagua_agent.security.certificates import CertificateRefused
 from bagua_agent.service.config.agent_config import AgentConfig, check, read_agent_config
 from bagua_agent.service.config.agent_config_keys import KEYS, example_config, single_machine
+from bagua_agent.service.main import cli
 from tests.agent.service.conftest import People
 
 WHERE = "/etc/bagua/agent.toml"
@@ -339,3 +342,12 @@ def test_the_file_of_a_single_machine_is_used_as_printed(account: str) -> None:
     assert config.etcd_endpoints == ("127.0.0.1:2379",)
     assert config.directories_state == "/home/ann/.bagua/state"
     assert config.may_run_as(account) and config.tls_files is None
+
+
+@pytest.mark.parametrize("account", ["ann", "root"])
+def test_root_learns_how_its_jobs_are_submitted(account: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = pwd.struct_passwd((account, "x", 1000, 1000, "", "/home/ann", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: entry)
+    done = CliRunner().invoke(cli, ["example-config", "--single-machine"])
+    assert done.exit_code == 0 and tomllib.loads(done.stdout)
+    assert ("--user root" in done.stderr) == (account == "root")
