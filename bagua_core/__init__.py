@@ -256,5 +256,8 @@ def register_state(name: str, stateful: Stateful) -> None:
 
 
 def report(**metrics: float) -> None:
-    """Show numbers such as `loss=0.3` beside the job's progress on the terminal."""
+    """Show numbers such as `loss=0.3` beside the job's progress on the terminal.
+
+    metrics: numbers by name; the newest value of each is shown. Raises ValueError or TypeError for what is no number.
+    """
     _runtime.engine().metrics.update({name: float(value) for name, value in metrics.items()})

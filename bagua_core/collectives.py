@@ -82,6 +82,8 @@ def allreduce(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | 
     """`op` over all workers' tensors; the same bits on every worker.
 
     tensor: any shape, the same on every worker. A worker in its first step counts with what changes nothing.
+    group: the workers that take part; None: all. See new_group.
+    Returns a new tensor of the same shape and dtype. Raises PeerLostError or MembersChanged for a group only.
     """
     return _ask(Allreduce(tensor, op), group)[0]
 
@@ -98,6 +100,8 @@ def reduce(
 ) -> torch.Tensor | None:
     """`op` over all workers' tensors on rank `destination`, None on the others.
 
+    tensor: any shape, the same on every worker.
+    group: the workers that take part; None: all. See new_group.
     Raises PeerLostError if that worker is lost before all have their part done.
     """
     return next(iter(_ask(Reduce(tensor, op, root=destination), group)), None)
@@ -114,8 +118,12 @@ def reduce_inplace(
 def reduce_scatter(
     tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | None = None
 ) -> torch.Tensor:
-    """tensor: [members, ...]. Row `rank` of its reduction over all workers.
+    """Row `rank` of the reduction of `tensor` over all workers.
 
+    tensor: [members, ...], the same shape on every worker.
+    op: how the workers' values become one, as for allreduce.
+    group: the workers that take part; None: all. See new_group.
+    Returns a tensor of the shape of a row.
     Raises PeerLostError if a worker is lost: its row would have no owner.
     """
     return _ask(ReduceScatter(tensor, op), group)[0]
@@ -133,9 +141,11 @@ def reduce_scatter_inplace(
 
 
 def broadcast(tensor: torch.Tensor, source: int = 0, group: Group | None = None) -> torch.Tensor:
-    """Rank `source`'s tensor. tensor: of its shape and dtype on every worker.
+    """Rank `source`'s tensor.
 
-    Raises PeerLostError if the source is lost before anybody has it.
+    tensor: of the same shape and dtype on every worker; its values count on the source only.
+    group: the workers that take part; None: all. See new_group.
+    Raises PeerLostError if the source is lost before another worker has it.
     """
     return _ask(Broadcast(tensor, root=source), group)[0]
 
@@ -152,6 +162,9 @@ def broadcast_object(value: _Value, source: int = 0, group: Group | None = None)
     No pickle travels: None, booleans, numbers, strings, bytes, lists, tuples, dictionaries, tensors and NumPy arrays of
     these, nested. No instances of classes, functions, sets or modules: StateCodecError names what can't travel.
     Tensors arrive on the CPU.
+
+    group: the workers that take part; None: all. See new_group.
+    Raises StateCodecError on the source, PeerLostError if the source is lost before another worker has the value.
     """
     payload = _to_bytes(value) if _is_source(source, group) else None
     result = _ask(BroadcastBytes(payload, root=source), group)
@@ -160,23 +173,34 @@ def broadcast_object(value: _Value, source: int = 0, group: Group | None = None)
 
 def allgather(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
     """[members, *tensor.shape]: every worker's tensor, by the ranks that hold when it returns: if a worker is lost
-    meanwhile there is one row less, and the others may have new ranks. A worker in its first step brings zeros."""
+    meanwhile there is one row less, and the others may have new ranks. A worker in its first step brings zeros.
+
+    tensor: the same shape and dtype on every worker.
+    group: the workers that take part; None: all. See new_group.
+    """
     return _ask(Allgather(tensor), group)[0]
 
 
 def allgather_inplace(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
-    """tensor: [members, ...]; row `rank` is this worker's, the others are written. Raises ValueError if a worker is
-    lost meanwhile, for then there are fewer rows."""
+    """See allgather. tensor: [members, ...]; row `rank` is this worker's, the others are written.
+
+    Raises ValueError if a worker is lost meanwhile, for then there are fewer rows.
+    """
     return _write(tensor, allgather(tensor[_own_row(tensor, group)], group))
 
 
 def gather(tensor: torch.Tensor, destination: int = 0, group: Group | None = None) -> torch.Tensor | None:
-    """As allgather on rank `destination`; None on the others. Raises PeerLostError if that worker is lost."""
+    """As allgather on rank `destination`; None on the others.
+
+    tensor: the same shape and dtype on every worker.
+    group: the workers that take part; None: all. See new_group.
+    Raises PeerLostError if that worker is lost.
+    """
     return next(iter(_ask(Gather(tensor, root=destination), group)), None)
 
 
 def gather_inplace(tensor: torch.Tensor, destination: int = 0, group: Group | None = None) -> torch.Tensor:
-    """tensor: [members, ...]; row `rank` is this worker's, and on `destination` the others are written."""
+    """See gather. tensor: [members, ...]; row `rank` is this worker's, and on `destination` the others are written."""
     result = gather(tensor[_own_row(tensor, group)], destination, group)
     return tensor if result is None else _write(tensor, result)
 
@@ -187,6 +211,7 @@ def scatter(
     """Row `rank` of the source's `parts`: [members, *part.shape], needed there only. part: in the shape and dtype of a
     row; its values are what a worker gets where the step has failed.
 
+    group: the workers that take part; None: all. See new_group.
     Raises PeerLostError if a worker is lost: its row would have no owner.
     """
     return _ask(Scatter(part, parts, root=source), group)[0]
@@ -200,8 +225,10 @@ def scatter_inplace(
 
 
 def alltoall(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
-    """tensor: [members, ...]; row r goes to rank r. Returns the same shape: row r is what rank r had for this worker.
+    """Row r of `tensor` goes to rank r. Returns the same shape: row r is what rank r had for this worker.
 
+    tensor: [members, ...], the same shape and dtype on every worker.
+    group: the workers that take part; None: all. See new_group.
     Raises PeerLostError if a worker is lost.
     """
     return _ask(Alltoall(tensor), group)[0]
@@ -217,6 +244,8 @@ def alltoall_v(
 ) -> tuple[torch.Tensor, list[int]]:
     """alltoall of unequal parts: the first splits[0] rows go to rank 0, the next splits[1] to rank 1, and so on.
 
+    tensor: [sum of splits, ...].
+    group: the workers that take part; None: all. See new_group.
     Returns the rows that arrived, by rank, and how many came from each. The shape of a row is the same on all workers.
     Raises PeerLostError if a worker is lost.
     """
@@ -238,6 +267,10 @@ def alltoall_v_inplace(
 def send(tensor: torch.Tensor, destination: int, tag: int = 0, group: Group | None = None) -> None:
     """Send `tensor` to the worker that calls recv with this rank as source, the same shape, dtype and tag.
 
+    destination: a rank, in the group if one is given.
+    tag: tells messages between the same two workers apart.
+    group: the workers that take part; None: all. See new_group.
+
     May wait until the other has called it, and returning does not mean that it has arrived. Outside steps it is never
     run again: raises PeerLostError if the other is lost, MembersChanged if a third worker is, for then it may have
     arrived or not.
@@ -248,6 +281,8 @@ def send(tensor: torch.Tensor, destination: int, tag: int = 0, group: Group | No
 def recv(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = None) -> torch.Tensor:
     """The tensor from rank `source`. tensor: in its shape and dtype; its values come back where the step has failed.
 
+    tag: that of send.
+    group: the workers that take part; None: all. See new_group.
     Raises as send does.
     """
     return _ask(Receive(tensor, tag, root=source), group)[0]
@@ -259,7 +294,11 @@ def recv_inplace(tensor: torch.Tensor, source: int, tag: int = 0, group: Group |
 
 
 def barrier(group: Group | None = None) -> None:
-    """Return when every worker has called it."""
+    """Return when every worker has called it.
+
+    group: the workers that take part; None: all. See new_group.
+    Raises PeerLostError or MembersChanged for a group only.
+    """
     _ask(Barrier(torch.zeros(1), ReduceOp.SUM), group)
 
 

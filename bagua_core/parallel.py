@@ -43,6 +43,9 @@ from bagua_core.sync_batchnorm import SyncBatchNorm
 class DistributedDataParallel(nn.Module):
     """`module`, trained by all workers of the job together.
 
+    algorithm: how gradients or weights are shared: a name of algorithms.algorithm_names(), or an Algorithm with
+    arguments of its own.
+    bucket_cap_mb: MiB of a bucket, the unit in which gradients are sent.
     optimizers: those that step on its parameters; their step() does nothing when the job's step failed, and joiners
     receive their state. None: no torch optimizer steps on this model.
     broadcast_buffers: rank 0's buffers are used by all from the start of each training forward.

@@ -53,7 +53,11 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
     state_dict is Adam's with two more entries for each parameter: `late`, the number of late elements, from the first
     step after the warm-up on; and `seen`, as long as there are any: how many gradients other than zero each element has
-    had, infinite for one whose second moment is frozen. A state_dict of Adam is accepted. Raises ValueError.
+    had, infinite for one whose second moment is frozen. A state_dict of Adam is accepted.
+
+    params: real parameters, or groups of them. lr, betas, eps, weight_decay: as in torch's Adam.
+    warmup_steps: steps of a parameter before its second moment is frozen.
+    Raises ValueError for a value out of range and for complex parameters.
     """
 
     loads = 0

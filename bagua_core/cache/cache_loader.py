@@ -76,8 +76,9 @@ class CacheLoader:
 
         dataset_name and fingerprint: a cache is found again under the same two only; change the fingerprint with
         whatever changes the values. writer_buffer_size: values on their way to the store, in each process.
+        pickle: keep values of other types too; only for a store that no other account can write.
 
-        Options of "embedded": capacity_bytes (default: half of what is free), directory (an absolute path; default
+        options: of "embedded": capacity_bytes (default: half of what is free), directory (an absolute path; default
         /dev/shm, or the temporary directory where that has no room). Of "redis": hosts (dictionaries with
         host and port; None starts a server on this node), cluster_mode (True shards over all hosts, False gives each
         node one of them), capacity_per_node (bytes, of a server started here; default: half of the free memory).

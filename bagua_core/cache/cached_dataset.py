@@ -41,8 +41,10 @@ class CachedDataset(Dataset[Any]):
         pickle: bool = False,
         **options: Any,
     ) -> None:
-        """fingerprint: change it with whatever changes the samples; the type and length of `dataset` count anyway.
-        The other arguments are CacheLoader's.
+        """dataset: map-style: with a length, and samples by index.
+        transform: applied to each sample that is read; its result is not kept.
+        fingerprint: change it with whatever changes the samples; the type and length of `dataset` count anyway.
+        backend, dataset_name, writer_buffer_size, pickle, options: as for CacheLoader.
 
         Raises CacheOptionError, MissingPartError, and TypeError for a data set without length or index.
         """

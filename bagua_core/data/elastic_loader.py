@@ -71,6 +71,11 @@ class ElasticDataLoader:
         **others: Any,
     ) -> None:
         """dataset: map-style, or a stream: an IterableDataset or another object that is only iterated.
+        global_batch_size: samples of a step, over all workers.
+        seed: what the order of each epoch and random numbers in steps follow from; the same on every worker.
+        drop_last: leave out the samples after the last whole batch of an epoch.
+        num_workers, collate_fn, pin_memory, timeout, worker_init_fn, prefetch_factor: DataLoader's; timeout in seconds.
+        multiprocessing_context, persistent_workers, others: DataLoader's; what is not named here is refused.
         shuffle: True unless given; a stream has its own order.
         sampler: gives the order of an epoch, for all workers together, in place of `shuffle`.
         max_local_batch_size: a larger share is split into micro-batches whose gradients add up.

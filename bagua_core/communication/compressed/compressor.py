@@ -69,7 +69,11 @@ _WITH_KERNELS: dict[tuple[str, bool], Callable[[], Compression]] = {
 
 
 def register(name: str, make: Maker) -> None:
-    """Make a compressor known by `name`, on every worker alike. Raises ValueError if the name is taken."""
+    """Make a compressor known by `name`, on every worker alike.
+
+    make: returns a new compressor; its class, if that takes no arguments.
+    Raises ValueError if the name is taken.
+    """
     if name in COMPRESSORS or name in {known for known, _ in _WITH_KERNELS}:
         raise ValueError(f"there is a compressor {name!r} already; choose another name")
     COMPRESSORS[name] = make
