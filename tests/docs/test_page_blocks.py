@@ -21,7 +21,7 @@ import yaml
 from bagua_agent.service.main import cli as agent_cli
 from bagua_launch.main import cli as launch_cli
 from tests.deploy.parsed import parsed
-from tests.docs.given import DEFINITIONS, before
+from tests.docs.block_context import DEFINITIONS, before
 from tests.docs.page_blocks import GIVEN, GUIDES, KINDS, NOT_RUN, OTHERS, PAGES, ROOT, Block, blocks, commands
 
 RUN_S = 300
