@@ -1,7 +1,7 @@
 """Finds the code blocks of a document, and what the comment before a block says about running it.
 
-Marks of Python blocks: none, or `given: NAME, NAME` (what the block uses and does not define; tests/docs/block_context.py has
-it), or `long, given: ...` (needs a package of another project), or `not run: REASON`.
+Marks of Python blocks: none, or `given: NAME, NAME` (what the block uses and does not define; block_context.py has it),
+or `long, given: ...` (needs a package of another project), or `not run: REASON`.
 Marks of shell blocks: `run`, or `not run: REASON`. `file: NAME` before a Python block names it for the shell blocks.
 """
 
