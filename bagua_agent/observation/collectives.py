@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bagua_agent.base.errors import PeerViolation
 from bagua_agent.base.plain_text import counted, duration, plain_line, shortened, some
 
 LEAST_LASTING_S = 1.0  # of a collective whose absent ranks are named
@@ -23,7 +24,7 @@ _MOST_RANKS = 4096
 _MOST_NAMED = 16
 
 
-class OddAnswer(ValueError):
+class OddAnswer(PeerViolation):
     """A worker's answer is not what a worker of this version writes."""
 
 
