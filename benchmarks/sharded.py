@@ -34,27 +34,31 @@ DEADLINE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The begin of a step on one worker. time_s: monotonic. committed: steps before it."""
+    """The begin of a step on one worker. time_s: monotonic. committed: steps before it. cpu_s: of the process, all its
+    threads."""
 
     time_s: float
     committed: int
     replicas: int
     resident_bytes: int
+    cpu_s: float
 
 
 def lines_of(file: Path) -> list[Line]:
     """Those that were written whole."""
     text = file.read_text() if file.exists() else ""
     words = [line.split() for line in text.rpartition("\n")[0].splitlines()]
-    return [Line(float(t), int(c), int(r), int(b)) for t, c, r, b in words]
+    return [Line(float(t), int(c), int(r), int(b), float(cpu)) for t, c, r, b, cpu in words]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Of all workers: the median step, and what a worker has grown by since before its model was made."""
+    """Of all workers: the median step, the mean time of the processor in a worker's step, and what a worker has grown
+    by since before its model was made."""
 
     system: str
     step_s: float
+    cpu_s: float
     grown_bytes: float
     peak_bytes: float
 
@@ -69,7 +73,8 @@ def block_of(system: str, logs: Sequence[Sequence[Line]], before_bytes: Sequence
         max(line.resident_bytes for line in log) - before
         for log, before in zip(logs, before_bytes, strict=True)
     ]
-    return Block(system, statistics.median(steps), statistics.median(grown), max(peak))
+    cpu = [(log[-1].cpu_s - log[WARM_UP].cpu_s) / (len(log) - 1 - WARM_UP) for log in logs]
+    return Block(system, statistics.median(steps), statistics.mean(cpu), statistics.median(grown), max(peak))
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +242,16 @@ def report(blocks: Sequence[Block], faults: Sequence[Fault]) -> str:
                 [
                     {"hsdp": "torch HSDP", "bagua": "Bagua"}[system],
                     spread([b.step_s * 1e3 for b in here], " ms", 1),
+                    spread([b.cpu_s * 1e3 for b in here], " ms", 1),
                     spread([b.grown_bytes / 2**20 for b in here], " MiB", 1),
                     spread([b.peak_bytes / 2**20 for b in here], " MiB", 1),
                 ]
             )
-    parts = [table(["system", "step", "memory of a worker", "its peak"], rows)] if rows else []
+    parts = (
+        [table(["system", "step", "processor in a worker's step", "memory of a worker", "its peak"], rows)]
+        if rows
+        else []
+    )
     pairs = [
         b.step_s / a.step_s
         for a, b in zip(

@@ -2,8 +2,8 @@
 
     sharded_worker.py SYSTEM --out DIRECTORY --name HOST ...
 
-SYSTEM: hsdp or bagua. Appends "time steps-committed replicas resident-bytes" to <out>/<host>.log at the begin of each
-step, and writes the rank of its replica in its first step to <out>/<host>.replica. Time is the machine's monotonic
+SYSTEM: hsdp or bagua. Appends "time steps-committed replicas resident-bytes cpu-seconds" to <out>/<host>.log at the
+begin of each step, and writes the rank of its replica in its first step to <out>/<host>.replica. Time is the machine's monotonic
 clock, which all hosts of the lab share.
 """
 
@@ -66,7 +66,7 @@ class Training:
     ) -> None:
         with (self.options.out / f"{self.options.name}.log").open("a", buffering=1) as log:
             for step, replicas, (x, y) in batches:
-                log.write(f"{time.monotonic()} {step} {replicas} {resident_bytes()}\n")
+                log.write(f"{time.monotonic()} {step} {replicas} {resident_bytes()} {time.process_time()}\n")
                 optimizer.zero_grad()
                 loss = net(x, y)
                 time.sleep(self.options.sleep_s)

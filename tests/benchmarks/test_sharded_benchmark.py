@@ -10,7 +10,7 @@ from benchmarks.sharded import Block, Line, beyond_s, block_of, lines_of, next_s
 
 
 def log(times: list[float], replicas: list[int], committed: list[int]) -> list[Line]:
-    return [Line(t, c, r, 100) for t, c, r in zip(times, committed, replicas, strict=True)]
+    return [Line(t, c, r, 100, 0.0) for t, c, r in zip(times, committed, replicas, strict=True)]
 
 
 def test_the_next_step_is_one_that_was_committed_without_the_lost_replica() -> None:
@@ -36,18 +36,18 @@ def test_a_pause_is_what_is_more_than_usual() -> None:
 
 def test_a_block_leaves_the_warm_up_out(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(
-        "".join(f"{k} {k} 3 {500 if k < 10 else 300}\n" for k in range(20)) + "20 20"
+        "".join(f"{k} {k} 3 {500 if k < 10 else 300} {k * 0.25}\n" for k in range(20)) + "20 20"
     )
     lines = lines_of(tmp_path / "a.log")
     assert len(lines) == 20
-    assert block_of("bagua", [lines], [100]) == Block("bagua", 1.0, 200, 400)
+    assert block_of("bagua", [lines], [100]) == Block("bagua", 1.0, 0.25, 200, 400)
 
 
 def test_the_ratio_is_of_pairs() -> None:
     blocks = [
-        Block("hsdp", 1.0, 0, 0),
-        Block("bagua", 1.1, 0, 0),
-        Block("bagua", 2.2, 0, 0),
-        Block("hsdp", 2.0, 0, 0),
+        Block("hsdp", 1.0, 0, 0, 0),
+        Block("bagua", 1.1, 0, 0, 0),
+        Block("bagua", 2.2, 0, 0, 0),
+        Block("hsdp", 2.0, 0, 0, 0),
     ]
     assert "by pairs of blocks: 1.100" in report(blocks, [])
