@@ -37,6 +37,10 @@ class ParameterDigest:
             self._slots.append(self._gathered[at : at + p.nbytes].view(p.dtype).view(p.shape))
             at += _whole_words(p)
 
+    @property
+    def is_on_host(self) -> bool:
+        return all(p.device.type == "cpu" for p in self._parameters)
+
     def fits(self) -> bool:
         """Whether the parameters still have the sizes they had."""
         return [p.numel() for p in self._parameters] == self._sizes
@@ -106,16 +110,22 @@ def first_difference(
 
 
 class DigestTrace:
-    """This rank's digests since the last comparison."""
+    """This rank's digests since the last comparison. clock: seconds. processor: seconds that this process has used."""
 
-    def __init__(self, most_steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        most_steps: int,
+        clock: Callable[[], float] = time.perf_counter,
+        processor: Callable[[], float] = time.process_time,
+    ) -> None:
         self._most_steps = most_steps
         self._clock = clock
+        self._processor = processor
         self._digest: ParameterDigest | None = None
         self._taken: dict[int, int] = {}
         self._cost_s: float | None = None
         self._step_s: float | None = None
-        self._last_step_at_s: float | None = None
+        self._last_step_at_s: tuple[float, float] | None = None  # by clock and processor
         self._is_warm = False
 
     @property
@@ -130,10 +140,14 @@ class DigestTrace:
 
     def step_done(self, parameters: Callable[[], Sequence[torch.Tensor]], step: int) -> None:
         """parameters: asked for only where none, or others, are known."""
-        began_s = self._clock()
+        began_s, used_s = self._clock(), self._processor()
         if self._last_step_at_s is not None:
-            self._step_s = _lower(self._step_s, began_s - self._last_step_at_s)
-        self._last_step_at_s = began_s
+            lasted_s = began_s - self._last_step_at_s[0]
+            if self._digest is not None and self._digest.is_on_host:
+                # while workers share processors, or wait for each other, a step lasts longer than it costs
+                lasted_s = min(lasted_s, used_s - self._last_step_at_s[1])
+            self._step_s = _lower(self._step_s, lasted_s)
+        self._last_step_at_s = began_s, used_s
         if step % self.every_steps:
             return
         if self._digest is None or not self._digest.fits():

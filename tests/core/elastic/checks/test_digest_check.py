@@ -212,6 +212,25 @@ def test_digests_are_taken_less_often_while_they_cost_too_much() -> None:
     assert 3 <= len(trace.taken) < 20
 
 
+@pytest.mark.parametrize(("shared_by", "expected"), [(1, 1), (8, 8)])
+def test_workers_that_share_processors_take_digests_by_what_a_step_costs(
+    shared_by: int, expected: int
+) -> None:
+    """A digest of 1 ms in steps of 0.24 s: with the processor to itself that is 0.4 % of the step's cost."""
+    now_s = [0.0]
+
+    def clock() -> float:
+        now_s[0] += 1e-3
+        return now_s[0]
+
+    trace = digest_trace.DigestTrace(100, clock, processor=lambda: now_s[0] / shared_by)
+    held = parameters()
+    for step in range(1, 20):
+        trace.step_done(lambda: held, step)
+        now_s[0] += 0.24
+    assert trace.every_steps == expected
+
+
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("byte", [0, 3, 799, 100_003])
 def test_every_bit_of_every_parameter_counts(byte: int, large: bool) -> None:
