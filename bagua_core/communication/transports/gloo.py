@@ -42,7 +42,7 @@ from bagua_core.communication.shapes import (
 from bagua_core.communication.transports import retired_groups
 from bagua_core.communication.transports.gloo_connect import Connecting, WatchedStore
 from bagua_core.communication.transports.gloo_errors import collective_failed
-from bagua_core.communication.transports.gloo_pending import GlooCollective, GlooThreaded
+from bagua_core.communication.transports.gloo_pending import BriefWaits, GlooCollective, GlooThreaded
 from bagua_core.communication.transports.gloo_tensors import as_bytes, check_tag, check_usable
 
 _Group = Any  # a ProcessGroupGloo; torch's stubs do not know its operations
@@ -93,6 +93,7 @@ class GlooCommunicator(Communicator):
         self.flight = FlightRecord("gloo", generation, global_rank, abort_flag)
         self._group = group
         self._alltoalls = 0
+        self._brief = BriefWaits()
         self._retire_lock = threading.Lock()
         self._is_retired = False
 
@@ -388,7 +389,7 @@ class GlooCommunicator(Communicator):
             self.retire()
             return FailedPending(collective_failed(what, error))
         if peer is None:
-            collective = GlooCollective(self.abort_flag, self.retire, what, work, tensor, finish)
+            collective = GlooCollective(self.abort_flag, self.retire, what, work, tensor, finish, self._brief)
             return self.flight.collective(what, tensor.nbytes, collective)
         # told anew: left to itself it is the limit for connecting that counts
         limit = timedelta(seconds=self.timeout_s)
