@@ -3,8 +3,8 @@
     sharded_worker.py SYSTEM --out DIRECTORY --name HOST ...
 
 SYSTEM: hsdp or bagua. Appends "time steps-committed replicas resident-bytes cpu-seconds" to <out>/<host>.log at the
-begin of each step, and writes the rank of its replica in its first step to <out>/<host>.replica. Time is the machine's monotonic
-clock, which all hosts of the lab share.
+begin of each step, and writes the rank of its replica in its first step to <out>/<host>.replica. Time is the machine's
+monotonic clock, which all hosts of the lab share; cpu-seconds are the process's, with all its threads.
 """
 
 from __future__ import annotations
