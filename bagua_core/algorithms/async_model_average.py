@@ -1,8 +1,7 @@
 """Asynchronous model averaging: every worker trains on its own, and the models are averaged in the background.
 
-Owns when a round begins and how its result comes in: x = x + (mean - what x was when the round began), so what was
-learned meanwhile stays. Everything that touches parameters runs in the script's thread at the start of a forward; the
-round's thread sees copies only.
+Owns when an average (a "round") begins and when its result comes in; background_mean.py does both. Everything that
+touches parameters runs in the script's thread at the start of a forward. With unit="round" it is async_rounds.py's.
 
 Commits: a step is final when all members have computed it (a vote of two numbers at the end of backward); the models'
 exchange takes no part in that, so its traffic never stops a step. Heals: a joiner copies one holder's model and
@@ -18,20 +17,26 @@ from collections.abc import Callable
 import torch
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
+from bagua_core.algorithms.async_rounds import AsyncRounds, check_round
+from bagua_core.algorithms.local_sgd import DEFAULT_SYNC_EVERY, ROUND, STEP
 from bagua_core.communication.communicator import Communicator, Lane, Pending
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_operation import LocalMean
+from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.step_interface import StepReductions
-from bagua_core.communication.weights.background_average import Round
-from bagua_core.communication.weights.weight_buckets import FlatWeights, make_equal
+from bagua_core.communication.weights.background_mean import BackgroundMean
+from bagua_core.communication.weights.weight_buckets import make_equal
 
 DEFAULT_INTERVAL_MS = 500
 
 
 class AsyncModelAverage(Algorithm):
     """sync_interval_ms: least time between the beginnings of two rounds. warmup_steps: so many steps with averaged
-    gradients first. peer_selection_mode: "all" is the only one. Raises ValueError."""
+    gradients first. peer_selection_mode: "all" is the only one. unit: what all workers commit together. "step": every
+    step, so that the slowest worker sets the pace. "round": `sync_every` local steps for a worker of average speed, of
+    which each worker takes as many as its speed allows (docs/design/rounds.md); an average begins and comes in when a
+    round is committed. Needs ElasticDataLoader. Raises ValueError."""
 
     name = "async"
     equal_states = False
@@ -41,6 +46,8 @@ class AsyncModelAverage(Algorithm):
         peer_selection_mode: str = "all",
         sync_interval_ms: int = DEFAULT_INTERVAL_MS,
         warmup_steps: int = 0,
+        unit: str = STEP,
+        sync_every: int = DEFAULT_SYNC_EVERY,
     ) -> None:
         if peer_selection_mode != "all":
             raise ValueError(f'peer_selection_mode={peer_selection_mode!r} is unknown; use "all"')
@@ -48,8 +55,14 @@ class AsyncModelAverage(Algorithm):
             raise ValueError(f"sync_interval_ms={sync_interval_ms} must not be negative")
         if warmup_steps < 0:
             raise ValueError(f"warmup_steps={warmup_steps} must not be negative")
+        if unit not in (STEP, ROUND):
+            raise ValueError(f'unit={unit!r} is unknown; use "{STEP}" or "{ROUND}"')
+        if unit == ROUND:
+            check_round(sync_every, warmup_steps)
         self.sync_interval_ms = sync_interval_ms
         self.warmup_steps = warmup_steps
+        self.unit = unit
+        self.sync_every = sync_every
 
     @property
     def lanes(self) -> frozenset[Lane]:
@@ -57,9 +70,17 @@ class AsyncModelAverage(Algorithm):
 
     @property
     def described(self) -> str:
+        if self.unit == ROUND:
+            return f"{self.name}(every {self.sync_every}, unit {self.unit})"
         return f"{self.name}(warmup_steps={self.warmup_steps})"
 
-    def attach(self, attachment: Attachment) -> AsyncExchange:
+    @property
+    def round_steps(self) -> int | None:
+        return self.sync_every if self.unit == ROUND else None
+
+    def attach(self, attachment: Attachment) -> Exchange:
+        if self.unit == ROUND:
+            return AsyncRounds(attachment, self.sync_interval_ms / 1000)
         return AsyncExchange(attachment, self.sync_interval_ms / 1000, self.warmup_steps)
 
 
@@ -100,30 +121,26 @@ class AsyncExchange(Reducer):
             operation=self._warm_up,
             find_unused_parameters=attachment.find_unused_parameters,
         )
-        self._interval_s = interval_s
-        self._clock = clock
-        self._round: Round | None = None
-        self._lane: Communicator | None = None
-        self._began_s = -interval_s
-        self._paused = False
+        self._mean = BackgroundMean(attachment.parameters, attachment.engine, interval_s, clock)
         self._has_begun = False  # this step's first forward
-        self._snapshot = FlatWeights(attachment.parameters)
-        self._mean = self._snapshot.like()
-        self.rounds = 0
+
+    @property
+    def rounds(self) -> int:
         """That came in, on this worker."""
+        return self._mean.count
 
     # -- what the script may do
 
     def pause(self) -> None:
         """Begin no further round; one under way still comes in. Peers go on training without new rounds."""
-        self._paused = True
+        self._mean.is_paused = True
 
     def resume(self) -> None:
-        self._paused = False
+        self._mean.is_paused = False
 
     def wait_for_round(self, limit_s: float) -> bool:
         """Whether no round is under way any more, after limit_s at most. Its result comes in at the next forward."""
-        return self._round is None or self._round.wait(limit_s)
+        return self._mean.wait(limit_s)
 
     # -- Exchange
 
@@ -137,9 +154,8 @@ class AsyncExchange(Reducer):
         # One that heals has no model of the job yet; the others' round waits for it, in the background.
         if communicator is None or plan.active_index is None or not self._warm_up.is_over:
             return
-        self._take_in()
-        if self._round is None and not self._paused and self._clock() - self._began_s >= self._interval_s:
-            self._begin(communicator.lanes[Lane.BACKGROUND])
+        self._mean.take_in()
+        self._mean.begin_if_due(communicator.lanes[Lane.BACKGROUND])
 
     def step_committed(self) -> None:
         self._has_begun = False
@@ -150,46 +166,13 @@ class AsyncExchange(Reducer):
 
     def communicator_changed(self) -> None:
         self._has_begun = False
-        self._give_up("another generation is in force")
+        self._mean.give_up("another generation is in force")
         super().communicator_changed()
 
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._give_up("training is over")
+        self._mean.give_up("training is over")
         make_equal(self._parameters, average)
 
     def close(self) -> None:
-        self._give_up("closed")
+        self._mean.give_up("closed")
         super().close()
-
-    # -- rounds
-
-    def _begin(self, lane: Communicator) -> None:
-        self._snapshot.fill()
-        torch._foreach_copy_(self._mean, self._snapshot.flats)
-        self._began_s = self._clock()
-        self._lane = lane
-        self._round = Round(lane, self._mean)
-
-    def _take_in(self) -> None:
-        ended = self._round
-        if ended is None or not ended.done:
-            return
-        self._round = None
-        if ended.error is not None:
-            # The peers that are gone break the generation by themselves, at the next vote.
-            self._mean = self._snapshot.like()
-            return
-        self._engine.parameters_change()
-        torch._foreach_sub_(self._mean, self._snapshot.flats)
-        self._snapshot.add_to_parameters(self._mean)
-        self.rounds += 1
-
-    def _give_up(self, reason: str) -> None:
-        given_up, self._round = self._round, None
-        if given_up is None:
-            return
-        if not given_up.done:
-            assert self._lane is not None
-            self._lane.abort(reason)
-            self._mean = self._snapshot.like()  # the thread may still write into the old one
-        self._lane = None

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
+from bagua_core.algorithms.local_sgd import ROUND, STEP
 from bagua_core.communication.communicator import Communicator, Lane
 from bagua_core.communication.compressed.feedback_sum import COMPRESSIONS, form_of
 from bagua_core.communication.compressed.fragment_mean import Feedback, weighted_mean
@@ -43,7 +44,8 @@ class StreamingDiLoCo(Algorithm):
     is awaited at once. alpha: what a worker keeps of its own weights when it takes the common ones, from 0 to below 1.
     outer_lr, outer_momentum: of Nesterov's step on what a round has changed. compress: "uint8" and "int4" send that in
     8 and in about 4 bits a weight, with error feedback; "none" as it is. weighted_by: "workers" (each that used samples
-    in the round counts the same) or "samples" (by the share of the batches that it used). Raises ValueError; `attach`
+    in the round counts the same) or "samples" (by the share of the batches that it used). unit: "step" is the only one
+    (docs/design/rounds.md says why). Raises ValueError; `attach`
     does for parameters that can't be compressed.
 
     Commits: a step is final when all members have computed it; one that applies an exchange, when all have applied it.
@@ -65,6 +67,7 @@ class StreamingDiLoCo(Algorithm):
         outer_momentum: float = OUTER_MOMENTUM,
         compress: str = "none",
         weighted_by: str = WORKERS,
+        unit: str = STEP,
     ) -> None:
         if sync_every < 1:
             raise ValueError(f"sync_every={sync_every}; use 1 or more steps")
@@ -80,6 +83,11 @@ class StreamingDiLoCo(Algorithm):
             raise ValueError(f"compress={compress!r} is unknown; use one of {', '.join(COMPRESSIONS)}")
         if weighted_by not in (WORKERS, SAMPLES):
             raise ValueError(f'weighted_by={weighted_by!r} is unknown; use "{WORKERS}" or "{SAMPLES}"')
+        if unit != STEP:
+            raise ValueError(
+                f"unit={unit!r}: fragments are sent and applied in steps that all workers count alike, which a round "
+                f'does not have; leave unit out, or use LocalSGD(unit="{ROUND}")'
+            )
         self.sync_every = sync_every
         self.fragments = fragments
         self.delay = delay

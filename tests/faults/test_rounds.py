@@ -56,9 +56,9 @@ def test_a_slow_worker_leases_less(job: MakeJob) -> None:
     assert fast > 1.5 * slow
 
 
-@pytest.mark.parametrize("compress", ["none", "int4"])
-def test_a_worker_killed_within_a_round_loses_its_lease_alone(job: MakeJob, compress: str) -> None:
-    one = in_rounds(job, "--compress", compress)
+@pytest.mark.parametrize("options", [(), ("--compress", "int4"), ("--async",)])
+def test_a_worker_killed_within_a_round_loses_its_lease_alone(job: MakeJob, options: tuple[str, ...]) -> None:
+    one = in_rounds(job, *options)
     node = one.start(slots=2)
     one.await_step(3)
     generation = one.ledger.lines[-1].generation
@@ -72,6 +72,7 @@ def test_a_worker_killed_within_a_round_loses_its_lease_alone(job: MakeJob, comp
     one.await_step(again + 2)
     one.finish()
     check(one, finished=2, lost=committed(one, generation, 1))
+    assert all(end.get("averages", 1) for end in one.ends()), "no average came in"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ parser.add_argument(
 )
 parser.add_argument("--slow-slot", type=int, help="its workers take three times as long, also in a hurry")
 parser.add_argument("--compress", default="none")
+parser.add_argument("--async", action="store_true", dest="is_async", help="average in the background")
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument(
     "--misses-vote-in", type=int, help="the worker in slot 1 loses the result of this round's vote"
@@ -54,6 +55,10 @@ loader = bagua.ElasticDataLoader(
 algorithm = bagua.algorithms.LocalSGD(
     sync_every=args.sync_every, outer_optimizer="nesterov", compress=args.compress, unit="round"
 )
+if args.is_async:
+    algorithm = bagua.algorithms.AsyncModelAverage(
+        sync_interval_ms=0, unit="round", sync_every=args.sync_every
+    )
 model = bagua.DistributedDataParallel(net, [optimizer], algorithm=algorithm)
 
 engine = runtime.engine()
@@ -77,7 +82,7 @@ if args.misses_vote_in is not None and SLOT == 1:
 def distance_from_anchor() -> float:
     """Of the model; 0 before the job's first round."""
     tensors = model.travelling()
-    if not int(tensors["clock"]):
+    if args.is_async or not int(tensors["clock"]):
         return 0.0
     weights = torch.cat([p.detach().flatten() for p in net.parameters()])
     return float((weights - tensors["anchor.0"]).abs().max())
@@ -110,4 +115,6 @@ with open(args.out / "drawn" / WORKER.replace("/", "_"), "ab", buffering=0) as b
 
 digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest()
 end = {"worker": WORKER, "parameters": digest, "drawn": drawn, "distance": distance}
+if args.is_async:
+    end["averages"] = model._exchange.rounds
 (args.out / "ends" / f"{WORKER.replace('/', '_')}.json").write_text(json.dumps(end))

@@ -2,7 +2,8 @@
 
 Owns a few workers between leases, closes and generations, with the real decisions: `LeaseBook` leases and commits,
 `heal_plan.plan` says who copies. Checks R1 to R4. Membership is simplified: a generation of the survivors follows each
-loss, and a planned one each join; how these records come about is model.py's.
+loss, and a planned one each join; how these records come about is model.py's. With `averages` the models have no
+anchor: what each has learned is followed place by place, through averages in the background (R5).
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Book(NamedTuple):
 class Worker(NamedTuple):
     """name: (generation, rounds) of its last commit; generation 0: it has no state of its own yet. rounds: those it
     has, each with the places that workers used. lease, used: of the round under way. done: places that it trained on.
+    knows: places that its model has learned, its open round's included. sent: what an average
+    under way has of it; mean: what has come back of the average, which it has not taken in yet.
     """
 
     phase: int = ENTERING
@@ -47,6 +50,9 @@ class Worker(NamedTuple):
     lease: Ranges = ()
     used: int = 0
     done: int = 0
+    knows: frozenset[int] = frozenset()
+    sent: frozenset[int] | None = None
+    mean: frozenset[int] | None = None
 
 
 class Generation(NamedTuple):
@@ -75,8 +81,8 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """places: of the one epoch. most: of a round. early: a round may be closed at any time. The rest are the rules that
-    tests take away."""
+    """places: of the one epoch. most: of a round. early: a round may be closed at any time. averages: in the
+    background, instead of one at each close. The rest are the rules that tests take away."""
 
     workers: int = 2
     places: int = 6
@@ -84,6 +90,9 @@ class Setup:
     kills: int = 0
     joins: int = 0
     early: bool = False
+    averages: bool = False
+    begins_at_commit: bool = True
+    comes_in_at_commit: bool = True
     closes_before_lease: bool = True
     undoes: bool = False
 
@@ -152,15 +161,32 @@ class Model:
                     yield f"{i} goes over", self._put(s, i, w._replace(phase=ENTERING))
             elif w.phase == OPEN:
                 if w.used < count_of(w.lease):
-                    yield f"{i} trains", self._put(s, i, w._replace(used=w.used + 1, done=w.done + 1))
+                    yield f"{i} trains", self._put(s, i, self._trained(w))
                 if w.used == count_of(w.lease) or (self.setup.early and w.used):
                     yield f"{i} closes", self._put(s, i, w._replace(phase=CLOSING))
             elif w.phase == CLOSING:
                 yield from self._ends_close(s, i)
+            if w.phase == OPEN and w.sent is None and self.setup.averages and not self.setup.begins_at_commit:
+                yield f"{i} begins an average", self._put(s, i, w._replace(sent=w.knows))
+            if w.phase in (OPEN, CLOSING) and w.mean is not None and not self.setup.comes_in_at_commit:
+                yield f"{i} takes the average in", self._put(s, i, self._with_mean(w))
             if w.phase not in (GONE, ENDED) and s.kills and self._alive(s) > 1:
                 yield f"kill {i}", self._killed(s, i)
         if s.joins and newest.number == max(w.generation for w in s.workers) and len(s.generations) == 1:
             yield "join", self._joined(s)
+
+    def _trained(self, w: Worker) -> Worker:
+        knows = w.knows
+        if self.setup.averages:
+            place = list(places_of(w.lease))[w.used]
+            if place in knows:
+                raise Violation(f"R5: a model learns place {place} again, which it has learned already")
+            knows |= {place}
+        return w._replace(used=w.used + 1, done=w.done + 1, knows=knows)
+
+    @staticmethod
+    def _with_mean(w: Worker) -> Worker:
+        return w._replace(knows=w.knows | (w.mean or frozenset()), sent=None, mean=None)
 
     def _opened(self, s: State, i: int) -> State:
         w = s.workers[i]
@@ -179,6 +205,12 @@ class Model:
         members = [s.workers[m] for m in g.members]
         if all(w.phase == ENTERING for w in members) and g is s.generations[-1]:
             yield f"all enter {g.number}", self._entered(s, g)
+        sent = [w.sent for w in members if w.sent is not None and w.mean is None and w.generation == g.number]
+        if len(sent) == len(members) > 1 and GONE not in {w.phase for w in members}:
+            self.coverage["an average completed"] += 1
+            mean = frozenset().union(*sent)
+            workers = tuple(w._replace(mean=mean) if i in g.members else w for i, w in enumerate(s.workers))
+            yield f"an average of {g.number} completes", s._replace(workers=workers)
         here = all(w.phase == CLOSING and w.generation == g.number for w in members)
         rounds = {w.name[1] for w in members}
         if here and len(rounds) == 1 and g.round not in rounds:
@@ -194,7 +226,11 @@ class Model:
         g = self._of(s, w.generation)
         completed = g.round == w.name[1]
         if completed:
-            yield f"{i} commits", self._committed(s, i, g)
+            begins = (
+                self.setup.averages and self.setup.begins_at_commit and (w.sent is None or w.mean is not None)
+            )
+            for sends in (False, True)[: 1 + begins]:
+                yield f"{i} commits" + " and sends" * sends, self._committed(s, i, g, sends)
         if self._is_superseded(s, g):
             self.coverage["a close failed"] += 1
             if completed:
@@ -204,13 +240,17 @@ class Model:
                 kept = kept._replace(used=0, lease=())
             yield f"{i} keeps its steps", self._put(s, i, kept)
 
-    def _committed(self, s: State, i: int, g: Generation) -> State:
+    def _committed(self, s: State, i: int, g: Generation, sends: bool) -> State:
         w = s.workers[i]
         assert w.book is not None
         book = self._closed(w.book, g)
         name = (g.number, w.name[1] + 1)
         rounds = (*w.rounds, frozenset(zip(g.members, g.rows, strict=True)))
         phase = ENTERING if g.switches else BETWEEN
+        if w.mean is not None:
+            w = self._with_mean(w)
+        if sends:
+            w = w._replace(sent=w.knows)
         return self._put(s, i, w._replace(phase=phase, name=name, book=book, rounds=rounds, lease=(), used=0))
 
     def _entered(self, s: State, g: Generation) -> State:
@@ -226,11 +266,16 @@ class Model:
                 if w.used:
                     self.coverage["one that missed the vote copied the round"] += 1
                 name = (0, source.name[1]) if rank in plan.newcomers else source.name
-                w = w._replace(name=name, book=source.book, rounds=source.rounds, lease=(), used=0)
+                knows = source.knows - set(places_of(first_of(source.lease, source.used)))
+                w = w._replace(
+                    name=name, book=source.book, rounds=source.rounds, lease=(), used=0, knows=knows
+                )
             phase = CLOSING if is_open and self.setup.closes_before_lease else BETWEEN
             if is_open and not w.used:
                 self.coverage["closed without steps of its own"] += 1
-            s = self._put(s, m, w._replace(phase=phase, generation=g.number))
+            if w.sent is not None:
+                self.coverage["an average was dropped"] += w.mean is None
+            s = self._put(s, m, w._replace(phase=phase, generation=g.number, sent=None, mean=None))
         newcomers = tuple(g.members[rank] for rank in sorted(plan.newcomers))
         return s._replace(generations=(g._replace(newcomers=newcomers, first=source.name[1]),))
 
@@ -306,6 +351,11 @@ class Model:
             if states.setdefault(w.name, (w.book, w.rounds)) != (w.book, w.rounds):
                 raise Violation(f"R2: workers of name {w.name} have different states")
             own = [p for each in w.rounds for m, ranges in each if m == i for p in places_of(ranges)]
+            committed = set(places) | set(places_of(first_of(w.lease, w.used)))
+            if w.knows - committed:
+                raise Violation(
+                    f"R5: {i}'s model has {w.knows - committed}, which others used in no round of its own"
+                )
             kept = len(own) + w.used
             if kept != w.done:
                 raise Violation(f"R3: of {w.done} local steps of {i} only {kept} are in a round")

@@ -1,4 +1,4 @@
-"""Every reachable state of small jobs in rounds keeps R1 to R4 and leads to the end, and each rule is needed for it."""
+"""Every reachable state of small jobs in rounds keeps R1 to R5 and leads to the end, and each rule is needed for it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ SETUPS = {
     "a join": Setup(joins=1),
     "a join and a loss": Setup(kills=1, joins=1),
     "a join and a loss, rounds closed at any time": Setup(places=3, most=3, kills=1, joins=1, early=True),
+    "averages beside the rounds, and a loss": Setup(workers=3, places=3, most=3, kills=1, averages=True),
+    "averages beside the rounds, a join and a loss": Setup(places=4, most=2, kills=1, joins=1, averages=True),
 }
 SITUATIONS = {
     "a close failed",
     "a vote was missed",
     "one that missed the vote copied the round",
     "closed without steps of its own",
+    "an average completed",
+    "an average was dropped",
     "the epoch ended",
     "all ended",
 }
@@ -55,3 +59,9 @@ def test_a_lease_from_a_book_that_lacks_used_places_is_used_twice() -> None:
 def test_a_failed_average_that_undoes_local_steps_loses_them() -> None:
     with pytest.raises(Violation, match="R3"):
         explore(Setup(kills=1, undoes=True))
+
+
+@pytest.mark.parametrize("rule", ["begins_at_commit", "comes_in_at_commit"])
+def test_an_average_within_a_round_brings_steps_that_the_job_may_take_again(rule: str) -> None:
+    with pytest.raises(Violation, match="R5"):
+        explore(Setup(places=4, most=2, kills=1, averages=True, **{rule: False}))

@@ -1,0 +1,100 @@
+"""Asynchronous model averaging where the round is the unit of commit: no worker waits for a slower one's steps.
+
+Owns when an average begins and comes in. Both happen at the commit of a round and nowhere else, so an average holds
+committed rounds alone, and a model takes in nothing of a round that it has not committed itself: the samples of a lost
+lease, which are served again, are in no other worker's model. States, invariants and failure cases:
+docs/design/rounds.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from bagua_core.algorithms.algorithm import Attachment
+from bagua_core.communication.communicator import Lane
+from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.weights.background_mean import BackgroundMean
+from bagua_core.communication.weights.weight_buckets import FlatWeights, make_equal
+
+
+class AsyncRounds(Exchange):
+    """Of a round's close it needs nothing: the members' rows and the vote suffice. clock: monotonic seconds."""
+
+    def __init__(
+        self, attachment: Attachment, interval_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = attachment.engine
+        self._parameters = attachment.parameters
+        self._mean = BackgroundMean(attachment.parameters, attachment.engine, interval_s, clock)
+        self._began = FlatWeights(attachment.parameters)  # the model before the first local step of a round
+        self._began_in = -1  # that round; -1: none yet
+
+    @property
+    def rounds(self) -> int:
+        """Averages that came in, on this worker."""
+        return self._mean.count
+
+    def pause(self) -> None:
+        """Begin no further average; one under way still comes in."""
+        self._mean.is_paused = True
+
+    def resume(self) -> None:
+        self._mean.is_paused = False
+
+    def wait_for_round(self, limit_s: float) -> bool:
+        """Whether no average is under way any more, after limit_s at most. Its result comes in at the next commit."""
+        return self._mean.wait(limit_s)
+
+    # -- Exchange
+
+    def forward_begins(self) -> None:
+        # by the round's number: one that is closed again in another generation began where it did, and a worker that
+        # copied the state of another is in a later round
+        step = self._engine.plan.step
+        if self._began_in != step:
+            self._began.fill()
+            self._began_in = step
+
+    @contextmanager
+    def at_round_begin(self) -> Iterator[None]:
+        if self._began_in != self._engine.plan.step:  # no local step was taken
+            yield
+            return
+        local = FlatWeights(self._parameters)
+        local.fill()
+        self._began.write_back()
+        try:
+            yield
+        finally:
+            local.write_back()
+
+    def step_committed(self) -> None:
+        self._mean.take_in()
+        communicator = self._engine.communicator()
+        if communicator is not None and communicator.world_size > 1:
+            self._mean.begin_if_due(communicator.lanes[Lane.BACKGROUND])
+
+    def communicator_changed(self) -> None:
+        self._mean.give_up("another generation is in force")
+
+    def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._mean.give_up("training is over")
+        make_equal(self._parameters, average)
+
+    def close(self) -> None:
+        self._mean.give_up("closed")
+
+
+def check_round(sync_every: int, warmup_steps: int) -> None:
+    """Raises ValueError."""
+    if sync_every < 1:
+        raise ValueError(f"sync_every={sync_every}; use 1 or more steps")
+    if warmup_steps:
+        raise ValueError(
+            f'warmup_steps={warmup_steps} averages gradients in each step, and in a round (unit="round") each worker '
+            "is at another step; leave one of them out"
+        )

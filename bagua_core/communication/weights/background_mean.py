@@ -1,0 +1,82 @@
+"""Brings the mean of the workers' models into one worker's model, beside its training.
+
+Owns one average at a time: what the model was when it began, and how its result comes in: x = x + (mean - what x was
+then), so what was learned meanwhile stays. The caller says when an average may begin and when one that is done comes
+in. Everything here runs in the script's thread; the average's own thread (background_average.py) sees copies only.
+Invariant: an average that failed or was given up leaves no trace, and its buffers are not used again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bagua_core.communication.communicator import Communicator
+from bagua_core.communication.step_interface import StepReductions
+from bagua_core.communication.weights.background_average import Round
+from bagua_core.communication.weights.weight_buckets import FlatWeights
+
+
+class BackgroundMean:
+    """interval_s: least time between the beginnings of two averages. clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        engine: StepReductions,
+        interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._interval_s = interval_s
+        self._clock = clock
+        self._average: Round | None = None
+        self._lane: Communicator | None = None
+        self._began_s = -interval_s
+        self._snapshot = FlatWeights(parameters)
+        self._mean = self._snapshot.like()
+        self.is_paused = False
+        """No further average begins; one under way still comes in."""
+        self.count = 0
+        """Averages that came in."""
+
+    def begin_if_due(self, lane: Communicator) -> None:
+        """Send what the model is now, unless an average is under way, paused or too early."""
+        if self._average is not None or self.is_paused or self._clock() - self._began_s < self._interval_s:
+            return
+        self._snapshot.fill()
+        torch._foreach_copy_(self._mean, self._snapshot.flats)
+        self._began_s = self._clock()
+        self._lane = lane
+        self._average = Round(lane, self._mean)
+
+    def take_in(self) -> None:
+        """Change the model by an average that is done."""
+        ended = self._average
+        if ended is None or not ended.done:
+            return
+        self._average = None
+        if ended.error is not None:
+            # The peers that are gone break the generation by themselves, at the next vote.
+            self._mean = self._snapshot.like()
+            return
+        self._engine.parameters_change()
+        torch._foreach_sub_(self._mean, self._snapshot.flats)
+        self._snapshot.add_to_parameters(self._mean)
+        self.count += 1
+
+    def give_up(self, reason: str) -> None:
+        given_up, self._average = self._average, None
+        if given_up is None:
+            return
+        if not given_up.done:
+            assert self._lane is not None
+            self._lane.abort(reason)
+            self._mean = self._snapshot.like()  # the thread may still write into the old one
+        self._lane = None
+
+    def wait(self, limit_s: float) -> bool:
+        """Whether no average is under way any more, after limit_s at most."""
+        return self._average is None or self._average.wait(limit_s)

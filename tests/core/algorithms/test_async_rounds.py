@@ -1,0 +1,118 @@
+"""Asynchronous averaging in rounds: averages begin and come in at commits, and the model of a round's begin is kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bagua_core.algorithms import AsyncModelAverage, StreamingDiLoCo
+from bagua_core.algorithms.algorithm import Attachment
+from bagua_core.algorithms.async_rounds import AsyncRounds
+from bagua_core.communication.communicator import Communicator, Lane
+from tests.core.communication.worlds import DEADLINE_S, FakeEngine, in_process_world
+
+ALGORITHM = AsyncModelAverage(sync_interval_ms=0, unit="round", sync_every=8)
+
+
+class Member:
+    """One worker's exchange; its model is four equal numbers."""
+
+    def __init__(self, communicator: Communicator, lane: Communicator, value: float) -> None:
+        communicator.lanes = {Lane.BACKGROUND: lane}
+        self.lane = lane
+        self.parameter = nn.Parameter(torch.full((4,), value))
+        self.engine = FakeEngine(communicator)
+        exchange = ALGORITHM.attach(Attachment((self.parameter,), [], self.engine, 1 << 20))
+        assert isinstance(exchange, AsyncRounds)
+        self.exchange = exchange
+
+    @property
+    def value(self) -> float:
+        return float(self.parameter.detach()[0])
+
+    def learn(self, change: float) -> None:
+        self.exchange.forward_begins()
+        self.parameter.data.add_(change)
+
+    def commit(self) -> None:
+        self.exchange.step_committed()
+        self.engine.step += 1
+
+
+def members(*values: float) -> list[Member]:
+    main, beside = in_process_world(len(values)), in_process_world(len(values))
+    return [Member(*each) for each in zip(main, beside, values, strict=True)]
+
+
+def await_averages(world: list[Member]) -> None:
+    assert all(member.exchange.wait_for_round(DEADLINE_S) for member in world)
+
+
+def test_an_average_comes_in_at_the_next_commit_and_keeps_what_was_learned_meanwhile() -> None:
+    world = members(0.0, 2.0)
+    for member in world:
+        member.learn(1.0)
+        member.commit()  # sends 1 and 3
+    await_averages(world)
+    for member in world:
+        member.learn(0.5)
+    assert [member.value for member in world] == [1.5, 3.5], "it came in within a round"
+    for member in world:
+        member.commit()
+    assert [member.value for member in world] == [2.5, 2.5]
+    assert [member.exchange.rounds for member in world] == [1, 1]
+
+
+def test_an_average_holds_committed_rounds_alone() -> None:
+    world = members(0.0, 2.0)
+    world[0].commit()
+    world[1].learn(8.0)  # in a round that is not committed
+    assert not world[0].exchange.wait_for_round(0.0), "it waits for the other's commit"
+    world[1].commit()
+    await_averages(world)
+    world[0].commit()
+    assert world[0].value == 5.0
+
+
+def test_another_generation_drops_the_average_under_way() -> None:
+    world = members(0.0, 2.0)
+    for member in world:
+        member.commit()
+    await_averages(world)
+    world[0].exchange.communicator_changed()
+    world[0].commit()
+    assert (world[0].value, world[0].exchange.rounds) == (0.0, 0)
+
+
+def test_the_model_of_the_rounds_begin_is_kept_also_when_the_round_is_closed_again() -> None:
+    member = members(1.0, 1.0)[0]
+    with member.exchange.at_round_begin():
+        assert member.value == 1.0, "no local step was taken"
+    member.learn(1.0)
+    member.learn(1.0)
+    member.exchange.step_rolled_back()
+    member.exchange.communicator_changed()
+    member.exchange.forward_begins()
+    with member.exchange.at_round_begin():
+        assert member.value == 1.0
+    assert member.value == 3.0
+    member.commit()
+    member.learn(1.0)
+    with member.exchange.at_round_begin():
+        assert member.value == 3.0
+
+
+def test_rounds_are_a_part_of_the_fingerprint_and_wrong_settings_are_refused() -> None:
+    assert (ALGORITHM.described, ALGORITHM.round_steps) == ("async(every 8, unit round)", 8)
+    assert AsyncModelAverage().round_steps is None
+    with pytest.raises(ValueError, match="unit='epoch' is unknown"):
+        AsyncModelAverage(unit="epoch")
+    with pytest.raises(ValueError, match="sync_every=0"):
+        AsyncModelAverage(unit="round", sync_every=0)
+    with pytest.raises(ValueError, match="warmup_steps=3 averages gradients in each step"):
+        AsyncModelAverage(unit="round", warmup_steps=3)
+    with pytest.raises(
+        ValueError, match="fragments are sent and applied in steps that all workers count alike"
+    ):
+        StreamingDiLoCo(unit="round")
