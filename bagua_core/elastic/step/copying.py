@@ -95,24 +95,35 @@ class Copying:
         return self._stages
 
     def enter(self, communicator: Communicator, plan: HealPlan) -> None:
-        """Copy at once as planned, and begin to receive the copy beside the first step. Raises CollectiveFailed."""
+        """Copy at once as planned, and begin to receive the copy beside the first step. Raises CollectiveFailed.
+
+        The shards of a replica swap their copies in together or not at all: with one of two, the replica would count by
+        its older shard as a holder of a state that the newer one has no more.
+        """
         self.drop()
         own = communicator.global_rank
         is_source = own in plan.sources
         if plan.replaying:
-            self._replay(communicator, plan)
+            with self._member.jointly():
+                missed = self._replayed(communicator, plan)
+            if missed is not None:
+                self._swap_in(missed)
         bulk, rest = None, LateValue()
         if is_source and plan.rounds:
             bulk = self._state.bulk(with_gradients=True)
             rest.give(self._state.rest(at_resume_point=self._state.resume_point_is_current))
         for number, receivers in enumerate(plan.rounds):
-            if number:  # everyone takes part, so the copies of the round before are verified
-                self._member.wait_unlearned(communicator.allreduce(torch.zeros(1)))
-            if is_source:
-                self._await(self._sending(communicator, bulk, rest, plan, receivers))
-            elif own in receivers:
-                self._transfer = self._receiving(communicator, plan, patient=False)
-                self.swap_in()
+            copied: dict[str, Any] | None = None
+            with self._member.jointly():
+                if number:  # everyone takes part, so the copies of the round before are verified
+                    self._member.wait_unlearned(communicator.allreduce(torch.zeros(1)))
+                if is_source:
+                    self._await(self._sending(communicator, bulk, rest, plan, receivers))
+                elif own in receivers:
+                    self._transfer = self._receiving(communicator, plan, patient=False)
+                    copied = self._received()
+            if copied is not None:
+                self._swap_in(copied)
         self._beside = (communicator, plan) if plan.newcomers else None
         if own in plan.newcomers:
             self._transfer = self._receiving(communicator, plan, patient=True)
@@ -135,8 +146,9 @@ class Copying:
         if self._rest is not None and not self._rest.is_given:
             self._rest.give(self._state.rest(at_resume_point=False))
 
-    def _replay(self, communicator: Communicator, plan: HealPlan) -> None:
-        """Give those that have every step the results of collectives that they missed."""
+    def _replayed(self, communicator: Communicator, plan: HealPlan) -> Any:
+        """Give those that have every step the results of collectives that they missed. What this worker gets; None: it
+        misses none."""
         own, holder = communicator.global_rank, plan.sources[0]
         if own == holder:
             log = self._state.log()
@@ -149,7 +161,8 @@ class Copying:
         elif own in plan.replaying:
             transfer = heal.Transfer(lambda: heal.receive_state(communicator, [holder]), self._member.changed)
             self._await(transfer)
-            self._swap_in(transfer.result)
+            return transfer.result
+        return None
 
     def _sending(
         self,
@@ -220,11 +233,15 @@ class Copying:
 
     def swap_in(self) -> None:
         """Wait for the copy that this worker receives and make it its state. Raises CollectiveFailed."""
+        self._swap_in(self._received())
+
+    def _received(self) -> Any:
+        """The copy that this worker receives, once it is verified. Raises CollectiveFailed."""
         transfer = self._transfer
         assert transfer is not None
         try:
             self._await(transfer)
-            self._swap_in(transfer.result)
+            return transfer.result
         finally:
             self.drop()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -41,6 +42,13 @@ class Waits:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
+        self.mate_fails = False
+
+    @contextmanager
+    def jointly(self) -> Iterator[None]:
+        yield
+        if self.mate_fails:
+            raise CollectiveFailed("it failed on another shard of this replica")
 
     def wait_for_transfer(self, done: Callable[[], bool]) -> None:
         with self.changed:
@@ -60,9 +68,10 @@ class Worker:
         self.state.registry = self.training.registry
         self.state.name = name
         self.said: list[str] = []
+        self.member = Waits()
         self.copying = Copying(
             self.state,
-            Waits(),  # type: ignore[arg-type]
+            self.member,  # type: ignore[arg-type]
             lambda copied: self.state.restore(copied, "me", {}) and None,
             lambda point: None,
             self.said.append,
@@ -121,6 +130,29 @@ class Dying(InProcessCommunicator):
 
 
 AHEAD, BEHIND, NONE = StateName(3, 8), StateName(3, 7), StateName()
+
+
+@pytest.mark.parametrize("stages", [True, False])
+def test_a_shard_whose_mate_lost_its_copy_swaps_none_in(
+    stages: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its replica, which counts by its older shard, could hold two shards of different steps."""
+    if stages:
+        monkeypatch.delenv(heal_memory.LIMIT_VARIABLE)
+    source, behind = Worker(AHEAD, 8), Worker(BEHIND, 7)
+    behind.member.mate_fails = True
+    own = behind.form()
+    assert enter(build_in_process(2), [source, behind]) == [
+        "",
+        "it failed on another shard of this replica",
+    ]
+    if stages:
+        assert (behind.state.name, behind.form()) == (BEHIND, own)
+    else:
+        assert behind.state.name.is_none, "its memory has the copy, which does not count"
+    behind.member.mate_fails = False
+    assert enter(build_in_process(2), [source, behind]) == ["", ""]
+    assert (behind.state.name, behind.form()) == (AHEAD, source.form())
 
 
 @pytest.mark.parametrize("build", [build_in_process, gloo_world], ids=["threads", "sockets"])
