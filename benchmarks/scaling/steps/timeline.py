@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from bagua_contract import collective_costs
+from bagua_contract.collective_costs import Cost
 from benchmarks.scaling.hardware import Cluster, Transport
 
 Times = npt.NDArray[np.float64]
@@ -42,6 +44,10 @@ class Traffic:
     rounds: int
     messages: int = 0
     peers: npt.NDArray[np.int64] | None = None
+
+
+def _traffic(cost: Cost) -> Traffic:
+    return Traffic(cost.sent_bytes, cost.rounds, cost.messages)
 
 
 class Link:
@@ -83,7 +89,7 @@ class Link:
         nodes = self._cluster.nodes
         if nodes == 1:
             return Traffic(0.0, 0)
-        ring = Traffic(2 * (nodes - 1) / nodes * size_bytes, 2 * (nodes - 1))
+        ring = _traffic(collective_costs.ring_allreduce(nodes, size_bytes))
         tree = Traffic(2 * size_bytes, 2 * math.ceil(math.log2(nodes)))
         if self._cluster.transport is Transport.GLOO:
             return ring
@@ -91,13 +97,11 @@ class Link:
 
     def alltoall(self, ready: Times, size_bytes: float) -> Times:
         """size_bytes: for each peer."""
-        others = self._cluster.nodes - 1
-        return self.start(ready, Traffic(others * size_bytes, 1, messages=others))
+        return self.start(ready, _traffic(collective_costs.alltoall(self._cluster.nodes, size_bytes)))
 
     def allgather(self, ready: Times, size_bytes: float) -> Times:
         """size_bytes: of each node's part. A ring."""
-        others = self._cluster.nodes - 1
-        return self.start(ready, Traffic(others * size_bytes, others))
+        return self.start(ready, _traffic(collective_costs.allgather(self._cluster.nodes, size_bytes)))
 
     def swap(self, ready: Times, size_bytes: float, peers: npt.NDArray[np.int64]) -> Times:
         """peers: [k, nodes], to each of which a node sends so much and from which it receives as much."""
