@@ -284,6 +284,11 @@ class DistributedDataParallel(nn.Module):
         """See step_interface.Model."""
         return self._exchange.readiness
 
+    @property
+    def bucket_times(self) -> tuple[tuple[int, float], ...]:
+        """See step_interface.Model."""
+        return self._exchange.bucket_times
+
     def travelling(self) -> Mapping[str, torch.Tensor]:
         """See step_interface.Model."""
         return self._exchange.travelling()

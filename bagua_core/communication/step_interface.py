@@ -172,6 +172,10 @@ class Model(Protocol):
     def readiness(self) -> tuple[int, ...]:
         """See Exchange.readiness."""
 
+    @property
+    def bucket_times(self) -> tuple[tuple[int, float], ...]:
+        """See Exchange.bucket_times."""
+
     def travelling(self) -> Mapping[str, torch.Tensor]:
         """See Exchange.travelling."""
 

@@ -173,6 +173,7 @@ class BeforeModels:
     is_unfinished = False
     round_steps = None
     readiness = ()
+    bucket_times = ()
 
     def __init__(self, engine: Engine, world: ScriptWorld) -> None:
         self._engine = engine

@@ -60,6 +60,11 @@ class Exchange:
         """The measured order of the gradients, as `retune` takes it; empty: none is measured."""
         return ()
 
+    @property
+    def bucket_times(self) -> tuple[tuple[int, float], ...]:
+        """Bytes and seconds of each bucket's sum in the order of launch; empty: none is measured."""
+        return ()
+
     def forward_begins(self) -> None:
         """A forward that computes gradients begins, in a step that has not failed."""
 

@@ -23,6 +23,7 @@ from bagua_core.communication.reduction.arrivals import Arrivals
 from bagua_core.communication.reduction.backward_task import BackwardTask, NestedBackwardError
 from bagua_core.communication.reduction.bucket_layout import BucketLayout
 from bagua_core.communication.reduction.bucket_operation import BucketOperation, Sum
+from bagua_core.communication.reduction.bucket_times import BucketTimes
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB, FIRST_BUCKET_BYTES
 from bagua_core.communication.reduction.contributions import Contributions
 from bagua_core.communication.reduction.step_tail import StepTail
@@ -63,6 +64,7 @@ class Reducer(Contributions):
         self._engine = engine
         self._attached = attached
         self.arrivals = Arrivals(attached)
+        self._times = BucketTimes()
         self._first_bucket_bytes = first_bucket_bytes
         chosen = operation or Sum()
         layout = BucketLayout(attached, bucket_cap_bytes, first_bucket_bytes, chosen.carries_pair)
@@ -107,6 +109,11 @@ class Reducer(Contributions):
     def readiness(self) -> tuple[int, ...]:
         """See Exchange."""
         return self.arrivals.order
+
+    @property
+    def bucket_times(self) -> tuple[tuple[int, float], ...]:
+        """See Exchange."""
+        return self._times.found
 
     def holds_reduced(self, parameter: torch.Tensor) -> bool:
         """See Exchange. Not while a backward runs: its contributions lie there too."""
@@ -189,6 +196,7 @@ class Reducer(Contributions):
         with self._lock:
             self._forget()
             self.arrivals.begin_generation()
+            self._times.begin_generation()
             self._communicator = None
             # a worker that joins has the layout of its wrapping, so all ranks begin with that one again
             self._trained.forget()
@@ -261,6 +269,7 @@ class Reducer(Contributions):
             bucket.rearm()
         self._backward.begin(self._end_backward, defers=self._layout.has_shards)
         self.arrivals.backward_begins()
+        self._times.backward_begins()
         self._backward_begins()
 
     def _backward_begins(self) -> None:
@@ -279,6 +288,8 @@ class Reducer(Contributions):
                 self._tail.write(bucket.tail)
             bucket.pending = launched = self._operation.launch(communicator, bucket, number, weight)
             bucket_launched(number, bucket.flat.nbytes, launched)
+            if self._times.is_watching and type(self._operation) is Sum:
+                self._times.launched(launched, bucket.plan.elements * bucket.plan.dtype.itemsize)
             if tracing.active is not None:
                 trace_operation(launched, "bucket", number)
 

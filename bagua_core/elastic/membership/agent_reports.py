@@ -57,8 +57,9 @@ class AgentReports:
         source: DataSource | None = None,
         models: Sequence[Model] = (),
         order: Sequence[int] = (),
+        bucket_times: Sequence[tuple[int, float]] = (),
     ) -> None:
-        """order: see given.new_order."""
+        """order, bucket_times: see given.new_order, new_bucket_times."""
         if self._measured != (named := [(id(m), m.algorithm_name) for m in models]):
             self._measured = named
             self._gradient_bytes = sum(
@@ -82,6 +83,7 @@ class AgentReports:
                 gradient_bytes=self._gradient_bytes,
                 algorithm=named[0][1] if named else "",
                 order=order,
+                bucket_times=[session_pb2.BucketTime(bytes=size, seconds=took) for size, took in bucket_times],
             )
         )
 

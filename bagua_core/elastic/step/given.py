@@ -34,6 +34,7 @@ class Given:
         self.seed: int | None = None  # the script's; None until the first boundary
         self._settings = AS_SCRIPTED  # of the generation in force
         self._told_order: tuple[int, ...] = ()
+        self._told_times: tuple[tuple[int, float], ...] = ()
         self._unused = ""  # what was said of settings without effect
         self._is_rehearsed = False
 
@@ -79,6 +80,14 @@ class Given:
             return ()
         self._told_order = order
         return order
+
+    def new_bucket_times(self) -> tuple[tuple[int, float], ...]:
+        """Of the same model, likewise."""
+        times = self.models[0].bucket_times if self.models else ()
+        if times == self._told_times:
+            return ()
+        self._told_times = times
+        return times
 
     def attach_model(self, model: Model) -> None:
         self._tune(model)

@@ -167,4 +167,5 @@ class StepEnd(CurrentStep):
                 self.given.source,
                 self.given.models,
                 self.given.new_order(),
+                self.given.new_bucket_times(),
             )

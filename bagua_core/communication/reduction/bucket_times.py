@@ -1,0 +1,87 @@
+"""Measures how long the sum of each bucket takes on the network, in a few backwards of each generation.
+
+A bucket's time counts from its launch, or from the end of the one before it if that came later: sums of one ring share
+the network. Of several backwards the shortest time counts, for a worker that is early waits for the others. Only plain
+sums of the whole world are measured, whose bytes on the network follow from the size of the bucket, and only transports
+that call back at the end of an operation: NCCL's run on a device, and nothing is known of them here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bagua_core.communication.communicator import Pending
+from bagua_core.communication.pending import WakeablePending
+
+SKIPPED = 2  # backwards of a generation: first ones may allocate, compile, or be a joiner's
+WATCHED = 4  # backwards after them
+MOST_BUCKETS = 256  # of more nothing is measured: their sizes are in a record of the job
+
+
+@dataclass(slots=True)
+class _Sum:
+    size_bytes: int
+    launched_s: float
+    ended_s: float = field(default=0.0)
+
+    def ended(self, _: object) -> None:
+        """From any thread."""
+        self.ended_s = time.monotonic()
+
+
+class BucketTimes:
+    def __init__(self) -> None:
+        self.found: tuple[tuple[int, float], ...] = ()
+        """Bytes and seconds of each bucket, in the order of their launch; empty: not known yet."""
+        self._best: list[tuple[int, float]] = []
+        self.begin_generation()
+
+    def begin_generation(self) -> None:
+        self._backwards = 0
+        self._best = []
+        self._sums: list[_Sum] = []
+
+    @property
+    def is_watching(self) -> bool:
+        return SKIPPED < self._backwards <= SKIPPED + WATCHED
+
+    def backward_begins(self) -> None:
+        if self._backwards <= SKIPPED + WATCHED:
+            self._take()
+            self._backwards += 1
+
+    def launched(self, pending: Pending, size_bytes: int) -> None:
+        """While it is watching. Operations in the order of their launch."""
+        if isinstance(pending, WakeablePending) and len(self._sums) < MOST_BUCKETS + 1:
+            one = _Sum(size_bytes, time.monotonic())
+            self._sums.append(one)
+            pending._call_when_done(one.ended)
+
+    def _take(self) -> None:
+        """Of the backward before. One that was given up, or had too many buckets, says nothing."""
+        sums, self._sums = self._sums, []
+        if not sums or len(sums) > MOST_BUCKETS or any(not one.ended_s for one in sums):
+            return
+        self._best = _shorter(self._best, _service(sums))
+        if self._backwards == SKIPPED + WATCHED:
+            self.found = tuple(self._best)
+
+
+def _service(sums: Sequence[_Sum]) -> list[tuple[int, float]]:
+    """Bytes and seconds of each, in the order of launch, as if one was served after the other."""
+    times: dict[int, float] = {}
+    free_s = 0.0
+    for place in sorted(range(len(sums)), key=lambda i: sums[i].ended_s):
+        one = sums[place]
+        times[place] = max(0.0, one.ended_s - max(one.launched_s, free_s))
+        free_s = max(free_s, one.ended_s)
+    return [(one.size_bytes, times[place]) for place, one in enumerate(sums)]
+
+
+def _shorter(before: list[tuple[int, float]], now: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Times of other buckets begin anew."""
+    if [size for size, _ in before] != [size for size, _ in now]:
+        return now
+    return [min(pair) for pair in zip(before, now, strict=True)]
