@@ -38,7 +38,10 @@ OPTIONS = (
         ["--algorithm"], type=click.Choice((*SWITCHABLE, _SCRIPT)),
         help="Sum gradients by this algorithm. Another algorithm is another arithmetic: read docs/algorithms.md first.",
     ),
-    click.Option(["--forget"], is_flag=True, help="Forget what was pinned before."),
+    click.Option(
+        ["--forget"], is_flag=True,
+        help="Forget what was pinned before, and what trials found for this model, in earlier jobs too.",
+    ),
 )  # fmt: skip
 
 

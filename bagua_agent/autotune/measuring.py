@@ -11,6 +11,7 @@ from bagua_contract import session_pb2
 from bagua_contract.records import Generation
 from bagua_contract.time_use import TimeUse
 
+MOST_BUCKETS = 256  # whose times are passed on
 MOST_ORDERED = 4096  # of more tensors the order is not passed on: it would be in each record of a generation
 
 
@@ -21,10 +22,12 @@ class Measuring:
         self._begin = (
             0,
             0.0,
-        )  # steps and seconds of the worker, when the measurement of the generation began
+            0.0,
+        )  # steps of the worker, their seconds and those of computing, when the measurement of the generation began
         self._switched_s = 0.0  # of the worker, by its last report
         self._switch_s = 0.0  # of the generation
         self._order: tuple[int, ...] = ()
+        self._buckets: tuple[tuple[int, float], ...] = ()
 
     def take(
         self, worker_id: str, progress: session_pb2.Progress, newest: Generation | None
@@ -33,6 +36,8 @@ class Measuring:
         generation than the newest."""
         if progress.order and len(progress.order) <= MOST_ORDERED:
             self._order = tuple(progress.order)
+        if 0 < len(progress.bucket_times) <= MOST_BUCKETS:
+            self._buckets = tuple((one.bytes, one.seconds) for one in progress.bucket_times)
         place = None if newest is None else newest.placement_of(worker_id)
         steps, seconds = sum(progress.step_counts), progress.step_sum_s
         switched_s = progress.spent_s.get(TimeUse.SWITCH.value, 0.0)
@@ -45,7 +50,7 @@ class Measuring:
             self._generation = 0
         if progress.generation != self._generation:
             self._generation = progress.generation
-            self._begin = (steps, seconds)
+            self._begin = (steps, seconds, progress.computing_s)
             self._switch_s = max(0.0, switched_s - self._switched_s)
             self._switched_s = switched_s
             return None
@@ -58,4 +63,6 @@ class Measuring:
             switch_s=self._switch_s,
             gradient_bytes=progress.gradient_bytes,
             order=self._order,
+            computing_s=max(0.0, progress.computing_s - self._begin[2]),
+            buckets=self._buckets,
         )

@@ -29,17 +29,25 @@ def encode_measured(measured: Measured) -> bytes:
         switch_s=measured.switch_s,
         gradient_bytes=measured.gradient_bytes,
         order=measured.order,
+        computing_s=measured.computing_s,
+        bucket_bytes=[size for size, _ in measured.buckets],
+        bucket_s=[took for _, took in measured.buckets],
     ).SerializeToString()
 
 
 def decode_measured(value: bytes) -> Measured:
     """Raises ValueError, DecodeError for what no agent of this version writes."""
     m = pb.MeasuredSteps.FromString(value)
-    for seconds in (m.seconds, m.switch_s):
+    for seconds in (m.seconds, m.switch_s, m.computing_s, *m.bucket_s):
         if not 0 <= seconds < 1e9:  # not a number fails too
             raise ValueError(f"it tells of {seconds} s")
     order = StepSettings(order=tuple(m.order)).order
-    return Measured(m.generation, m.steps, m.seconds, m.switch_s, m.gradient_bytes, order)
+    if len(m.bucket_bytes) != len(m.bucket_s):
+        raise ValueError(f"it has {len(m.bucket_bytes)} buckets and {len(m.bucket_s)} times")
+    buckets = tuple(zip(m.bucket_bytes, m.bucket_s, strict=True))
+    return Measured(
+        m.generation, m.steps, m.seconds, m.switch_s, m.gradient_bytes, order, m.computing_s, buckets
+    )
 
 
 def encode_study(study: Study) -> bytes:
@@ -49,7 +57,8 @@ def encode_study(study: Study) -> bytes:
         world=study.world,
         phase=study.phase.value,
         trials=[
-            pb.Trial(settings=t.settings.to_proto(), steps=t.steps, seconds=t.seconds) for t in study.trials
+            pb.Trial(settings=t.settings.to_proto(), steps=t.steps, seconds=t.seconds, ended_s=t.ended_s)
+            for t in study.trials
         ],
         trained_s=study.trained_s,
         lost_s=study.lost_s,
@@ -60,6 +69,7 @@ def encode_study(study: Study) -> bytes:
         window_s=study.window_s,
         drifts=study.drifts,
         known={world: settings.to_proto() for world, settings in study.known.items()},
+        forgets=study.forgets,
     ).SerializeToString(deterministic=True)
 
 
@@ -71,7 +81,9 @@ def decode_study(value: bytes) -> Study:
         world=s.world,
         phase=Phase(s.phase),
         current=StepSettings.from_proto(s.current),
-        trials=tuple(Trial(StepSettings.from_proto(t.settings), t.steps, t.seconds) for t in s.trials),
+        trials=tuple(
+            Trial(StepSettings.from_proto(t.settings), t.steps, t.seconds, t.ended_s) for t in s.trials
+        ),
         trained_s=s.trained_s,
         lost_s=s.lost_s,
         generation=s.generation,
@@ -81,4 +93,5 @@ def decode_study(value: bytes) -> Study:
         window_s=s.window_s,
         drifts=tuple(s.drifts),
         known={world: StepSettings.from_proto(settings) for world, settings in s.known.items()},
+        forgets=s.forgets,
     )

@@ -67,6 +67,17 @@ class Space:
         found = tuple(point)
         return found if self.settings_at(found) == settings else None
 
+    def nearest(self, settings: StepSettings) -> StepSettings:
+        """What of `settings` this space has: of each other choice the script's, and for an order that was measured
+        elsewhere the one that was measured here."""
+        fields: dict[str, Any] = {}
+        for name, choices in self.dimensions:
+            value = getattr(settings, name)
+            if name == "order" and value:
+                value = choices[-1]
+            fields[name] = value if value in choices else choices[0]
+        return StepSettings(**fields)
+
     def first_points(self) -> Iterator[Point]:
         """What every study tries: the script's settings, each other choice of a dimension with few alone, and then
         buckets of a few sizes far apart."""

@@ -50,7 +50,9 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What global rank 0 measured in a generation: steps, without its first ones, and their time together. switch_s:
-    what entering the generation took. gradient_bytes, order: see space.Facts."""
+    what entering the generation took. gradient_bytes, order: see space.Facts. computing_s: of `seconds` without waits for
+    other workers. buckets: bytes and seconds of each bucket's plain sum over all workers, in the order of launch, of this
+    generation or the last one in which they were measured; empty: never."""
 
     generation: int
     steps: int
@@ -58,13 +60,18 @@ class Measured:
     switch_s: float = 0.0
     gradient_bytes: int = 0
     order: tuple[int, ...] = ()
+    computing_s: float = 0.0
+    buckets: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
+    """ended_s: trained_s of the study at its end."""
+
     settings: StepSettings
     steps: int
     seconds: float
+    ended_s: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -92,6 +99,7 @@ class Study:
         float, ...
     ] = ()  # rates of the last windows, while they are all above or below the best trial's
     known: Mapping[str, StepSettings] = field(default_factory=dict)  # what studies of other worlds settled on
+    forgets: int = 0  # requests to forget that it knows
 
     @property
     def best(self) -> Trial | None:
@@ -103,6 +111,11 @@ class Study:
         if scripted is not None and found.rate < scripted.rate * BETTER_BY:
             return scripted
         return found
+
+    @property
+    def scripted_rate(self) -> float:
+        """With the script's settings; 0: not measured."""
+        return next((t.rate for t in self.trials if t.settings.is_empty), 0.0)
 
     @property
     def tried(self) -> frozenset[StepSettings]:
@@ -122,7 +135,8 @@ class Study:
 class Situation:
     """world: in words. in_force: the record of the measurement's generation is the newest and has the study's current
     settings, under those that people pinned. suggested: by the sampler; None: nothing yet. sampler_gave_up: why no
-    suggestion will come; empty: one may."""
+    suggestion will come; empty: one may. recalled: what an earlier job of this model found in this world and network;
+    None: nothing is known. recalled_from: that job. forgets: requests to forget, so far."""
 
     world: str
     space: Space
@@ -131,22 +145,32 @@ class Situation:
     in_force: bool = False
     suggested: StepSettings | None = None
     sampler_gave_up: str = ""
+    recalled: StepSettings | None = None
+    recalled_from: str = ""
+    forgets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """asks: for a suggestion of the sampler. event: one line for the job's history; empty: nothing happened."""
+    """asks: for a suggestion of the sampler. event: one line for the job's history; empty: nothing happened. settles:
+    the study has found what later jobs may begin with."""
 
     study: Study
     reason: str
     asks: bool = False
     event: str = ""
+    settles: bool = False
 
 
 def step(study: Study, s: Situation) -> Step:
     """What follows from a measurement, a suggestion, or another world."""
     if s.options.level < 1:
         return Step(study, "autotuning is off")
+    if study.forgets != s.forgets:
+        known = replace(study, forgets=s.forgets)
+        if not study.world:
+            return step(known, s)  # this job's first: there is nothing to forget
+        return _begin(_forgetful(known), s.world, "what was found before is forgotten", warm=True)
     if study.world != s.world:
         return _begin(study, s.world, f"the world is {s.world}", warm=False)
     if s.measured is None or not s.in_force:
@@ -182,8 +206,14 @@ def _begin(study: Study, world: str, why: str, *, warm: bool) -> Step:
         steps=study.steps,
         seconds=study.seconds,
         known=known,
+        forgets=study.forgets,
     )
     return Step(begun, why, event=f"study {begun.number} begins with {begun.current}: {why}")
+
+
+def _forgetful(study: Study) -> Study:
+    """Without anything that was measured."""
+    return replace(study, world="", current=AS_SCRIPTED, trials=(), known={})
 
 
 def _counted(study: Study, m: Measured) -> Study:
@@ -218,7 +248,7 @@ def _try(study: Study, s: Situation) -> Step:
     asks = _asks(study, s)
     if study.window_steps < LEAST_STEPS or study.window_s <= 0:
         return Step(study, f"measuring {study.current}", asks=asks)
-    trial = Trial(study.current, study.window_steps, study.window_s)
+    trial = Trial(study.current, study.window_steps, study.window_s, study.trained_s)
     slower = best is not None and trial.rate < best.rate
     if study.window_s < confidence_s:
         early = study.window_s >= confidence_s * EARLY_SHARE
@@ -243,14 +273,17 @@ def _next(study: Study, s: Situation, event: str) -> Step:
     why = _done(study, s)
     if why:
         settled = replace(study, phase=Phase.SETTLED, current=best.settings, window_steps=0, window_s=0.0)
-        scripted = next((t.rate for t in study.trials if t.settings.is_empty), 0.0)
+        scripted = study.scripted_rate
         gain = f", {best.rate / scripted - 1:+.1%} against the script's settings" if scripted else ""
         text = f"study {study.number} settles on {best.settings}: {best.rate:.3g} steps/s{gain}; {why}"
-        return Step(settled, text, event=f"{event}; {text}" if event else text)
+        return Step(settled, text, event=f"{event}; {text}" if event else text, settles=True)
     candidate = _candidate(study, s)
     worst_s = s.options.confidence_s * EARLY_SHARE + 2 * (0.0 if s.measured is None else s.measured.switch_s)
     if candidate is not None and study.lost_s + worst_s <= study.trained_s * BUDGET:
         begun = replace(study, phase=Phase.TRYING, current=candidate, window_steps=0, window_s=0.0, drifts=())
+        if s.recalled is not None and candidate == s.space.nearest(s.recalled):
+            text = f"trying {candidate}, which job {s.recalled_from!r} found for this model, world and network"
+            event = f"{event}; {text}" if event else text
         return Step(begun, f"trying {candidate}", asks=_asks(begun, s), event=event)
     rests = study
     if study.phase is not Phase.RESTING:
@@ -264,7 +297,7 @@ def _done(study: Study, s: Situation) -> str:
     """Why nothing more is tried; empty: more is."""
     if len(study.trials) >= s.options.max_samples:
         return f"{len(study.trials)} trials are as many as were asked for"
-    if _first_untried(study, s.space) is not None:
+    if _first_untried(study, s) is not None:
         return ""
     if sum(s.space.point_of(settings) is not None for settings in study.tried) >= s.space.size:
         return "all settings were tried"
@@ -274,18 +307,20 @@ def _done(study: Study, s: Situation) -> str:
 
 
 def _candidate(study: Study, s: Situation) -> StepSettings | None:
-    first = _first_untried(study, s.space)
+    first = _first_untried(study, s)
     if first is not None:
         return first
     return s.suggested if s.suggested is not None and s.suggested not in study.tried else None
 
 
 def _first_untried(
-    study: Study, space: Space, under_way: frozenset[StepSettings] = frozenset()
+    study: Study, s: Situation, under_way: frozenset[StepSettings] = frozenset()
 ) -> StepSettings | None:
-    """The first points, and then the best choices of each dimension together: most dimensions help on their own.
-    under_way: settings that count as tried."""
-    tried = study.tried | under_way
+    """Behind the first trial what an earlier job found, then the first points, and then the best choices of each
+    dimension together: most dimensions help on their own. under_way: settings that count as tried."""
+    tried, space = study.tried | under_way, s.space
+    if s.recalled is not None and tried and (recalled := space.nearest(s.recalled)) not in tried:
+        return recalled
     found = next((x for x in map(space.settings_at, space.first_points()) if x not in tried), None)
     if found is not None:
         return found
@@ -308,7 +343,7 @@ def _best_of_each(study: Study, space: Space) -> Point:
 
 def _asks(study: Study, s: Situation) -> bool:
     """The sampler works while a trial is measured, so that none waits for it."""
-    follows = _first_untried(study, s.space, frozenset({study.current}))
+    follows = _first_untried(study, s, frozenset({study.current}))
     return (
         follows is None and s.suggested is None and not s.sampler_gave_up and study.phase is not Phase.SETTLED
     )

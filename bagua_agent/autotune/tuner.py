@@ -7,13 +7,15 @@ with the record. Runs in the loop's thread; the sampler's process is waited for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
 from bagua_agent.autotune import sampling
 from bagua_agent.autotune.measuring import Measuring
+from bagua_agent.autotune.prediction import link_of
 from bagua_agent.autotune.records import (
     decode_measured,
     decode_study,
@@ -23,6 +25,8 @@ from bagua_agent.autotune.records import (
 )
 from bagua_agent.autotune.space import Facts, Space, space_of
 from bagua_agent.autotune.study import Measured, Situation, Study, step
+from bagua_agent.autotune.tuned_records import Place, Tuned, model_of, network_of, recalled
+from bagua_agent.autotune.tuned_store import keep_tuned, read_tuned
 from bagua_agent.base.background import Background, Failed, OperationEnd
 from bagua_agent.base.plain_text import counted
 from bagua_agent.etcd.mirror import Change
@@ -44,6 +48,15 @@ class Suggested:
     study: int
     settings: StepSettings | None
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What earlier jobs found was read, by key. forgets: of the study that asked. problems: lines for people."""
+
+    records: Mapping[str, Tuned]
+    forgets: int
+    problems: tuple[str, ...] = ()
 
 
 class Tuner:
@@ -68,6 +81,9 @@ class Tuner:
         self._study: Study | None = None  # of this leadership
         self._written_s = float("-inf")
         self._sampler = Background("bagua-sampler")
+        self._reader = Background("bagua-tuned")
+        self._recalled: Recalled | None = None  # of this leadership
+        self._is_reading = False
         self._is_asked = False
         self._suggested: StepSettings | None = None
         self._failures = 0
@@ -84,6 +100,7 @@ class Tuner:
 
     def stop(self) -> None:
         self._sampler.stop()
+        self._reader.stop()
 
     # -- on the agent of global rank 0
 
@@ -130,21 +147,35 @@ class Tuner:
             self._gave_up = "all settings were tried"
         self._look(now_s, leads=leads)
 
+    def recalled(self, message: Recalled, now_s: float, *, leads: bool) -> None:
+        self._is_reading = False
+        for problem in message.problems:
+            self._job.narrator.tell_once("tuned", problem)
+        if message.forgets == self._job.seen.view.forgets:
+            self._recalled = message
+        self._look(now_s, leads=leads)
+
     def _look(self, now_s: float, *, leads: bool) -> None:
         seen = self._job.seen
         if not leads or seen.result is not None:
-            self._study = None
+            self._study = self._recalled = None
             return
         record = seen.generation
         if record is None or not record.members or record.is_gathering:
             return
+        forgets = seen.view.forgets
+        if self._recalled is None or self._recalled.forgets != forgets:
+            self._recall(forgets)
+            return  # a study begins with what is known
         before = self._study or self._read() or Study()
         measured = self._measured
         space = self._space(record)
+        place = self._place(record)
+        found = recalled(self._recalled.records, place.model, place.world, self._ring_bytes_per_s(record))
         result = step(
             before,
             Situation(
-                world=world_of(record, seen.view.pinned_settings),
+                world=place.world,
                 space=space,
                 options=self.options,
                 measured=measured,
@@ -153,6 +184,9 @@ class Tuner:
                 and record.settings == seen.view.pinned_settings.over(before.current),
                 suggested=self._suggested,
                 sampler_gave_up=self._gave_up,
+                recalled=None if found is None else found.settings,
+                recalled_from="" if found is None else found.job_id,
+                forgets=forgets,
             ),
         )
         study = self._study = result.study
@@ -167,8 +201,42 @@ class Tuner:
         ):
             self._written_s = now_s
             self._write_study(encode_study(study))
+        if result.settles and place.model:
+            self._keep(study, place)
         if result.asks and not self._is_asked:
             self._ask(study, space)
+
+    def _place(self, record: Generation) -> Place:
+        """What this study's findings hold for."""
+        world = world_of(record, self._job.seen.view.pinned_settings)
+        return Place(model_of(record.fingerprint), world, network_of(self._ring_bytes_per_s(record)))
+
+    def _ring_bytes_per_s(self, record: Generation) -> float:
+        link = None if self._measured is None else link_of(self._measured.buckets, record.world_size)
+        return 0.0 if link is None else link.bytes_per_s
+
+    def _recall(self, forgets: int) -> None:
+        if self._is_reading:
+            return
+        self._is_reading = True
+
+        def ended(end: OperationEnd[tuple[dict[str, Tuned], list[str]]]) -> None:
+            if isinstance(end, Failed):
+                why = f"what earlier jobs found can't be read: {end.reason}"
+                self._tell(Recalled({}, forgets, (why,)))
+            else:
+                records, odd = end.value
+                self._tell(Recalled(records, forgets, tuple(odd)))
+
+        self._reader.run("reading what earlier jobs found", lambda: read_tuned(self._job.store), ended)
+
+    def _keep(self, study: Study, place: Place) -> None:
+        best = study.best
+        assert best is not None
+        record = Tuned(
+            place, best.settings, best.rate, study.scripted_rate, self._job.keys.job_id, time.time()
+        )
+        self._job.writes.until_done("what was tuned", lambda: keep_tuned(self._job.store, record))
 
     def _read(self) -> Study | None:
         if not self._stored:

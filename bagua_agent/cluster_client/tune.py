@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import DecodeError
 
 from bagua_agent.autotune.records import decode_study
+from bagua_agent.autotune.tuned_records import model_of
+from bagua_agent.autotune.tuned_store import forget_tuned
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
 from bagua_agent.base.plain_text import counted
 from bagua_agent.cluster_client.cluster_requests import unknown_job
@@ -28,13 +30,14 @@ _MOST_ATTEMPTS = 10
 @dataclass(frozen=True, slots=True)
 class Shown:
     """generation: of the newest record; 0: there is none yet. newest: its settings. pinned: by people. tuning: what the
-    tuner does, in a line; empty: nothing."""
+    tuner does, in a line; empty: nothing. forgotten: records of earlier jobs that were removed."""
 
     job_id: str
     generation: int
     newest: StepSettings
     pinned: StepSettings
     tuning: str = ""
+    forgotten: int = 0
 
     def __str__(self) -> str:
         number = f"generation {self.generation}" if self.generation else "no generation yet"
@@ -42,6 +45,8 @@ class Shown:
             "" if self.pinned.over(self.newest) == self.newest else "; the next one follows what is pinned"
         )
         tuning = f"; {self.tuning}" if self.tuning else ""
+        if self.forgotten:
+            tuning += f"; forgot what trials of this model had found ({counted(self.forgotten, 'record')})"
         return f"job {self.job_id!r}: {number}: {self.newest}; pinned: {self.pinned}{follows}{tuning}"
 
 
@@ -76,10 +81,11 @@ def _tuning(record: KeyValue | None) -> str:
 def pin(store: Store, job_id: str, asked: Mapping[str, object], *, forgets: bool = False) -> Shown:
     """Fix settings of the job's steps; it follows at a step boundary, and nothing is started again.
 
-    asked: fields of StepSettings; a field's default leaves it to the script again. forgets: all others too.
+    asked: fields of StepSettings; a field's default leaves it to the script again. forgets: all others too, what the
+    job's trials have found, and what is kept of earlier jobs of the same model.
     Raises UserError for a value or a job that can't have them, InfrastructureLost.
     """
-    keys = JobKeys(job_id)
+    keys, forgotten = JobKeys(job_id), 0
     for _ in range(_MOST_ATTEMPTS):
         found, _ = store.get_and_count([keys.spec, keys.result, keys.settings, keys.generation], keys.agents)
         spec = found.get(keys.spec)
@@ -95,13 +101,17 @@ def pin(store: Store, job_id: str, asked: Mapping[str, object], *, forgets: bool
         )
         # the spec too: between reading and writing the job may have ended, and another one of its id begun
         still_the_job = (mod_revision_is(keys.spec, spec.mod_revision), absent(keys.result), unchanged)
-        value = pb.PinnedSettings(settings=wanted.to_proto()).SerializeToString()
+        asked_to_forget = _forgets(before) + forgets
+        value = pb.PinnedSettings(settings=wanted.to_proto(), forgets=asked_to_forget).SerializeToString()
+        if forgets:  # first: the leader reads what is kept once it sees the request
+            forgotten += forget_tuned(store, model_of(record.fingerprint))
         try:
             written = store.transact(still_the_job, [Put(keys.settings, value)]).succeeded
         except OutcomeUnknown:
             continue  # the next look finds what was asked for there, or writes it
         if written:
-            return Shown(job_id, record.number, _settings(record.settings, keys.generation), wanted)
+            newest = _settings(record.settings, keys.generation)
+            return Shown(job_id, record.number, newest, wanted, forgotten=forgotten)
     raise InfrastructureLost(
         f"job {job_id!r} changed {_MOST_ATTEMPTS} times while it was to be tuned; try again"
     )
@@ -148,6 +158,11 @@ def _generation(record: KeyValue | None) -> pb.Generation:
 def _pinned(record: KeyValue | None, keys: JobKeys) -> StepSettings:
     read = None if record is None else read_message(pb.PinnedSettings, record.value)
     return AS_SCRIPTED if read is None else _settings(read.settings, keys.settings)
+
+
+def _forgets(record: KeyValue | None) -> int:
+    read = None if record is None else read_message(pb.PinnedSettings, record.value)
+    return 0 if read is None else read.forgets
 
 
 def _settings(message: pb.StepSettings, key: str) -> StepSettings:

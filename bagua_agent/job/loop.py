@@ -15,7 +15,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from bagua_agent.autotune.tuner import Suggested
+from bagua_agent.autotune.tuner import Recalled, Suggested
 from bagua_agent.base.errors import InfrastructureLost, InternalError, JobReplaced
 from bagua_agent.base.messages import HealthAsked, HelperFailed, SignalCame, WorkerExited
 from bagua_agent.base.signals import SignalsToInbox
@@ -212,6 +212,8 @@ class JobLoop:
                 self._outlook.reported(message, now_s)
             case Suggested():
                 self._parts.tuner.suggested(message, now_s, leads=self._membership.leading)
+            case Recalled():
+                self._parts.tuner.recalled(message, now_s, leads=self._membership.leading)
             case ScopeFollowed():
                 self._outlook.followed(message, now_s)
             case HealthAsked():

@@ -185,8 +185,9 @@ class StoreEvents:
                 raise ValueError(f"desired nodes {d.min_nodes}:{d.max_nodes} are not 1 <= least <= most")
             return ev.DesiredChanged(now_s=now_s, min_nodes=d.min_nodes, max_nodes=d.max_nodes)
         if key == keys.settings:
-            pinned = pb.PinnedSettings.FromString(value).settings
-            return ev.SettingsPinned(now_s=now_s, settings=StepSettings.from_proto(pinned))
+            pinned = pb.PinnedSettings.FromString(value)
+            settings = StepSettings.from_proto(pinned.settings)
+            return ev.SettingsPinned(now_s=now_s, settings=settings, forgets=pinned.forgets)
         if key == keys.study:
             tuned = pb.Study.FromString(value).current
             return ev.SettingsTuned(now_s=now_s, settings=StepSettings.from_proto(tuned))

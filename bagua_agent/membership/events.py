@@ -166,9 +166,11 @@ class DesiredChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsPinned(Event):
-    """control/settings was put. It is never removed: a removal means that the store lost it."""
+    """control/settings was put. It is never removed: a removal means that the store lost it. forgets: grows whenever
+    what trials found is to be forgotten."""
 
     settings: StepSettings
+    forgets: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

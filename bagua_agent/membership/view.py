@@ -229,6 +229,7 @@ class JobView:
     gone: agents of the newest record whose keys went, as they stood last; empty at an agent that came later.
     replica_size: workers that hold one copy of the model together, from the spec. replicas: their records, by id.
     pinned_settings: of steps, as people fixed them. tuned_settings: as the tuner wants them, where people fixed none.
+    forgets: see SettingsPinned.
     has_checkpoints: if no worker holds the state any more, the job can begin again from its newest checkpoint.
     """
 
@@ -262,6 +263,7 @@ class JobView:
     replicas: Mapping[str, ReplicaView] = field(default_factory=dict)
     pinned_settings: StepSettings = AS_SCRIPTED
     tuned_settings: StepSettings = AS_SCRIPTED
+    forgets: int = 0
 
     @property
     def settings(self) -> StepSettings:

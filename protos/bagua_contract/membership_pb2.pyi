@@ -94,10 +94,12 @@ class StepSettings(_message.Message):
     def __init__(self, bucket_bytes: _Optional[int] = ..., hierarchical: _Optional[_Union[StepSettings.Switch, str]] = ..., algorithm: _Optional[str] = ..., order: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PinnedSettings(_message.Message):
-    __slots__ = ("settings",)
+    __slots__ = ("settings", "forgets")
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    FORGETS_FIELD_NUMBER: _ClassVar[int]
     settings: StepSettings
-    def __init__(self, settings: _Optional[_Union[StepSettings, _Mapping]] = ...) -> None: ...
+    forgets: int
+    def __init__(self, settings: _Optional[_Union[StepSettings, _Mapping]] = ..., forgets: _Optional[int] = ...) -> None: ...
 
 class Autotune(_message.Message):
     __slots__ = ("level", "max_samples", "confidence_s", "warmup_s", "algorithms")
@@ -114,23 +116,29 @@ class Autotune(_message.Message):
     def __init__(self, level: _Optional[int] = ..., max_samples: _Optional[int] = ..., confidence_s: _Optional[float] = ..., warmup_s: _Optional[float] = ..., algorithms: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MeasuredSteps(_message.Message):
-    __slots__ = ("generation", "steps", "seconds", "switch_s", "gradient_bytes", "order")
+    __slots__ = ("generation", "steps", "seconds", "switch_s", "gradient_bytes", "order", "computing_s", "bucket_bytes", "bucket_s")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     SWITCH_S_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_S_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_S_FIELD_NUMBER: _ClassVar[int]
     generation: int
     steps: int
     seconds: float
     switch_s: float
     gradient_bytes: int
     order: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., switch_s: _Optional[float] = ..., gradient_bytes: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ...) -> None: ...
+    computing_s: float
+    bucket_bytes: _containers.RepeatedScalarFieldContainer[int]
+    bucket_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., switch_s: _Optional[float] = ..., gradient_bytes: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., computing_s: _Optional[float] = ..., bucket_bytes: _Optional[_Iterable[int]] = ..., bucket_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Study(_message.Message):
-    __slots__ = ("current", "number", "world", "phase", "trials", "trained_s", "lost_s", "generation", "steps", "seconds", "window_steps", "window_s", "drifts", "known")
+    __slots__ = ("current", "number", "world", "phase", "trials", "trained_s", "lost_s", "generation", "steps", "seconds", "window_steps", "window_s", "drifts", "known", "forgets")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WARMING: _ClassVar[Study.Phase]
@@ -162,6 +170,7 @@ class Study(_message.Message):
     WINDOW_S_FIELD_NUMBER: _ClassVar[int]
     DRIFTS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    FORGETS_FIELD_NUMBER: _ClassVar[int]
     current: StepSettings
     number: int
     world: str
@@ -176,17 +185,40 @@ class Study(_message.Message):
     window_s: float
     drifts: _containers.RepeatedScalarFieldContainer[float]
     known: _containers.MessageMap[str, StepSettings]
-    def __init__(self, current: _Optional[_Union[StepSettings, _Mapping]] = ..., number: _Optional[int] = ..., world: _Optional[str] = ..., phase: _Optional[_Union[Study.Phase, str]] = ..., trials: _Optional[_Iterable[_Union[Trial, _Mapping]]] = ..., trained_s: _Optional[float] = ..., lost_s: _Optional[float] = ..., generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., window_steps: _Optional[int] = ..., window_s: _Optional[float] = ..., drifts: _Optional[_Iterable[float]] = ..., known: _Optional[_Mapping[str, StepSettings]] = ...) -> None: ...
+    forgets: int
+    def __init__(self, current: _Optional[_Union[StepSettings, _Mapping]] = ..., number: _Optional[int] = ..., world: _Optional[str] = ..., phase: _Optional[_Union[Study.Phase, str]] = ..., trials: _Optional[_Iterable[_Union[Trial, _Mapping]]] = ..., trained_s: _Optional[float] = ..., lost_s: _Optional[float] = ..., generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., window_steps: _Optional[int] = ..., window_s: _Optional[float] = ..., drifts: _Optional[_Iterable[float]] = ..., known: _Optional[_Mapping[str, StepSettings]] = ..., forgets: _Optional[int] = ...) -> None: ...
 
 class Trial(_message.Message):
-    __slots__ = ("settings", "steps", "seconds")
+    __slots__ = ("settings", "steps", "seconds", "ended_s")
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_S_FIELD_NUMBER: _ClassVar[int]
     settings: StepSettings
     steps: int
     seconds: float
-    def __init__(self, settings: _Optional[_Union[StepSettings, _Mapping]] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    ended_s: float
+    def __init__(self, settings: _Optional[_Union[StepSettings, _Mapping]] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., ended_s: _Optional[float] = ...) -> None: ...
+
+class Tuned(_message.Message):
+    __slots__ = ("settings", "steps_per_s", "scripted_steps_per_s", "model", "world", "network", "job_id", "found_unix_s")
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SCRIPTED_STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WORLD_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    FOUND_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    settings: StepSettings
+    steps_per_s: float
+    scripted_steps_per_s: float
+    model: str
+    world: str
+    network: str
+    job_id: str
+    found_unix_s: float
+    def __init__(self, settings: _Optional[_Union[StepSettings, _Mapping]] = ..., steps_per_s: _Optional[float] = ..., scripted_steps_per_s: _Optional[float] = ..., model: _Optional[str] = ..., world: _Optional[str] = ..., network: _Optional[str] = ..., job_id: _Optional[str] = ..., found_unix_s: _Optional[float] = ...) -> None: ...
 
 class Leader(_message.Message):
     __slots__ = ("agent_id", "control_address")

@@ -8,6 +8,7 @@ import pytest
 
 from bagua_agent.autotune.records import decode_study
 from bagua_agent.autotune.study import BUDGET, Phase, Study
+from bagua_agent.autotune.tuned_records import PREFIX, Tuned
 from bagua_agent.etcd.keys import JobKeys
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import DEADLINE_S, Job
@@ -27,6 +28,10 @@ def study_of(one: Job, cluster: EtcdCluster) -> Study:
     """The newest record."""
     values = [c.value for c in cluster.history(JobKeys(one.job_id).study) if c.value is not None]
     return decode_study(values[-1]) if values else Study()
+
+
+def kept_for_later_jobs(cluster: EtcdCluster) -> list[Tuned]:
+    return [Tuned.decode(standing.value) for standing in cluster.standing(PREFIX).values()]
 
 
 def await_settled(one: Job, cluster: EtcdCluster) -> Study:
@@ -57,6 +62,9 @@ def test_a_better_route_over_a_slow_link_is_found_and_kept(job: MakeJob, make_la
     assert found.best is not None and found.best.rate > 1.15 * scripted.rate, found
     assert found.lost_s <= BUDGET * found.trained_s + 2.0, found
     leader.await_line("settles on hierarchical", "against the script's settings")
+    (kept,) = eventually(lambda: kept_for_later_jobs(cluster), DEADLINE_S, "the finding is kept for later jobs")
+    assert kept.settings.hierarchical is True and kept.job_id == one.job_id
+    assert kept.place.network.startswith("2^"), f"the network was measured: {kept.place}"
 
     lab.shape(None)
     leader.kill_agent()

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from bagua_agent.autotune import tuned_records
 from bagua_agent.autotune.records import encode_study
 from bagua_agent.autotune.study import Phase, Study, Trial
+from bagua_agent.autotune.tuned_records import PREFIX, Place, Tuned
+from bagua_agent.autotune.tuned_store import keep_tuned, read_tuned
 from bagua_agent.base.errors import UserError
 from bagua_agent.cluster_client.tune import pin, show
 from bagua_agent.config.etcd_credentials import store_config
@@ -82,6 +85,37 @@ def test_the_study_under_way_is_shown(store: Store) -> None:
     assert str(show(store, "demo")).endswith(words)
     store.put(KEYS.study, b"\xff")
     assert str(show(store, "demo")).endswith("; the study can't be read")
+
+
+def test_forgetting_removes_what_trials_of_the_model_found(store: Store) -> None:
+    fingerprint = {"model": "10 parameters", "algorithm": "gradient_allreduce"}
+    store.put(KEYS.spec, pb.JobSpec(protocol=PROTOCOL_VERSION, nonce="n").SerializeToString())
+    store.put(
+        KEYS.generation, Generation(2, 1, GenerationKind.PLANNED, (), "n", fingerprint=fingerprint).encode()
+    )
+    for place in (
+        Place("10 parameters; gradient_allreduce", "w", "n"),
+        Place("10 parameters; gradient_allreduce", "w", "m"),
+        Place("another", "w", "n"),
+    ):
+        keep_tuned(store, Tuned(place, StepSettings(4096), 2.0, 1.0, "first", 1e9))
+    store.put(PREFIX + "odd", b"\xff")
+    assert "forgot what trials of this model had found (2 records)" in str(
+        pin(store, "demo", {}, forgets=True)
+    )
+    records, odd = read_tuned(store)
+    assert [r.place.model for r in records.values()] == ["another"] and len(odd) == 1
+    pin(store, "demo", {"bucket_bytes": 4096})
+    pin(store, "demo", {}, forgets=True)
+    value = store.get(KEYS.settings)
+    assert value is not None and pb.PinnedSettings.FromString(value.value).forgets == 2, "each is a request"
+
+
+def test_the_store_keeps_a_bounded_number_of_records(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuned_records, "MOST_RECORDS", 2)
+    for world in ("1", "2", "3", "2"):
+        keep_tuned(store, Tuned(Place("m", world, "n"), StepSettings(4096), 2.0, 1.0, "first", 1e9))
+    assert {r.place.world for r in read_tuned(store)[0].values()} == {"2", "3"}
 
 
 @pytest.mark.parametrize("algorithm", ["local_sgd", "qadam(bits=8)", "plain loop"])

@@ -119,7 +119,7 @@ def _key(view: JobView, event: ev.Event) -> JobView:
         case ev.DesiredChanged():
             return replace(view, desired=Desired(event.min_nodes, event.max_nodes))
         case ev.SettingsPinned():
-            return replace(view, pinned_settings=event.settings)
+            return replace(view, pinned_settings=event.settings, forgets=event.forgets)
         case ev.SettingsTuned():
             return replace(view, tuned_settings=event.settings)
         case ev.ModeSeen():

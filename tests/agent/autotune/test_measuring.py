@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bagua_agent.autotune.measuring import Measuring
 from bagua_agent.autotune.records import decode_measured, encode_measured
 from bagua_agent.autotune.study import Measured
+from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation, GenerationKind, Placement
 
@@ -54,3 +57,19 @@ def test_the_measured_order_is_passed_on_and_kept() -> None:
     found = measuring.take("a0", report(2, 6, 10.0, gradient_bytes=64), generation(2, "a0"))
     assert found == Measured(2, 1, 1.0, 0.0, 64, (1, 0))
     assert decode_measured(encode_measured(found)) == found
+
+
+def test_computing_and_times_of_buckets_are_passed_on() -> None:
+    measuring, times = Measuring(), [session_pb2.BucketTime(bytes=64, seconds=0.5)]
+    measuring.take("a0", report(2, 5, 9.0, computing_s=4.0, bucket_times=times), generation(2, "a0"))
+    found = measuring.take("a0", report(2, 6, 10.0, computing_s=4.25), generation(2, "a0"))
+    assert found == Measured(2, 1, 1.0, computing_s=0.25, buckets=((64, 0.5),))
+    assert decode_measured(encode_measured(found)) == found
+
+
+def test_a_measurement_with_odd_buckets_is_refused() -> None:
+    uneven = pb.MeasuredSteps(generation=1, bucket_bytes=[1, 2], bucket_s=[0.1])
+    no_number = pb.MeasuredSteps(generation=1, bucket_bytes=[1], bucket_s=[float("nan")])
+    for odd in (uneven, no_number):
+        with pytest.raises(ValueError, match="it has 2 buckets|it tells of"):
+            decode_measured(odd.SerializeToString())

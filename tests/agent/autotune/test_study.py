@@ -36,10 +36,13 @@ class SimulatedJob:
     done: float = 0.0
     suggests: Callable[[Study], StepSettings | None] = lambda study: None
     gave_up: str = ""
+    recalled: StepSettings | None = None
+    forgets: int = 0
 
     def __post_init__(self) -> None:
         self.events: list[str] = []
         self.asked = False
+        self.settled = 0
 
     def report(self) -> None:
         if self.in_force != self.study.current:
@@ -56,9 +59,19 @@ class SimulatedJob:
         result = step(
             self.study,
             Situation(
-                self.world, space_of(self.facts), self.options, measured, True, suggested, self.gave_up
+                self.world,
+                space_of(self.facts),
+                self.options,
+                measured,
+                True,
+                suggested,
+                self.gave_up,
+                self.recalled,
+                "first",
+                self.forgets,
             ),
         )
+        self.settled += result.settles
         self.study, self.asked = result.study, result.asks
         if result.event:
             self.events.append(result.event)
@@ -239,3 +252,56 @@ def test_an_algorithm_is_tried_only_where_it_is_allowed(algorithms: tuple[str, .
     job.settle()
     assert {t.settings.algorithm for t in job.study.trials} == {"", *algorithms}
     assert job.study.current.algorithm == ("bytegrad" if algorithms else "")
+
+
+def test_what_an_earlier_job_found_is_tried_first() -> None:
+    found = StepSettings(1 << 24, True)
+    job = SimulatedJob(peak_at(24), suggests=untried, recalled=found)
+    job.run(lambda: len(job.study.trials) >= 2)
+    assert [t.settings for t in job.study.trials] == [AS_SCRIPTED, found]
+    assert "which job 'first' found for this model, world and network" in job.events[1]
+    assert job.study.best is not None and job.study.best.settings == found
+
+
+def test_what_an_earlier_job_found_is_kept_only_where_it_is_measured_faster() -> None:
+    job = SimulatedJob(lambda s, _: 20.0 if s.is_empty else 5.0, recalled=StepSettings(1 << 24, True))
+    job.gave_up = "none"
+    job.settle()
+    assert job.study.current == AS_SCRIPTED and len(job.study.trials) > 2
+
+
+def test_of_what_an_earlier_job_found_only_what_may_be_tried_is() -> None:
+    """Here no node has several workers, the order is another one, and nothing but gradient_allreduce is allowed."""
+    facts = Facts(gradient_bytes=16 << 20, order=(1, 2, 0))
+    nearest = space_of(facts).nearest(StepSettings(1 << 20, True, "bytegrad", (0, 2, 1)))
+    assert nearest == StepSettings(1 << 20, None, "", (1, 2, 0))
+    pinned = replace(facts, pinned=StepSettings(bucket_bytes=4096))
+    assert space_of(pinned).nearest(StepSettings(1 << 20)) == AS_SCRIPTED
+
+
+def test_a_study_says_once_that_it_has_settled() -> None:
+    job = SimulatedJob(peak_at(20), suggests=untried)
+    job.settle()
+    for _ in range(50):
+        job.report()
+    assert job.settled == 1
+
+
+def test_a_request_to_forget_begins_a_study_with_the_scripts_settings() -> None:
+    job = SimulatedJob(peak_at(20), suggests=untried)
+    job.settle()
+    assert job.study.current != AS_SCRIPTED
+    number, job.forgets = job.study.number, 1
+    job.report()
+    study = job.study
+    assert (study.number, study.current, study.trials, study.known) == (number + 1, AS_SCRIPTED, (), {})
+    assert "what was found before is forgotten" in job.events[-1]
+    job.study = decode_study(encode_study(job.study))
+    job.settle()
+    assert job.study.number == number + 1, "it is forgotten once"
+
+
+def test_a_request_from_before_the_first_study_is_no_reason_for_a_second() -> None:
+    job = SimulatedJob(peak_at(20), forgets=3)
+    job.run(lambda: len(job.study.trials) >= 1)
+    assert (job.study.number, job.study.forgets) == (1, 3)

@@ -329,6 +329,15 @@ def asking_a_sampler(place: Place) -> None:
     made.stop()
 
 
+def reading_what_was_tuned(place: Place) -> None:
+    place.patch(tuner, "read_tuned", place.fail)
+    job = SimpleNamespace(seen=SimpleNamespace(spec=membership_pb2.JobSpec()), store=None)
+    made = tuner.Tuner(cast(Any, job), place.fail, place.events.put, verbose=False)
+    made._recall(0)
+    place.one_event()
+    made.stop()
+
+
 def scheduling(place: Place) -> None:
     given_up: list[str] = []
     leased = SimpleNamespace(remove=given_up.append)
@@ -402,6 +411,7 @@ OPERATIONS: dict[str, Callable[[Place], None]] = {
     "bagua-history": writing_history,
     "bagua-dashboard": looking_at_a_job,
     "bagua-sampler": asking_a_sampler,
+    "bagua-tuned": reading_what_was_tuned,
     "bagua-scheduler": scheduling,
     "leased-keys": keeping_leased_keys,
     "store-mirror": watching_the_store,
