@@ -1,8 +1,9 @@
 """Predicts the time of a step under an algorithm from measured bandwidth, latency and computation. Pure.
 
-Costs of collectives are those of bagua_contract/collective_costs.py, which the simulator of benchmarks/scaling uses too.
-Assumptions: every node has one interface of equal speed; gradients are ready in proportion to their bytes; buckets are
-as they were measured; what is inside a node costs nothing.
+Costs of collectives are those of bagua_contract/collective_costs.py, as those of the simulator of
+benchmarks/scaling.
+Assumptions: every node has one interface of equal speed; gradients are ready in proportion to
+their bytes; buckets are as they were measured; what is inside a node costs nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from bagua_contract.collective_costs import Cost, allgather, alltoall, compressed_bytes, ring_allreduce
 
 FORWARD_SHARE = 1 / 3  # of computation; backward has the gradients of weights and of activations
-CODEC_S_PER_VALUE = 3e-10  # of one compression or decompression on a processor: benchmarks/results/kernels-2026-11-21.md
+CODEC_S_PER_VALUE = 3e-10  # one compression or decompression on a processor: docs/kernels.md
 LEAST_TIMED_S = 1e-5
 
 
@@ -88,7 +89,9 @@ class _Network:
 
 def _sums(load: Load, ready_s: Sequence[float], network: _Network) -> float:
     buckets = zip(load.buckets, ready_s, strict=True)
-    return max((network.carry(at_s, ring_allreduce(load.workers, size)) for size, at_s in buckets), default=0.0)
+    return max(
+        (network.carry(at_s, ring_allreduce(load.workers, size)) for size, at_s in buckets), default=0.0
+    )
 
 
 class _Job:

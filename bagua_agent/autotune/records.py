@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bagua_agent.autotune.proposal import Proposal
 from bagua_agent.autotune.study import Measured, Options, Phase, Study, Trial
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.step_settings import SWITCHABLE, StepSettings
@@ -70,6 +71,7 @@ def encode_study(study: Study) -> bytes:
         drifts=study.drifts,
         known={world: settings.to_proto() for world, settings in study.known.items()},
         forgets=study.forgets,
+        proposal=None if study.proposal is None else study.proposal.to_proto(),
     ).SerializeToString(deterministic=True)
 
 
@@ -94,4 +96,5 @@ def decode_study(value: bytes) -> Study:
         drifts=tuple(s.drifts),
         known={world: StepSettings.from_proto(settings) for world, settings in s.known.items()},
         forgets=s.forgets,
+        proposal=Proposal.from_proto(s.proposal) if s.HasField("proposal") else None,
     )

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from bagua_agent.autotune.proposal import NO_WORKERS, Proposal, Workers, propose
 from bagua_agent.autotune.space import Point, Space
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
@@ -26,6 +27,7 @@ CLEARLY_SLOWER = 0.9
 BETTER_BY = 1.02  # what counts as an improvement; less may be noise
 PATIENCE = 12  # trials in a row without one
 DRIFT = 1.25  # a rate that is so many times another says that the network has changed
+PINNED = ", pinned: "  # in the words of a world, before the settings that people pinned
 DRIFTS = 4  # in so many windows in a row, which agree with each other: a busy host's rates swing, and do not
 
 
@@ -50,9 +52,9 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What global rank 0 measured in a generation: steps, without its first ones, and their time together. switch_s:
-    what entering the generation took. gradient_bytes, order: see space.Facts. computing_s: of `seconds` without waits for
-    other workers. buckets: bytes and seconds of each bucket's plain sum over all workers, in the order of launch, of this
-    generation or the last one in which they were measured; empty: never."""
+    what entering the generation took. gradient_bytes, order: see space.Facts. computing_s: of `seconds` without waits
+    for other workers. buckets: bytes and seconds of each bucket's plain sum over all workers, in the order of launch,
+    of this generation or the last one in which they were measured; empty: never."""
 
     generation: int
     steps: int
@@ -100,6 +102,7 @@ class Study:
     ] = ()  # rates of the last windows, while they are all above or below the best trial's
     known: Mapping[str, StepSettings] = field(default_factory=dict)  # what studies of other worlds settled on
     forgets: int = 0  # requests to forget that it knows
+    proposal: Proposal | None = None  # of another algorithm, for these workers
 
     @property
     def best(self) -> Trial | None:
@@ -136,7 +139,8 @@ class Situation:
     """world: in words. in_force: the record of the measurement's generation is the newest and has the study's current
     settings, under those that people pinned. suggested: by the sampler; None: nothing yet. sampler_gave_up: why no
     suggestion will come; empty: one may. recalled: what an earlier job of this model found in this world and network;
-    None: nothing is known. recalled_from: that job. forgets: requests to forget, so far."""
+    None: nothing is known. recalled_from: that job. forgets: requests to forget, so far. workers: the world, for
+    predictions."""
 
     world: str
     space: Space
@@ -148,6 +152,7 @@ class Situation:
     recalled: StepSettings | None = None
     recalled_from: str = ""
     forgets: int = 0
+    workers: Workers = NO_WORKERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +212,14 @@ def _begin(study: Study, world: str, why: str, *, warm: bool) -> Step:
         seconds=study.seconds,
         known=known,
         forgets=study.forgets,
+        # pinned settings are no other workers: what was proposed is measured once people have pinned it
+        proposal=study.proposal if _unpinned(study.world) == _unpinned(world) and not warm else None,
     )
     return Step(begun, why, event=f"study {begun.number} begins with {begun.current}: {why}")
+
+
+def _unpinned(world: str) -> str:
+    return world.partition(PINNED)[0]
 
 
 def _forgetful(study: Study) -> Study:
@@ -263,7 +274,30 @@ def _try(study: Study, s: Situation) -> Step:
         f"trial {len(ended.trials)} of study {study.number}: {trial.settings}: {trial.rate:.3g} steps/s; "
         f"best: {found.settings}, {found.rate:.3g} steps/s"
     )
+    if s.options.level >= 2:
+        ended, about = _with_proposal(ended, s, trial)
+        text += about
     return _next(ended, s, text)
+
+
+def _with_proposal(study: Study, s: Situation, trial: Trial) -> tuple[Study, str]:
+    """Behind a trial: the first one gives a proposal, and one with the proposed algorithm its measurement."""
+    algorithm, m, step_s = trial.settings.algorithm or s.workers.algorithm, s.measured, 1.0 / trial.rate
+    found = study.proposal
+    if found is not None and found.algorithm == algorithm and not found.measured_s:
+        found = replace(found, measured_s=step_s)
+        return replace(study, proposal=found), f"; {found}"
+    if found is not None or len(study.trials) > 1 or m is None or not m.steps:
+        return study, ""
+    proposal, about = propose(s.workers, algorithm, step_s, m.computing_s / m.steps, m.buckets)
+    if proposal is not None and proposal.is_worth_it:
+        allowed = proposal.algorithm in s.options.algorithms
+        about += (
+            "; it is tried"
+            if allowed
+            else f"; `bagua-launch tune JOB --algorithm {proposal.algorithm}` sets it"
+        )
+    return replace(study, proposal=proposal), f"; {about}"
 
 
 def _next(study: Study, s: Situation, event: str) -> Step:
@@ -282,7 +316,9 @@ def _next(study: Study, s: Situation, event: str) -> Step:
     if candidate is not None and study.lost_s + worst_s <= study.trained_s * BUDGET:
         begun = replace(study, phase=Phase.TRYING, current=candidate, window_steps=0, window_s=0.0, drifts=())
         if s.recalled is not None and candidate == s.space.nearest(s.recalled):
-            text = f"trying {candidate}, which job {s.recalled_from!r} found for this model, world and network"
+            text = (
+                f"trying {candidate}, which job {s.recalled_from!r} found for this model, world and network"
+            )
             event = f"{event}; {text}" if event else text
         return Step(begun, f"trying {candidate}", asks=_asks(begun, s), event=event)
     rests = study

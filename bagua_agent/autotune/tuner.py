@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from bagua_agent.autotune import sampling
 from bagua_agent.autotune.measuring import Measuring
 from bagua_agent.autotune.prediction import link_of
+from bagua_agent.autotune.proposal import Workers
 from bagua_agent.autotune.records import (
     decode_measured,
     decode_study,
@@ -24,7 +25,7 @@ from bagua_agent.autotune.records import (
     options_of,
 )
 from bagua_agent.autotune.space import Facts, Space, space_of
-from bagua_agent.autotune.study import Measured, Situation, Study, step
+from bagua_agent.autotune.study import PINNED, Measured, Situation, Study, step
 from bagua_agent.autotune.tuned_records import Place, Tuned, model_of, network_of, recalled
 from bagua_agent.autotune.tuned_store import keep_tuned, read_tuned
 from bagua_agent.base.background import Background, Failed, OperationEnd
@@ -187,6 +188,7 @@ class Tuner:
                 recalled=None if found is None else found.settings,
                 recalled_from="" if found is None else found.job_id,
                 forgets=forgets,
+                workers=self._workers(record),
             ),
         )
         study = self._study = result.study
@@ -210,6 +212,11 @@ class Tuner:
         """What this study's findings hold for."""
         world = world_of(record, self._job.seen.view.pinned_settings)
         return Place(model_of(record.fingerprint), world, network_of(self._ring_bytes_per_s(record)))
+
+    def _workers(self, record: Generation) -> Workers:
+        declared = record.fingerprint.get("algorithm", "").partition("(")[0]
+        pinned = self._job.seen.view.pinned_settings.algorithm
+        return Workers(record.node_count, record.world_size, pinned or declared)
 
     def _ring_bytes_per_s(self, record: Generation) -> float:
         link = None if self._measured is None else link_of(self._measured.buckets, record.world_size)
@@ -282,7 +289,7 @@ class Tuner:
 def world_of(record: Generation, pinned: StepSettings) -> str:
     """What a study's measurements hold for."""
     world = f"{counted(record.world_size, 'worker')} on {counted(record.node_count, 'node')}"
-    return world if pinned.is_empty else f"{world}, pinned: {pinned}"
+    return world if pinned.is_empty else f"{world}{PINNED}{pinned}"
 
 
 def _written(study: Study) -> Study:

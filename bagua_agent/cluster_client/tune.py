@@ -75,7 +75,10 @@ def _tuning(record: KeyValue | None) -> str:
         return "the study can't be read"
     best = "" if study.best is None else f", best: {study.best.settings} ({study.best.rate:.3g} steps/s)"
     trials = counted(len(study.trials), "trial")
-    return f"study {study.number} of {study.world} is {study.phase.name.lower()} after {trials}{best}"
+    proposal = "" if study.proposal is None else f"; {study.proposal}"
+    return (
+        f"study {study.number} of {study.world} is {study.phase.name.lower()} after {trials}{best}{proposal}"
+    )
 
 
 def pin(store: Store, job_id: str, asked: Mapping[str, object], *, forgets: bool = False) -> Shown:

@@ -138,7 +138,7 @@ class MeasuredSteps(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., switch_s: _Optional[float] = ..., gradient_bytes: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., computing_s: _Optional[float] = ..., bucket_bytes: _Optional[_Iterable[int]] = ..., bucket_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Study(_message.Message):
-    __slots__ = ("current", "number", "world", "phase", "trials", "trained_s", "lost_s", "generation", "steps", "seconds", "window_steps", "window_s", "drifts", "known", "forgets")
+    __slots__ = ("current", "number", "world", "phase", "trials", "trained_s", "lost_s", "generation", "steps", "seconds", "window_steps", "window_s", "drifts", "known", "forgets", "proposal")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WARMING: _ClassVar[Study.Phase]
@@ -171,6 +171,7 @@ class Study(_message.Message):
     DRIFTS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     FORGETS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     current: StepSettings
     number: int
     world: str
@@ -186,7 +187,30 @@ class Study(_message.Message):
     drifts: _containers.RepeatedScalarFieldContainer[float]
     known: _containers.MessageMap[str, StepSettings]
     forgets: int
-    def __init__(self, current: _Optional[_Union[StepSettings, _Mapping]] = ..., number: _Optional[int] = ..., world: _Optional[str] = ..., phase: _Optional[_Union[Study.Phase, str]] = ..., trials: _Optional[_Iterable[_Union[Trial, _Mapping]]] = ..., trained_s: _Optional[float] = ..., lost_s: _Optional[float] = ..., generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., window_steps: _Optional[int] = ..., window_s: _Optional[float] = ..., drifts: _Optional[_Iterable[float]] = ..., known: _Optional[_Mapping[str, StepSettings]] = ..., forgets: _Optional[int] = ...) -> None: ...
+    proposal: Proposal
+    def __init__(self, current: _Optional[_Union[StepSettings, _Mapping]] = ..., number: _Optional[int] = ..., world: _Optional[str] = ..., phase: _Optional[_Union[Study.Phase, str]] = ..., trials: _Optional[_Iterable[_Union[Trial, _Mapping]]] = ..., trained_s: _Optional[float] = ..., lost_s: _Optional[float] = ..., generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., window_steps: _Optional[int] = ..., window_s: _Optional[float] = ..., drifts: _Optional[_Iterable[float]] = ..., known: _Optional[_Mapping[str, StepSettings]] = ..., forgets: _Optional[int] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("algorithm", "predicted_s", "instead_of", "instead_of_s", "instead_of_predicted_s", "compute_s", "bytes_per_s", "latency_s", "measured_s")
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_S_FIELD_NUMBER: _ClassVar[int]
+    INSTEAD_OF_FIELD_NUMBER: _ClassVar[int]
+    INSTEAD_OF_S_FIELD_NUMBER: _ClassVar[int]
+    INSTEAD_OF_PREDICTED_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_S_FIELD_NUMBER: _ClassVar[int]
+    algorithm: str
+    predicted_s: float
+    instead_of: str
+    instead_of_s: float
+    instead_of_predicted_s: float
+    compute_s: float
+    bytes_per_s: float
+    latency_s: float
+    measured_s: float
+    def __init__(self, algorithm: _Optional[str] = ..., predicted_s: _Optional[float] = ..., instead_of: _Optional[str] = ..., instead_of_s: _Optional[float] = ..., instead_of_predicted_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., latency_s: _Optional[float] = ..., measured_s: _Optional[float] = ...) -> None: ...
 
 class Trial(_message.Message):
     __slots__ = ("settings", "steps", "seconds", "ended_s")

@@ -62,7 +62,9 @@ def test_a_better_route_over_a_slow_link_is_found_and_kept(job: MakeJob, make_la
     assert found.best is not None and found.best.rate > 1.15 * scripted.rate, found
     assert found.lost_s <= BUDGET * found.trained_s + 2.0, found
     leader.await_line("settles on hierarchical", "against the script's settings")
-    (kept,) = eventually(lambda: kept_for_later_jobs(cluster), DEADLINE_S, "the finding is kept for later jobs")
+    (kept,) = eventually(
+        lambda: kept_for_later_jobs(cluster), DEADLINE_S, "the finding is kept for later jobs"
+    )
     assert kept.settings.hierarchical is True and kept.job_id == one.job_id
     assert kept.place.network.startswith("2^"), f"the network was measured: {kept.place}"
 

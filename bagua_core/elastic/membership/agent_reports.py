@@ -83,7 +83,9 @@ class AgentReports:
                 gradient_bytes=self._gradient_bytes,
                 algorithm=named[0][1] if named else "",
                 order=order,
-                bucket_times=[session_pb2.BucketTime(bytes=size, seconds=took) for size, took in bucket_times],
+                bucket_times=[
+                    session_pb2.BucketTime(bytes=size, seconds=took) for size, took in bucket_times
+                ],
             )
         )
 

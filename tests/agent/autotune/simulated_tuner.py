@@ -71,7 +71,9 @@ class SimulatedTuner:
             keys=self.keys,
             store=store,
             writes=SimpleNamespace(until_done=lambda what, write: write()),
-            narrator=SimpleNamespace(tell=self.told.append, tell_once=lambda key, text: self.told.append(text)),
+            narrator=SimpleNamespace(
+                tell=self.told.append, tell_once=lambda key, text: self.told.append(text)
+            ),
             history=SimpleNamespace(of_job=lambda event: self.events.append(event.text)),
         )
         self.tuner = Tuner(cast(Any, job), lambda v: store.put(self.keys.study, v), self.inbox.append, False)
@@ -94,6 +96,7 @@ class SimulatedTuner:
     def report(self, worker_id: str = "a0") -> None:
         """A second of training passes, and a worker says so."""
         current = self.tuner.study.current if self.tuner.study is not None else StepSettings()
+        current = self.seen.view.pinned_settings.over(current)
         if self.seen.generation.settings != current:
             self.seen.generation = self._generation(self.seen.generation.number + 1, current)
         self.now_s += REPORT_S
@@ -125,7 +128,7 @@ class SimulatedTuner:
             if type(message).__name__ == "Recalled":
                 self.tuner.recalled(cast(Any, message), self.now_s, leads=True)
 
-    def run(self, until: Callable[[], bool], most: int = 5000) -> None:
+    def run(self, until: Callable[[], bool], most: int = 400) -> None:
         for _ in range(most):
             self.report()
             if until():
