@@ -31,6 +31,13 @@ _TAKEN_FROM_RUN = frozenset(
         ),
         *("start_method", "numa_binding", "virtual_local_rank", "role", "rdzv_conf"),
         *("deterministic", "virtual_shards"),
+        *(
+            "autotune_level",
+            "autotune_algorithms",
+            "autotune_max_samples",
+            "autotune_sampling_confidence_time",
+        ),
+        *("autotune_warmup_time", "is_output_autotune_log"),
         *("ledger", "digest_every", "checkpoint_dir", "checkpoint_every"),
     }
 )

@@ -63,22 +63,19 @@ def _option(name: str, metavar: str = "", short: str = "") -> Option:
     return Option(name, "original", "", metavar, short)
 
 
-_AUTOTUNE = (
-    "--autotune-level",
-    "--autotune-max-samples",
-    "--autotune-sampling-confidence-time",
-    "--autotune-warmup-time",
-    "--is-output-autotune-log",
-)
-"""Flags that bagua-launch has too; it tunes from level 1 on."""
-
-_LAUNCHERS = (
-    _option("bagua-service-port", "PORT"),
+_AUTOTUNE_ROWS = (
     _option("autotune-level", "N"),
     _option("autotune-max-samples", "N"),
     _option("autotune-sampling-confidence-time", "SECONDS"),
     _option("autotune-warmup-time", "SECONDS"),
     _option("is-output-autotune-log"),
+)
+_AUTOTUNE = frozenset(row.flag for row in _AUTOTUNE_ROWS)
+"""Flags that bagua-launch has too; it tunes from level 1 on."""
+
+_LAUNCHERS = (
+    _option("bagua-service-port", "PORT"),
+    *_AUTOTUNE_ROWS,
     _option("autotune-log-file", "FILE"),
     _option("report-metrics"),
     _option("default-bucket-size", "BYTES"),
@@ -97,6 +94,7 @@ _BAGUARUN = (
     _option("enable-bagua-net"),
     _option("master-port", "PORT"),
     _option("env-of-all-hosts", "NAME[=VALUE]", "-x"),
+    *_AUTOTUNE_ROWS,
 )
 _OF_TORCHRUN = tuple(replace(row, own=False) for row in RUN_OPTIONS if not row.own)
 

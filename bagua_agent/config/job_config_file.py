@@ -22,6 +22,8 @@ SUBMITTED = frozenset(
         *("job_id", "command", "min_nodes", "max_nodes"),
         *("max_restarts", "role", "start_method", "shutdown_timeout_s", "numa_binding", "virtual_local_rank"),
         *("virtual_shards", "replica_size"),
+        *("autotune_level", "autotune_max_samples", "autotune_confidence_s", "autotune_warmup_s"),
+        *("autotune_algorithms", "autotune_verbose"),
         *("ledger_dir", "digest_every_steps", "checkpoint_dir", "checkpoint_every"),
         *("join_timeout_s", "last_call_s", "node_window_s", "below_minimum_timeout_s", "holder_timeout_s"),
         *("hang_notice_s", "hang_renew_s", "hang_timeout_s"),

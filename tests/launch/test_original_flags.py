@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bagua_launch.autotune_request import parse_autotune
 from bagua_launch.errors import RequestError
 from bagua_launch.original_flags import HINTS, NO_EFFECT, Original, Translation, translate
+from bagua_launch.precedence import Said
 from tests.lab import zygote
 from tests.launch.launcher import Launcher
 
@@ -60,6 +62,33 @@ def test_autotuning_is_bagua_launchs_from_level_1_on() -> None:
         *("--is-output-autotune-log", "train.py"),
     )
     assert translation.notes == ()
+
+
+def test_baguarun_takes_them_too() -> None:
+    line = "--host_list h1,h2 --nproc_per_node 1 --autotune_level 1 --autotune_max_samples 9 train.py"
+    arguments = made(BAGUARUN, line).arguments
+    assert arguments[-1] == "train.py"
+    assert {"--autotune-level=1", "--autotune-max-samples=9"} <= set(arguments)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--autotune_level 3", "--autotune-level '3'"),
+        ("--autotune_level 1 --autotune_max_samples 0", "--autotune-max-samples '0': a study needs a trial"),
+        ("--autotune_level 1 --autotune_sampling_confidence_time 0", "a trial needs time"),
+        ("--autotune_level 1 --autotune_warmup_time soon", "--autotune-warmup-time 'soon'"),
+    ],
+)
+def test_an_autotune_flag_that_cannot_be_followed_is_refused_in_one_line(words: str, line: str) -> None:
+    flags = [word for word in made(LAUNCH, f"{words} train.py").arguments if word.startswith("--")]
+    said = {
+        name[2:].replace("-", "_"): Said(value, name)
+        for name, _, value in (word.partition("=") for word in flags)
+    }
+    with pytest.raises(RequestError) as error:
+        parse_autotune(said)
+    assert line in str(error.value) and "\n" not in str(error.value)
 
 
 def test_an_argument_for_the_local_rank_is_refused() -> None:

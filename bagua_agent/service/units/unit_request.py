@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from bagua_agent.autotune.sampling import check_installed
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.exec_limits import why_not_passed
 from bagua_agent.base.sizes import SizePolicy
@@ -56,6 +57,8 @@ def unit_request(
         ends_when_all_leave=False,
         local_addr=config.listen_address or None,
     )
+    if job.autotune_level:
+        check_installed()
     environment = {"PATH": PATH, "LANG": "C.UTF-8", **_allowed(submission.environment, config)}
     if have_gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, slots))

@@ -21,7 +21,10 @@ def test_a_slow_network_calls_for_compression() -> None:
     found, about = propose(FOUR, "gradient_allreduce", 0.9, 0.1, SLOW)
     assert found is not None and found.is_worth_it
     assert found.algorithm == "bytegrad" and found.predicted_s < 0.4 < found.instead_of_predicted_s < 0.9
-    assert about.startswith("bytegrad is proposed: predicted 301 ms a step") and "measured 900 ms; by 7.86 MB/s" in about
+    assert (
+        about.startswith("bytegrad is proposed: predicted 301 ms a step")
+        and "measured 900 ms; by 7.86 MB/s" in about
+    )
     assert Proposal.from_proto(found.to_proto()) == found
 
 

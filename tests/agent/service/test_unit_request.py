@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bagua_agent.autotune import sampling
 from bagua_agent.base.errors import UserError
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.config.job_config_file import encode
@@ -43,6 +44,23 @@ def submission(
         environment=environment or {},
         launch=encode(job, SUBMITTED),
     )
+
+
+def test_a_job_that_is_tuned_needs_optuna_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = WorkerCommand(CommandKind.SCRIPT, "train.py", ())
+    job = JobConfig(
+        "job", command, autotune_level=2, autotune_algorithms=("bytegrad",), autotune_warmup_s=3.0
+    )
+    asked = pb.Submission(
+        job_id="job", min_nodes=1, max_nodes=2, directory="/data", launch=encode(job, SUBMITTED)
+    )
+    monkeypatch.setattr(sampling.importlib.util, "find_spec", lambda name: object())
+    made = unit_request(asked, (0,), CONFIG, have_gpus=False).config
+    assert (made.autotune_level, made.autotune_algorithms, made.autotune_warmup_s) == (2, ("bytegrad",), 3.0)
+    monkeypatch.setattr(sampling.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"Optuna is not installed on this node; pip install 'bagua-elastic"):
+        unit_request(asked, (0,), CONFIG, have_gpus=False)
+    unit_request(submission(), (0,), CONFIG, have_gpus=False)
 
 
 def test_variables_that_are_allowed_and_the_gpus_of_its_slots() -> None:
