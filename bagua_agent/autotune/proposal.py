@@ -105,7 +105,10 @@ def propose(
         return None, "no algorithm is proposed: one node sends nothing over a network"
     link = link_of(buckets, world.workers)
     if link is None:
-        return None, "no algorithm is proposed: no times of plain sums (gradient_allreduce over Gloo) are known"
+        return (
+            None,
+            "no algorithm is proposed: no times of plain sums (gradient_allreduce over Gloo) are known",
+        )
     load = Load(compute_s, tuple(size for size, _ in buckets), world.nodes, world.workers)
     predicted = {name: step_s(name, load, link) for name in SWITCHABLE}
     best = min((name for name in SWITCHABLE if name != algorithm), key=predicted.__getitem__)

@@ -52,9 +52,11 @@ class BucketTimes:
             self._take()
             self._backwards += 1
 
-    def launched(self, pending: Pending, size_bytes: int) -> None:
-        """While it is watching. Operations in the order of their launch."""
-        if isinstance(pending, WakeablePending) and len(self._sums) < MOST_BUCKETS + 1:
+    def launched(self, pending: Pending, size_bytes: int, *, is_plain: bool = True) -> None:
+        """Operations in the order of their launch. is_plain: a sum of the whole world, and nothing else."""
+        if not self.is_watching or not is_plain or len(self._sums) > MOST_BUCKETS:
+            return
+        if isinstance(pending, WakeablePending):
             one = _Sum(size_bytes, time.monotonic())
             self._sums.append(one)
             pending._call_when_done(one.ended)

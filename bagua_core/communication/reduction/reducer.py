@@ -63,8 +63,7 @@ class Reducer(Contributions):
             raise ValueError("no parameter requires a gradient; there is nothing to train")
         self._engine = engine
         self._attached = attached
-        self.arrivals = Arrivals(attached)
-        self._times = BucketTimes()
+        self.arrivals, self._times = Arrivals(attached), BucketTimes()
         self._first_bucket_bytes = first_bucket_bytes
         chosen = operation or Sum()
         layout = BucketLayout(attached, bucket_cap_bytes, first_bucket_bytes, chosen.carries_pair)
@@ -288,8 +287,7 @@ class Reducer(Contributions):
                 self._tail.write(bucket.tail)
             bucket.pending = launched = self._operation.launch(communicator, bucket, number, weight)
             bucket_launched(number, bucket.flat.nbytes, launched)
-            if self._times.is_watching and type(self._operation) is Sum:
-                self._times.launched(launched, bucket.plan.elements * bucket.plan.dtype.itemsize)
+            self._times.launched(launched, bucket.flat.nbytes, is_plain=type(self._operation) is Sum)
             if tracing.active is not None:
                 trace_operation(launched, "bucket", number)
 
