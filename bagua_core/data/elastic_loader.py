@@ -38,12 +38,9 @@ class ElasticDataLoader:
             for inputs, targets in loader:
                 ...
 
-    A `break` ends nothing: the step under way is committed at the next boundary as if its loop body had been
-    all there is to it, and iterating again continues the same epoch after it. So does an exception. A batch
-    that is drawn and not trained on is used up. Every worker must break at the same step.
-
-    A worker without a share (it is copying the job's state, or the batch has fewer samples than the
-    job has workers) gets a filler of at most two real samples, whose gradient the engine replaces.
+    After a `break` or an exception the step under way is committed at the next boundary, and the same epoch continues.
+    A batch that is drawn and not trained on is used up. All workers must break at the same step. A worker without a
+    share (a joiner's first step, or fewer samples than workers) gets at most two samples, whose gradient is replaced.
     """
 
     def __init__(
@@ -72,17 +69,15 @@ class ElasticDataLoader:
     ) -> None:
         """dataset: map-style, or a stream: an IterableDataset or another object that is only iterated.
         global_batch_size: samples of a step, over all workers.
-        seed: what the order of each epoch and random numbers in steps follow from; the same on every worker.
-        drop_last: leave out the samples after the last whole batch of an epoch.
-        num_workers, collate_fn, pin_memory, timeout, worker_init_fn, prefetch_factor: DataLoader's; timeout in seconds.
-        multiprocessing_context, persistent_workers, others: DataLoader's; what is not named here is refused.
+        seed: what orders and random numbers follow from; equal on all workers.
+        drop_last, num_workers, collate_fn, pin_memory, prefetch_factor, worker_init_fn: as for DataLoader.
+        timeout, multiprocessing_context, persistent_workers, others: DataLoader's; timeout in s. Others are refused.
         shuffle: True unless given; a stream has its own order.
         sampler: gives the order of an epoch, for all workers together, in place of `shuffle`.
         max_local_batch_size: a larger share is split into micro-batches whose gradients add up.
         seed_samples: random numbers drawn while a sample is read follow from (seed, epoch, sample).
         balance: shares of equal cost instead of equal size. With a budget global_batch_size is the most samples of
         a step. divide_in_replica: with --replica-size, see replica_parts.py.
-
         Raises TypeError or ValueError, naming the value, for what an elastic job cannot have.
         """
         loader_arguments.refuse(others, dataset)
