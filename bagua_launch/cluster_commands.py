@@ -332,11 +332,14 @@ def undrain(**typed: Any) -> int:
 
 
 def tune(**typed: Any) -> int:
-    job_id, as_json, forgets = typed.pop("job"), typed.pop("json"), typed.pop("forget")
+    job_id, as_json, forgets, plot = (typed.pop(n) for n in ("job", "json", "forget", "plot"))
     asked = tune_command.asked_settings(*(typed.pop(k) for k in ("bucket_size", "hierarchical", "algorithm")))
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         shown = tune_command.tune(store, job_id, asked, forgets=forgets, as_json=as_json)
         click.echo(shown if as_json else plain_line(shown))
+        if plot:
+            tune_command.plot(store, job_id, Path(plot))
+            note(f"{plot} is written")
     return 0
 
 

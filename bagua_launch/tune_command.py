@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -42,6 +43,10 @@ OPTIONS = (
         ["--forget"], is_flag=True,
         help="Forget what was pinned before, and what trials found for this model, in earlier jobs too.",
     ),
+    click.Option(
+        ["--plot"], metavar="FILE",
+        help="Draw the trials of the study, as .svg or .png. Needs matplotlib (extra plot).",
+    ),
 )  # fmt: skip
 
 
@@ -65,6 +70,14 @@ def size_bytes(text: str) -> int:
     if match is None or int(match[1]) == 0:
         raise RequestError(f"--bucket-size {text!r}: not a size; use 4MiB, 512KiB, or a number of bytes")
     return int(match[1]) * _FACTORS[(match[2] or "")[:1].lower()]
+
+
+def plot(store: Store, job_id: str, path: Path) -> None:
+    """Draw the trials of the job's study. Raises UserError."""
+    from bagua_agent.cluster_client.tune import read_study
+    from bagua_launch.trials_plot import plot_trials
+
+    plot_trials(job_id, read_study(store, job_id), path)
 
 
 def tune(store: Store, job_id: str, asked: dict[str, object], *, forgets: bool, as_json: bool) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import DecodeError
 
 from bagua_agent.autotune.records import decode_study
+from bagua_agent.autotune.study import Study
 from bagua_agent.autotune.tuned_records import model_of
 from bagua_agent.autotune.tuned_store import forget_tuned
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
@@ -64,6 +65,20 @@ def show(store: Store, job_id: str) -> Shown:
         _pinned(found.get(keys.settings), keys),
         _tuning(found.get(keys.study)),
     )
+
+
+def read_study(store: Store, job_id: str) -> Study:
+    """The newest of the job, which may have ended. Raises UserError if it has none, InfrastructureLost."""
+    keys = JobKeys(job_id)
+    found, _ = store.get_and_count([keys.spec, keys.study], keys.agents)
+    if keys.spec not in found:
+        raise unknown_job(store, job_id)
+    if keys.study not in found:
+        raise UserError(f"job {job_id!r} has no study; start jobs with --autotune-level 1 or 2")
+    try:
+        return decode_study(found[keys.study].value)
+    except (DecodeError, ValueError) as error:
+        raise UserError(f"{keys.study} can't be read: {error}") from error
 
 
 def _tuning(record: KeyValue | None) -> str:

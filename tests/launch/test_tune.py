@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,20 @@ def test_the_study_under_way_is_shown(store: Store) -> None:
     assert str(show(store, "demo")).endswith(words)
     store.put(KEYS.study, b"\xff")
     assert str(show(store, "demo")).endswith("; the study can't be read")
+
+
+def test_trials_are_drawn(launch: Launcher, etcd: EmbeddedEtcd, store: Store, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    env, picture = {"BAGUA_ETCD": etcd.endpoint}, tmp_path / "trials.svg"
+    begin(store)
+    words = ("tune", "demo", "--plot", str(picture))
+    assert "has no study; start jobs with --autotune-level" in launch(*words, env=env).output
+    trials = (Trial(StepSettings(), 20, 10.0, 12.0), Trial(StepSettings(hierarchical=True), 30, 10.0, 40.0))
+    store.put(KEYS.study, encode_study(Study(2, "4 workers on 2 nodes", Phase.SETTLED, trials=trials)))
+    result = launch(*words, env=env)
+    assert result.exit_code == 0 and picture.stat().st_size > 1000, result.output
+    store.put(KEYS.study, b"\xff")
+    assert launch(*words, env=env).exit_code == 2
 
 
 def test_forgetting_removes_what_trials_of_the_model_found(store: Store) -> None:
