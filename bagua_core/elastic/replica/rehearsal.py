@@ -9,37 +9,59 @@ without memory (device "meta"), one for each layout. It touches nothing of the s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from bagua_core.model.sharded_tensors import is_sharded, local, sharded_as
 
-ELEMENTWISE = frozenset(
-    {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+REHEARSED = frozenset(
+    {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "SGD"}
 )
-"""Of torch.optim, by class: no operation of their steps communicates."""
+"""Of torch.optim, by class. On tensors without memory also the collectives of Muon's step move nothing."""
+
+NOT_REHEARSED = {
+    "ASGD": "its step reads values, which tensors without memory do not have",
+    "Adafactor": "torch cannot take its step on sharded parameters",
+    "LBFGS": "its step calls the script's closure",
+    "Rprop": "torch cannot take its step on sharded parameters",
+    "SparseAdam": "it takes sparse gradients, which shards do not have",
+}
+"""The other optimizers of torch.optim, with the reason."""
 
 
-def rehearse(optimizers: Iterable[torch.optim.Optimizer]) -> int:
-    """Take a step of each elementwise optimizer of torch on stand-ins of its sharded parameters; returns their number.
+class Rehearsed(NamedTuple):
+    """layouts: of the stand-ins that were stepped. failed: why an optimizer's rehearsal ended early, which leaves the
+    rest of the decisions to its first step."""
+
+    layouts: int
+    failed: tuple[str, ...]
+
+
+def rehearse(optimizers: Iterable[torch.optim.Optimizer]) -> Rehearsed:
+    """Take a step of each optimizer of torch that can be rehearsed on stand-ins of its sharded parameters.
 
     Groups with `fused` or `capturable` are left out, for tensors without memory have no such operations.
     """
-    count = 0
+    count, failed = 0, []
     for optimizer in optimizers:
         kind = type(optimizer)
-        if kind.__name__ not in ELEMENTWISE or kind is not getattr(torch.optim, kind.__name__):
+        if kind.__name__ not in REHEARSED or kind is not getattr(torch.optim, kind.__name__, None):
             continue
         groups = [{**_options(group), "params": _stand_ins(group["params"])} for group in _able(optimizer)]
         groups = [group for group in groups if group["params"]]
-        if groups:
-            stand_in = kind(groups)
-            # without the hooks that a script may have registered for all optimizers
-            step = getattr(kind.step, "__wrapped__", kind.step)
+        if not groups:
+            continue
+        stand_in = kind(groups)
+        # without the hooks that a script may have registered for all optimizers
+        step = getattr(kind.step, "__wrapped__", kind.step)
+        try:
             step(stand_in)
-            count += sum(len(group["params"]) for group in groups)
-    return count
+        except RuntimeError as error:  # torch reads a value with these options; that must not end the joiner
+            failed.append(f"{kind.__name__}: {str(error).partition(chr(10))[0]}")
+            continue
+        count += sum(len(group["params"]) for group in groups)
+    return Rehearsed(count, tuple(failed))
 
 
 def _able(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -125,7 +125,8 @@ class Given:
         if self._is_rehearsed or member.generation is not None or member.replica is None:
             return
         self._is_rehearsed = True
-        rehearsal.rehearse(self._registry.optimizers)
+        for reason in rehearsal.rehearse(self._registry.optimizers).failed:
+            print(f"bagua: an optimizer's first step is not rehearsed: {reason}", file=sys.stderr, flush=True)
 
     def fingerprint(self) -> dict[str, str]:
         self._registry.check_travels()
