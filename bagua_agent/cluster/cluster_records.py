@@ -95,6 +95,7 @@ def _submission_view(record: pb.Submission) -> SubmissionView:
             stop=record.wanted == pb.Submission.STOP,
             nonce=nonce_of(record),
             size_policy=SizePolicy.of(record.size_policy),
+            submitted_unix_s=_time(record.submitted_unix_s),
         )
     except ValueError as error:
         raise UnreadableRecord(str(error)) from error

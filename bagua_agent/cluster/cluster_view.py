@@ -72,7 +72,8 @@ class NodeView:
 @dataclass(frozen=True, slots=True)
 class SubmissionView:
     """What people ask for. slots_per_node: 0 is all slots of each node. stop: the job is to end. nonce: tells the job
-    from an earlier and a later one of its name. size_policy: numbers of nodes that the job may have."""
+    from an earlier and a later one of its name. size_policy: numbers of nodes that the job may have. submitted_unix_s:
+    by the submitter's clock, for people; no decision depends on it."""
 
     job_id: str
     min_nodes: int
@@ -83,6 +84,7 @@ class SubmissionView:
     stop: bool = False
     nonce: str = ""
     size_policy: SizePolicy = ANY_SIZE
+    submitted_unix_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from bagua_agent.base.plain_text import plain_line, shortened
 from bagua_agent.cluster.cluster_plan import JobState
+from bagua_agent.cluster.node_state import NodeState, SlotUse, slot_uses
 from bagua_agent.dashboard.page_data import Page
 from bagua_agent.observation.cluster_facts import ClusterFacts
 from bagua_agent.observation.cluster_status import JobStatus, NodeStatus
@@ -15,19 +16,20 @@ MOST_NODES = 1000  # rows of the table; more can't be read
 MOST_JOBS = 300
 MOST_ENDED = 30
 
-# What a slot may be used for, in the order of the bar.
-SLOT_USES = (
-    ("used", "in use"),
-    ("free", "free"),
-    ("drained", "free on drained nodes"),
-    ("trouble", "free on nodes in trouble"),
-    ("silent", "on silent nodes"),
-)
+# Names of what a slot may be used for, in the order of the bar.
+SLOT_NAMES = {
+    SlotUse.USED: "in use",
+    SlotUse.FREE: "free",
+    SlotUse.DRAINED: "free on drained nodes",
+    SlotUse.TROUBLE: "free on nodes in trouble",
+    SlotUse.ABSENT: "on silent nodes",
+}
 
 
 def cluster_page(facts: ClusterFacts, served_by: str) -> Page:
     """served_by: name of the node whose daemon serves the page; empty for none."""
     said = cluster_verdict(facts)
+    slots = slot_uses((NodeState(n.state), n.slots, n.taken) for n in facts.status.nodes)
     ended = [job for job in facts.jobs if job.state == JobState.ENDED.value]
     ended.sort(key=lambda job: -job.ended_unix_s)
     return {
@@ -37,9 +39,9 @@ def cluster_page(facts: ClusterFacts, served_by: str) -> Page:
         "verdict": {**asdict(said), "level": said.level.value},
         "scheduler": facts.status.scheduler,
         "slots": [
-            {"use": use, "name": name, "slots": count}
-            for use, name in SLOT_USES
-            if (count := slot_uses(facts.status.nodes)[use])
+            {"use": use.value, "name": name, "slots": slots[use]}
+            for use, name in SLOT_NAMES.items()
+            if slots[use]
         ],
         "counts": {
             "nodes": len(facts.status.nodes),
@@ -54,19 +56,6 @@ def cluster_page(facts: ClusterFacts, served_by: str) -> Page:
         "ended": [_ended(job) for job in ended[:MOST_ENDED]],
         "absent": [_ended(job) for job in facts.jobs if job.state == "absent"][:MOST_ENDED],
     }
-
-
-def slot_uses(nodes: tuple[NodeStatus, ...]) -> dict[str, int]:
-    """How many slots there are of each use; they add up to all slots of the nodes."""
-    found = dict.fromkeys((use for use, _ in SLOT_USES), 0)
-    for node in nodes:
-        if node.state == "absent":
-            found["silent"] += node.slots
-            continue
-        taken = min(node.taken, node.slots)
-        found["used"] += taken
-        found["free" if node.state == "ready" else node.state] += node.slots - taken
-    return found
 
 
 def health(node: NodeStatus) -> str:

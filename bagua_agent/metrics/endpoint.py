@@ -7,7 +7,7 @@ node are in the newest generation. All are read-only.
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -87,8 +87,13 @@ def readiness(picture: JobPicture | None) -> Answer:
 
 def exposition(picture: JobPicture) -> bytes:
     """The metrics in Prometheus's text format."""
+    return text_of(families(picture, _net_counters(picture)))
+
+
+def text_of(collected: Iterable[Metric]) -> bytes:
+    """In Prometheus's text format."""
     registry = CollectorRegistry()
-    registry.register(_Once(list(families(picture, _net_counters(picture)))))
+    registry.register(_Once(list(collected)))
     return generate_latest(registry)
 
 

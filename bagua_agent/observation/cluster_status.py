@@ -18,6 +18,7 @@ from bagua_agent.cluster.cluster_plan import JobState
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import UnreadableRecord, parse_node, parse_submission
 from bagua_agent.cluster.cluster_view import ClusterView, SubmissionView
+from bagua_agent.cluster.node_state import NodeState, state_of, taken_slots
 from bagua_agent.cluster.scheduling import plan
 from bagua_agent.cluster_state.cluster_picture import ClusterPicture
 from bagua_agent.etcd import cluster_keys
@@ -191,24 +192,24 @@ def _nodes(view: ClusterView, records: dict[str, pb.Node], now_s: float) -> tupl
     for name in sorted(view.nodes.keys() | {n for n, orders in view.orders.items() if orders}):
         node = view.node(name)
         record = records.get(name, pb.Node())
-        if not node.present:
-            state, reason = "absent", "its daemon is not heard of"
-        elif node.troubles:
-            state, reason = "trouble", "; ".join(node.troubles)
+        state = state_of(node)
+        reason = ""
+        if state is NodeState.ABSENT:
+            reason = "its daemon is not heard of"
+        elif state is NodeState.TROUBLE:
+            reason = "; ".join(node.troubles)
         elif node.drain is not None:
-            state, reason = "drained", node.drain.reason
-        else:
-            state, reason = "ready", ""
+            reason = node.drain.reason
         if record.note:
             reason = "; ".join(filter(None, (reason, shortened(record.note))))
         jobs = tuple((u.job_id, u.slots, u.state.name.lower()) for u in node.units)
         found.append(
             NodeStatus(
                 name,
-                state,
+                state.value,
                 reason,
                 node.slots,
-                sum(len(u.slots) for u in node.units if u.alive),
+                taken_slots(node),
                 jobs,
                 tuple(sorted(node.labels.items())),
                 record.address,

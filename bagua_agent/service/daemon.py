@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bagua_agent.base.background import Background, Failed, OperationEnd, Succeeded
 from bagua_agent.base.errors import InternalError, UserError
-from bagua_agent.base.messages import HelperFailed
+from bagua_agent.base.messages import HealthAsked, HelperFailed
 from bagua_agent.base.pid_watch import PidWatch
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, nonce_of, write_unit
@@ -28,6 +28,7 @@ from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.mirror import Change, Mirror
 from bagua_agent.history.job_history import agent_failed
+from bagua_agent.metrics.daemon_picture import DaemonPictureAsked, picture_of
 from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.failure_events import write_failure
 from bagua_agent.service.logs.kept_logs import KeptLogs, owners_folder
@@ -64,7 +65,7 @@ class _Stop:
     pass
 
 
-_Message = ms.Event | _Changed | _StoreInTouch | _Stop | HelperFailed
+_Message = ms.Event | _Changed | _StoreInTouch | _Stop | HelperFailed | HealthAsked | DaemonPictureAsked
 
 
 class NodeDaemon:
@@ -112,6 +113,7 @@ class NodeDaemon:
         self._look_for_trouble = look_for_trouble
         self._state = State(config.node_name, facts.slots, policy or config.cluster_policy)
         self._touch = StoreTouch(self._state.policy.put_back_within_s, _clock_s())
+        self._in_touch = False  # whether etcd's watch is connected
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._hands = Background("bagua-hands")
         self._watch = PidWatch[str](
@@ -140,6 +142,10 @@ class NodeDaemon:
     def note(self, text: str) -> None:
         """What of this node does not work now and keeps no job away; empty for nothing. From any thread."""
         self._inbox.put(ms.Noted(text))
+
+    def ask(self, question: HealthAsked | DaemonPictureAsked) -> None:
+        """The loop answers it; from any thread."""
+        self._inbox.put(question)
 
     def stop(self) -> None:
         """From any thread, or a signal handler's."""
@@ -180,7 +186,9 @@ class NodeDaemon:
             self._touch.passed(_clock_s())
             return True
 
-    def _take(self, message: ms.Event | _Changed | _StoreInTouch | HelperFailed) -> None:
+    def _take(
+        self, message: ms.Event | _Changed | _StoreInTouch | HelperFailed | HealthAsked | DaemonPictureAsked
+    ) -> None:
         match message:
             case _Changed(changes):
                 for change in changes:
@@ -190,6 +198,11 @@ class NodeDaemon:
                         self._step(ms.RecordChanged(change))
             case _StoreInTouch(up):
                 self._touch.connected(up, _clock_s())
+                self._in_touch = up
+            case HealthAsked():
+                message.answered.set()
+            case DaemonPictureAsked():
+                message.answer.put(picture_of(self._node, in_touch=self._in_touch))
             case HelperFailed(what, reason):
                 raise InternalError(f"{what} failed: {reason}; the daemon ends, units go on; start it again")
             case event:

@@ -119,7 +119,7 @@ def _serve(
         logs = JobLogs(Path(config.directories_log), config.node_name)
         log_service = LogService(lambda: NodeServer(listening_at, logs, daemon.runs, tls), daemon.note, _say)
         log_service.start()
-        page = _open_page(config, store)
+        page = _open_page(config, store, daemon, scheduler)
         _say(f"node {config.node_name} has {facts.slots} slots")
         scheduler.start()
         daemon.run()
@@ -135,13 +135,15 @@ def _serve(
     return 0
 
 
-def _open_page(config: AgentConfig, store: Store) -> ClusterPage | None:
+def _open_page(
+    config: AgentConfig, store: Store, daemon: NodeDaemon, scheduler: Scheduler
+) -> ClusterPage | None:
     """None: the configuration asks for none, so no memory is taken for it."""
     if not config.dashboard_listen:
         return None
     from bagua_agent.service.node.cluster_page_service import open_page
 
-    return open_page(config, store, _say)
+    return open_page(config, store, daemon, scheduler.account, _say)
 
 
 def _tell_lapses(event: LeaseEvent) -> None:

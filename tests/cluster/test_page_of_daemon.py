@@ -8,6 +8,8 @@ import urllib.request
 from contextlib import closing
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from bagua_agent.cluster_client import cluster_requests
 from tests.cluster.cluster import DEADLINE_S, Cluster
 from tests.cluster.conftest import MakeCluster
@@ -24,6 +26,12 @@ def get(endpoint: str, path: str) -> tuple[int, bytes]:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
+
+
+def metrics(endpoint: str) -> dict[tuple[str, ...], float]:
+    """By name and the values of labels."""
+    families = text_string_to_metric_families(get(endpoint, "/metrics")[1].decode())
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
 
 
 def await_page(endpoint: str, path: str, text: str, cluster: Cluster) -> Any:
@@ -69,6 +77,17 @@ def test_a_daemon_shows_its_cluster(make_cluster: MakeCluster) -> None:
         assert "has not begun" in json.loads(get(at, "/job/../api/page")[1])["problem"]
         assert get(at, "/job//api/page")[0] == 404
 
+        found = metrics(at)
+        assert (
+            found["bagua_node_slots_used", first.name] == 1 and found["bagua_daemon_etcd_up", first.name] == 1
+        )
+        assert get(at, "/healthz")[0] == 200 and get(at, "/readyz")[0] == 200
+        if cluster.scheduler() == first.name:
+            assert found["bagua_cluster_jobs", first.name, "queued"] == 1
+            assert found["bagua_cluster_slots", first.name, "used"] == 2
+        else:
+            assert not any(name.startswith("bagua_cluster") for name, *_ in found)
+
         cluster_requests.drain(cluster.store, second.name, force=False, reason="new disk")
         page = await_page(at, "/api/page", "1 job waits", cluster)
         eventually(
@@ -85,6 +104,11 @@ def test_a_daemon_shows_its_cluster(make_cluster: MakeCluster) -> None:
         await_page(at, "/api/page", "1 job waits", cluster)
         run.hurry()
         assert run.await_outcome().exit_code == 0
-        page = await_page(at, "/api/page", "1 job runs", cluster)
-        assert [job["job"] for job in page["ended"]] == ["run"]
+        ended: list[str] = []
+
+        def has_ended() -> bool:
+            ended[:] = [job["job"] for job in json.loads(get(at, "/api/page")[1])["ended"]]
+            return ended == ["run"]
+
+        eventually(has_ended, DEADLINE_S, lambda: f"run has ended: {ended}", 0.2)
     first.stop()

@@ -1,24 +1,33 @@
-"""The alert rules and the dashboard: their queries parse, and name what an agent serves."""
+"""The alert rules and the dashboards: their queries parse, name what agents and daemons serve, and show all of it."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import promql_parser
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from bagua_agent.cluster.cluster_policy import ClusterPolicy
+from bagua_agent.cluster.cluster_view import ClusterView
+from bagua_agent.cluster.scheduling import plan
 from bagua_agent.metrics import endpoint
+from bagua_agent.metrics.daemon_endpoint import daemon_exposition
+from bagua_agent.metrics.daemon_picture import picture_of
 from bagua_agent.metrics.job_picture import JobPicture, WorkerPicture
+from bagua_agent.service.scheduling.queue_account import QueueAccount
+from bagua_contract import cluster_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.time_use import STEP_TIME_BOUNDS_S, TimeUse
 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
-DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text())
+DASHBOARDS = [json.loads(path.read_text()) for path in sorted(MONITORING.glob("grafana-*.json"))]
 ALERTS = yaml.safe_load((MONITORING / "alerts.yaml").read_text())
 COUNTERS_OF_NET = Path(__file__).parents[2] / "bagua_core" / "net" / "plugin" / "counters.h"
 
@@ -26,21 +35,33 @@ COUNTERS_OF_NET = Path(__file__).parents[2] / "bagua_core" / "net" / "plugin" / 
 def queries() -> Iterator[str]:
     for group in ALERTS["groups"]:
         yield from (rule["expr"] for rule in group["rules"])
-    for panel in DASHBOARD["panels"]:
-        yield from (target["expr"] for target in panel["targets"])
-    yield from (each["expr"] for each in DASHBOARD["annotations"]["list"])
+    yield from shown_queries()
+
+
+def shown_queries() -> Iterator[str]:
+    """Those of panels and of their marks."""
+    for dashboard in DASHBOARDS:
+        for panel in dashboard["panels"]:
+            yield from (target["expr"] for target in panel["targets"])
+        yield from (each["expr"] for each in dashboard["annotations"]["list"])
 
 
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, set[str]]]:
-    """Every series that an agent can have: its labels' values by name."""
+    """Every series that an agent or a daemon can have: its labels' values by name."""
     net = re.findall(
-        r"\b([a-z_]+)[,;]", re.sub(r"//.*", "", COUNTERS_OF_NET.read_text()).split("struct Counters")[1]
+        r"\b([a-z_]+)[,;]",
+        re.sub(r"//.*", "", COUNTERS_OF_NET.read_text()).split("struct Counters")[1].split("};")[0],
     )
     monkeypatch.setattr(endpoint, "read", lambda pid: dict.fromkeys(net, 1))
     progress = session_pb2.Progress(
         metrics={"loss": 1.0},
         spent_s={use.value: 1.0 for use in TimeUse},
         step_counts=[1] * (len(STEP_TIME_BOUNDS_S) + 1),
+        total_steps=1,
+        steps_per_s=1.0,
+        step_samples=1,
+        gradient_bytes=1,
+        algorithm="bytegrad",
     )
     picture = JobPicture(
         job_id="$job",
@@ -50,15 +71,22 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, set[str]]]:
         world_size=1,
         nodes=1,
         wanted=(1, 1),
-        workers=(WorkerPicture(0, 1, 0, progress),),
+        workers=(WorkerPicture(0, 1, 0, progress, replica_rank=0, shard_rank=0),),
         generations={"failover": 1, "planned": 1},
         exits={(0, how): 1 for how in ("ok", "error", "signal")},
         store_answers=True,
         store_outages=0,
         store_away_s=0.0,
+        trials=1,
     )
+    account = QueueAccount()
+    view = ClusterView()
+    account.decided(view, plan(view, 0.0, ClusterPolicy()), 0.0)
+    daemon = replace(picture_of(pb.Node(node_name="h1"), in_touch=True), queue=account.picture(0.0))
     found: dict[str, dict[str, set[str]]] = {}
-    for family in text_string_to_metric_families(endpoint.exposition(picture).decode()):
+    text = endpoint.exposition(picture).decode(), daemon_exposition(daemon).decode()
+    for family in (family for served in text for family in text_string_to_metric_families(served)):
+        assert family.samples, f"{family.name} is of no picture here"
         for sample in family.samples:
             labels = found.setdefault(sample.name, {})
             for label, value in sample.labels.items():
@@ -83,9 +111,7 @@ def test_every_query_names_series_that_an_agent_serves(monkeypatch: pytest.Monke
     named = set()
     for query in queries():
         found = list(selectors(promql_parser.parse(query)))
-        assert {s.name for s in found} == set(re.findall(r"\bbagua_[a-z_]+(?=[{\[)])", query)) - {
-            "bagua_job"
-        }, query
+        assert {s.name for s in found} == set(re.findall(r"\bbagua_[a-z_]+", query)) - {"bagua_job"}, query
         for selector in found:
             assert selector.name in there, f"{selector.name} in {query}"
             named.add(selector.name)
@@ -106,12 +132,40 @@ def test_labels_that_a_query_groups_by_are_there(monkeypatch: pytest.MonkeyPatch
                 assert any(label in labels for labels in series), f"{label} in {query}"
 
 
-def test_panels_do_not_overlap() -> None:
+# What no panel shows, and why.
+NOT_SHOWN = {
+    "bagua_generation": "a number without a scale; panels show the changes, by kind",
+    "bagua_leader": "an alert says that there is none; which node leads matters to nothing that a panel shows",
+    "bagua_worker_rank": "a place, for joins with series of a slot",
+    "bagua_worker_replica": "as bagua_worker_rank",
+    "bagua_worker_shard": "as bagua_worker_rank",
+    "bagua_net_bytes_received_total": "the sum of what the others send",
+    "bagua_net_messages_sent_total": "bytes show the load; for a closer look at one worker",
+    "bagua_net_messages_received_total": "as messages_sent",
+    "bagua_net_chunks_sent_total": "as messages_sent",
+    "bagua_net_connections_opened_total": "for a closer look at one worker",
+    "bagua_net_connections_open": "for a closer look at one worker",
+    "bagua_net_strangers_total": "for a closer look at one worker",
+    "bagua_net_failures_total": "a failed communicator is a failover, which a panel shows by kind",
+}
+
+
+def test_every_series_is_on_a_panel_or_has_a_reason_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {s.name for query in shown_queries() for s in selectors(promql_parser.parse(query))}
+    buckets = {name.removesuffix("_bucket") for name in shown if name.endswith("_bucket")}
+    shown |= {f"{name}_{part}" for name in buckets for part in ("count", "sum")}
+    there = served(monkeypatch).keys()
+    assert there - shown - NOT_SHOWN.keys() == set(), "add a panel in deploy/monitoring, or a reason here"
+    assert NOT_SHOWN.keys() <= there - shown, "a reason for what is shown, or is not served any more"
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard["uid"])
+def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
     taken = set()
-    for panel in DASHBOARD["panels"]:
+    for panel in dashboard["panels"]:
         at = panel["gridPos"]
         for x in range(at["x"], at["x"] + at["w"]):
             for y in range(at["y"], at["y"] + at["h"]):
                 assert (x, y) not in taken and x < 24, panel["title"]
                 taken.add((x, y))
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])

@@ -4,7 +4,7 @@ import { keepAsking, problem, showBar, showFacts, showVerdict } from "./common.j
 import { byId, element, rows, setText } from "./dom.js";
 import { clock, moment, number, percent, seconds } from "./format.js";
 
-const COLOURS = { used: 0, free: 3, drained: 6, trouble: 1, silent: 8 };
+const COLOURS = { used: 0, free: 3, drained: 6, trouble: 1, absent: 8 };
 let last = null;
 
 function linkTo(job) {

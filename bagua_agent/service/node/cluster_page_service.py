@@ -1,6 +1,7 @@
-"""Serves the cluster's page from a node's daemon. Imported only where one is asked for.
+"""Serves the cluster's page, and metrics and health of the daemon, from a node's daemon.
 
-The page costs the daemon nothing else: a port that is taken, or a look that fails, is a line or a note on the page.
+Imported only where the configuration asks for it. The page costs the daemon nothing else:
+a port that is taken, or a look that fails, is a line or a note on the page.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from bagua_agent.dashboard.cluster_collector import ClusterCollector
 from bagua_agent.dashboard.listening import Listening
 from bagua_agent.dashboard.server import Dashboard
 from bagua_agent.etcd.client import Store
+from bagua_agent.metrics.daemon_endpoint import DaemonAnswers
 from bagua_agent.service.config.agent_config import AgentConfig
+from bagua_agent.service.daemon import NodeDaemon
+from bagua_agent.service.scheduling.queue_account import QueueAccount
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +34,14 @@ class ClusterPage:
         self.dashboard.stop()
 
 
-def open_page(config: AgentConfig, store: Store, say: Callable[[str], None]) -> ClusterPage:
-    """say: a line for the daemon's log."""
+def open_page(
+    config: AgentConfig, store: Store, daemon: NodeDaemon, account: QueueAccount, say: Callable[[str], None]
+) -> ClusterPage:
+    """account: of this daemon's scheduler. say: a line for the daemon's log."""
     # the scheduler's daemon tells of records that can't be read; here they are a detail
     cluster = ClusterCollector(store, lambda text: log.debug("cluster page: %s", text), config.node_name)
-    dashboard = Dashboard(Listening.parse(config.dashboard_listen), cluster=cluster)
+    answers = DaemonAnswers(daemon.ask, account.picture)
+    dashboard = Dashboard(Listening.parse(config.dashboard_listen), answers.answer, cluster=cluster)
     dashboard.start()
     if dashboard.address:
         say(f"the cluster's page is at http://{dashboard.address}/")

@@ -35,6 +35,7 @@ from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.mirror import Change, PrefixMirror
 from bagua_agent.job.create_or_join import remove_unused_identity
 from bagua_agent.service.scheduling.job_retention import JobRetention
+from bagua_agent.service.scheduling.queue_account import QueueAccount
 from bagua_contract import cluster_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Scheduler:
         self._mirror = PrefixMirror(store, cluster_keys.SCHEDULER, self._key_changed)
         self._stopping = threading.Event()
         self._thread = background_thread("bagua-scheduler", self._run, self._ended)
+        self.account = QueueAccount()
         self.leads = False
 
     def start(self) -> None:
@@ -150,6 +152,7 @@ class Scheduler:
         self._say("this node schedules the cluster's jobs")
         self._outage = ""
         self.leads = True
+        self.account.begin()
         picture = ClusterPicture(time.monotonic(), self._say)
         tidied: frozenset[tuple[str, int]] = frozenset()
         news: queue.SimpleQueue[_Message] = queue.SimpleQueue()
@@ -179,6 +182,7 @@ class Scheduler:
                         return
         finally:
             self.leads = False
+            self.account.begin()
             self._inbox = inbox
             mirror.stop()
 
@@ -227,6 +231,7 @@ class Scheduler:
             written = False
         if not written:
             return False, now_s + TRY_AGAIN_S  # the echo of whatever overtook us is on its way
+        self.account.decided(view, made, time.time())
         for name, node in view.nodes.items():
             gone = not node.present and now_s >= node.absent_since_s + self._policy.node_lost_s
             if gone and not view.orders.get(name):
@@ -244,6 +249,7 @@ class Scheduler:
             if not self._store.transact(unwritten, [Put(key, value)]).succeeded:
                 return False
             picture.took_outcome(job_id, replace(outcome, ended_unix_s=now_unix_s))
+            self.account.ended(outcome.end)
             self._say(f"job {job_id} {outcome.end.name.lower()}: {outcome.reason}")
         for number, chunk in enumerate(_chunks(made.orders, NODES_IN_A_WRITE)):
             self._failpoints.reach("orders.before", number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from bagua_agent.dashboard.cluster_page import asks, cluster_page, slot_uses
+from bagua_agent.dashboard.cluster_page import asks, cluster_page
 from bagua_agent.dashboard.page_data import finite
 from bagua_agent.observation.job_paces import JobPace
 from tests.agent.observation.cluster_facts_of import NOW_S, cluster, member, submitted
@@ -19,8 +19,8 @@ NODES = (
 
 
 def test_every_slot_is_counted_once() -> None:
-    found = slot_uses(NODES)
-    assert found == {"used": 3, "free": 2, "drained": 7, "trouble": 4, "silent": 4}
+    found = {part["use"]: part["slots"] for part in cluster_page(cluster(*NODES), "")["slots"]}
+    assert found == {"used": 3, "free": 2, "drained": 7, "trouble": 4, "absent": 4}
     assert sum(found.values()) == sum(node.slots for node in NODES)
 
 
