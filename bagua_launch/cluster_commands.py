@@ -30,6 +30,7 @@ from bagua_launch.tables import table
 from bagua_launch.trace_command import trace
 
 if TYPE_CHECKING:
+    from bagua_agent.config.job_config import StoreCredentials
     from bagua_agent.etcd.client import Store
     from bagua_agent.history.job_history import JobEvent
     from bagua_agent.observation.cluster_status import JobStatus
@@ -276,9 +277,13 @@ def _logs_of_agents(
     return 0
 
 
+def _credentials(values: Values) -> StoreCredentials:
+    return parse_credentials({**values, "rdzv_endpoint": values["etcd"]} if "etcd" in values else values)
+
+
 def _daemon_credentials(values: Values) -> Any:
     """For calls to daemons: the certificates that etcd is shown. None: without TLS."""
-    credentials = parse_credentials({**values, "rdzv_endpoint": values["etcd"]})
+    credentials = _credentials(values)
     if credentials.ca_file is None or credentials.cert_file is None or credentials.key_file is None:
         return None
     from bagua_agent.security.certificate_files import TlsFiles, utc_now
@@ -351,8 +356,10 @@ def top(**typed: Any) -> int:
 
 def dashboard(**typed: Any) -> int:
     job_id, listen = typed.pop("job"), typed.pop("listen")
-    with _store(_values(CLUSTER_OPTIONS, typed)) as store:
-        return watch_commands.dashboard(store, job_id, listen)
+    values = _values(CLUSTER_OPTIONS, typed)
+    place = watch_commands.dashboard_place(listen, _credentials(values))
+    with _store(values) as store:
+        return watch_commands.dashboard(store, place, job_id)
 
 
 JSON = click.Option(

@@ -17,7 +17,12 @@ from bagua_launch.command_line import note
 from bagua_launch.errors import RequestError
 
 if TYPE_CHECKING:
+    from bagua_agent.config.job_config import StoreCredentials
+    from bagua_agent.dashboard.listening import Listening
     from bagua_agent.etcd.client import Store
+    from bagua_agent.security.https import HttpsSide
+
+    DashboardPlace = tuple[Listening, HttpsSide | None]
 
 TOP_HELP = (
     "Show a job live: its verdict, nodes, ranks, speed and goodput.\n\nIn a terminal the screen is renewed; elsewhere "
@@ -108,25 +113,33 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-def dashboard(store: Store, job_id: str | None, listen: str) -> int:
+def dashboard_place(listen: str, credentials: StoreCredentials) -> DashboardPlace:
+    """Where a page is served, and with which TLS. Raises RequestError and UserError."""
+    from bagua_agent.dashboard.exposure import https_side
+    from bagua_agent.dashboard.listening import Listening
+
+    try:
+        listening = Listening.parse(listen)
+    except ValueError as error:
+        raise RequestError(f"--listen: {error}; use a port, or HOST:PORT") from error
+    return listening, https_side(listening, credentials, "--listen")
+
+
+def dashboard(store: Store, place: DashboardPlace, job_id: str | None) -> int:
     """Until Ctrl-C. job_id: None for the cluster. Raises UserError if there is no such job or the address can't be
     used."""
     from bagua_agent.base.errors import InfrastructureLost
     from bagua_agent.cluster_client.cluster_requests import unknown_job
     from bagua_agent.dashboard.cluster_collector import ClusterCollector
     from bagua_agent.dashboard.collector import Collector
-    from bagua_agent.dashboard.listening import Listening
     from bagua_agent.dashboard.server import Dashboard
     from bagua_agent.etcd.keys import JobKeys
 
-    try:
-        listening = Listening.parse(listen)
-    except ValueError as error:
-        raise RequestError(f"--listen: {error}; use a port, or HOST:PORT") from error
     if job_id is not None and store.get(JobKeys(job_id).spec) is None:
         raise unknown_job(store, job_id)
     cluster = ClusterCollector(store, note) if job_id is None else None
-    page = Dashboard(listening, cluster=cluster)
+    listening, tls = place
+    page = Dashboard(listening, cluster=cluster, tls=tls)
     collector: Collector | None = None
     try:
         if not page.address:
@@ -137,7 +150,7 @@ def dashboard(store: Store, job_id: str | None, listen: str) -> int:
             collector = Collector(store, job_id)
             page.watch(collector)
         ends = "the cluster goes on" if job_id is None else "the job goes on"
-        click.echo(plain_line(f"dashboard at http://{page.address}/; Ctrl-C ends it, and {ends}"))
+        click.echo(plain_line(f"dashboard at {page.url}; Ctrl-C ends it, and {ends}"))
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:

@@ -12,10 +12,11 @@ import http.server
 import logging
 import socket
 import socketserver
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from bagua_agent.base.background import Failed, background_thread
 from bagua_contract.addresses import family_of
@@ -34,6 +35,16 @@ class Answer:
 
 
 Guard = Callable[[str, Mapping[str, str]], Answer | None]
+
+
+class ServerTls(Protocol):
+    """The server's side of TLS."""
+
+    def wrap(self, connection: socket.socket) -> ssl.SSLSocket:
+        """Without the handshake. `connection` is of no use afterwards."""
+
+    def refusal(self, connection: ssl.SSLSocket) -> Answer | None:
+        """What is answered instead, if the caller is not to be served."""
 
 
 class _Server(http.server.HTTPServer):
@@ -76,7 +87,8 @@ class SmallHttpServer:
     what: it answers, for its warnings. answer(path): called in a thread of the server. A port that can't be opened is a
     warning: the job is worth more than what watches it. port: 0 takes a free one; or_any_port: also if it is taken.
     host: an address; empty for all. threads: requests that are answered side by side; 0: one after the other. headers:
-    of every answer. guard(path, headers): what is answered instead of a request that is refused, or None.
+    of every answer. guard(path, headers): what is answered instead of a request that is refused, or None. tls: None
+    serves plain HTTP.
     """
 
     def __init__(
@@ -90,11 +102,12 @@ class SmallHttpServer:
         headers: Mapping[str, str] | None = None,
         guard: Guard = lambda path, headers: None,
         or_any_port: bool = False,
+        tls: ServerTls | None = None,
     ) -> None:
         self._what = what
         self._server: http.server.HTTPServer | None = None
         self._thread: threading.Thread | None = None
-        handler = _handler(answer, headers or {}, guard)
+        handler = _handler(answer, headers or {}, guard, tls)
         try:
             self._server = _open(host, port, handler, threads, or_any_port=or_any_port)
         except OSError as problem:
@@ -141,30 +154,50 @@ def _open(
 
 
 def _handler(
-    answer: Callable[[str], Answer], headers: Mapping[str, str], guard: Guard
+    answer: Callable[[str], Answer], headers: Mapping[str, str], guard: Guard, tls: ServerTls | None
 ) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = REQUEST_TIMEOUT_S
 
         def setup(self) -> None:
-            super().setup()
+            self._secured = None if tls is None else tls.wrap(self.request)
+            if self._secured is not None:
+                self.request = self._secured
             # `timeout` bounds each read; a client that sends a byte a second would hold all others.
             self._limit = threading.Timer(REQUEST_TIMEOUT_S, self._hang_up)
             self._limit.daemon = True
             self._limit.start()
+            if self._secured is not None:
+                self._shake_hands(self._secured)
+            super().setup()
+
+        def _shake_hands(self, connection: ssl.SSLSocket) -> None:
+            connection.settimeout(self.timeout)
+            try:
+                connection.do_handshake()
+            except BaseException:  # no request, so `finish` is not called
+                self._limit.cancel()
+                connection.close()
+                raise
 
         def finish(self) -> None:
             self._limit.cancel()
-            super().finish()
+            try:
+                super().finish()
+            finally:
+                if self._secured is not None:
+                    self._hang_up()
+                    self._secured.close()  # the server knows the plain socket alone, which was detached
 
         def _hang_up(self) -> None:
             with contextlib.suppress(OSError):  # the client was first
-                self.connection.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(self.request, socket.SHUT_RDWR)  # TLS's own is not for two threads
 
         def do_GET(self) -> None:
             self._limit.cancel()
             path = self.path.split("?")[0]
-            said = guard(path, dict(self.headers.items())) or answer(path)
+            refused = tls.refusal(self._secured) if tls is not None and self._secured is not None else None
+            said = refused or guard(path, dict(self.headers.items())) or answer(path)
             self.send_response(said.status)
             self.send_header("Content-Type", said.content_type)
             self.send_header("Content-Length", str(len(said.body)))

@@ -2,7 +2,8 @@
 
 / is the page of the job, or of the cluster; a cluster's jobs have theirs at /job/JOB/. Below a page, api/ has its data.
 Read-only: no request changes anything. Listens on the loopback interface unless another address is asked for, and then
-answers requests to that address alone, so that a page of another site can't reach it through a name of its own.
+answers requests to that address alone, so that a page of another site can't reach it through a name of its own. Where
+it listens beyond loopback, exposure.py gives it TLS.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from importlib import resources
 
 from bagua_agent.base.errors import BaguaError
-from bagua_agent.base.small_http import Answer, SmallHttpServer
+from bagua_agent.base.small_http import Answer, ServerTls, SmallHttpServer
 from bagua_agent.dashboard.cluster_collector import ClusterCollector
 from bagua_agent.dashboard.collector import Collector
 from bagua_agent.dashboard.listening import Listening
@@ -34,7 +35,7 @@ _STATIC_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.(html|css|js|svg)
 _HEADERS = {
     # connect-src: the page looks whether another agent serves it, once its own is gone
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self' http:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "connect-src 'self' http: https:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -55,7 +56,9 @@ class Dashboard:
         more: Callable[[str], Answer | None] = lambda path: None,
         *,
         cluster: ClusterCollector | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
+        self._tls = tls
         self._listening = listening
         self._more = more
         self._cluster = cluster
@@ -69,6 +72,7 @@ class Dashboard:
             headers=_HEADERS,
             guard=self._guard,
             or_any_port=listening.or_any_port,
+            tls=tls,
         )
 
     @property
@@ -76,6 +80,11 @@ class Dashboard:
         """HOST:PORT for a browser; empty if the port could not be opened."""
         port = self._server.port
         return "" if port is None else joined(self._listening.host, port)
+
+    @property
+    def url(self) -> str:
+        """For a browser; empty if the port could not be opened."""
+        return f"{'http' if self._tls is None else 'https'}://{self.address}/" if self.address else ""
 
     def start(self) -> None:
         self._server.start()

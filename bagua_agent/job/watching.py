@@ -33,6 +33,7 @@ def open_dashboard(
 ) -> Watching:
     """say: prints a line. put: gives the agent's loop a message. Raises UserError."""
     from bagua_agent.dashboard.collector import Collector
+    from bagua_agent.dashboard.exposure import https_side
     from bagua_agent.dashboard.listening import Listening
     from bagua_agent.dashboard.server import Dashboard
     from bagua_agent.metrics.endpoint import MetricsAnswers
@@ -41,7 +42,8 @@ def open_dashboard(
         listening = Listening.parse(config.dashboard or "")
     except ValueError as error:
         raise UserError(f"--dashboard: {error}; use a port, or HOST:PORT") from error
-    dashboard = Dashboard(listening, MetricsAnswers(put).answer)
+    tls = https_side(listening, config.store_credentials, "--dashboard")
+    dashboard = Dashboard(listening, MetricsAnswers(put).answer, tls=tls)
 
     class Shown:
         """Implements Watching."""
@@ -61,5 +63,5 @@ def open_dashboard(
 
     dashboard.start()
     if dashboard.address:
-        say(f"bagua-launch: dashboard at http://{dashboard.address}/")
+        say(f"bagua-launch: dashboard at {dashboard.url}")
     return Shown()

@@ -45,9 +45,14 @@ def refusal(method: str, holder: Holder, least_roles: Mapping[str, Role]) -> str
     least = least_roles.get(method)
     if least is None:
         return f"{method} is allowed for no role; this daemon may be older than the command"
-    if holder.role in _SATISFIED_BY[least]:
+    if satisfies(holder, least):
         return None
     return f"{method} needs role {least}, and {holder.name!r} has role {holder.role}; use a certificate with that role"
+
+
+def satisfies(holder: Holder, least: Role) -> bool:
+    """Whether a holder may what needs at least this role."""
+    return holder.role in _SATISFIED_BY[least]
 
 
 class RoleInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]

@@ -45,3 +45,9 @@ def test_a_host_of_several_gets_its_value_behind_the_equals_sign() -> None:
         SshHost("h1"), values, ["train.py"], nodes="1", endpoint="e:1", job_id="j", credentials={}
     )
     assert words[-4:] == ["--dashboard=yes", "--role", "r", "train.py"]
+
+
+def test_a_commands_page_beyond_loopback_needs_certificates(launch: Launcher) -> None:
+    words = ("dashboard", "--etcd", "127.0.0.1:1", "--listen")
+    assert launch.refusal(*words, "10.0.0.5:80").startswith("--listen: 10.0.0.5:80 is beyond this host")
+    assert "neither a port nor HOST:PORT" in launch.refusal(*words, "h1")

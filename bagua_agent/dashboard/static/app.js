@@ -192,8 +192,9 @@ function show(page) {
   showEvents(page.events);
 }
 
+// Beyond loopback an agent's dashboard is served over TLS alone.
 function addressOf(dashboard) {
-  return `http://${dashboard}/`;
+  return `${/^(127\.|localhost:|\[::1\])/.test(dashboard) ? "http" : "https"}://${dashboard}/`;
 }
 
 // The agent of this page is gone: another agent of the job may serve one.
@@ -201,7 +202,7 @@ async function goElsewhere() {
   for (const node of last?.nodes ?? []) {
     if (!node.dashboard || node.dashboard === location.host) continue;
     try {
-      await fetch(`${addressOf(node.dashboard)}healthz`, { mode: "no-cors", signal: AbortSignal.timeout(2000) });
+      await fetch(`${addressOf(node.dashboard)}healthz`, { mode: "no-cors", credentials: "include", signal: AbortSignal.timeout(2000) });
       location.replace(addressOf(node.dashboard));
       return;
     } catch {

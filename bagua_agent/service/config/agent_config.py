@@ -259,14 +259,14 @@ def _exposed_daemon(config: AgentConfig, endpoints: tuple[Endpoint, ...]) -> str
 
 
 def _exposed_dashboard(config: AgentConfig) -> str | None:
-    if not config.dashboard_listen or config.insecure:
+    if not config.dashboard_listen or config.tls_files is not None or config.insecure:
         return None
-    host = Listening.parse(config.dashboard_listen).host
-    if is_loopback(host):
+    if is_loopback(Listening.parse(config.dashboard_listen).host):
         return None
     return (
         f"dashboard.listen {config.dashboard_listen!r} is beyond this host, and the page shows the output of all jobs; "
-        "use a port alone, which is one of 127.0.0.1, or say insecure = true"
+        "give tls.ca_file, tls.cert_file and tls.key_file, use a port alone, which is one of 127.0.0.1, or say "
+        "insecure = true"
     )
 
 

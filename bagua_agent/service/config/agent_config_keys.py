@@ -264,7 +264,7 @@ class AgentKeys:
         listening,
         "",
         "Where the daemon serves the page of the cluster, and its metrics: a port of 127.0.0.1, or an address of this "
-        "node as HOST:PORT. Empty: nowhere.",
+        "node as HOST:PORT. With the certificates of [tls] over TLS, to holders of a certificate. Empty: nowhere.",
     )
     tls_ca_file: str = _key(
         absolute_path, "", "Authority whose certificates the daemon accepts.", example="/etc/bagua/tls/ca.pem"

@@ -15,6 +15,8 @@ from bagua_agent.dashboard.listening import Listening
 from bagua_agent.dashboard.server import Dashboard
 from bagua_agent.etcd.client import Store
 from bagua_agent.metrics.daemon_endpoint import DaemonAnswers
+from bagua_agent.security.https import HttpsSide
+from bagua_agent.security.tls_renewal import RenewedTls
 from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.daemon import NodeDaemon
 from bagua_agent.service.scheduling.queue_account import QueueAccount
@@ -41,8 +43,10 @@ def open_page(
     # the scheduler's daemon tells of records that can't be read; here they are a detail
     cluster = ClusterCollector(store, lambda text: log.debug("cluster page: %s", text), config.node_name)
     answers = DaemonAnswers(daemon.ask, account.picture)
-    dashboard = Dashboard(Listening.parse(config.dashboard_listen), answers.answer, cluster=cluster)
+    # also at loopback: jobs of other accounts run on this host
+    tls = None if config.tls_files is None else HttpsSide(RenewedTls(config.tls_files))
+    dashboard = Dashboard(Listening.parse(config.dashboard_listen), answers.answer, cluster=cluster, tls=tls)
     dashboard.start()
     if dashboard.address:
-        say(f"the cluster's page is at http://{dashboard.address}/")
+        say(f"the cluster's page is at {dashboard.url}")
     return ClusterPage(dashboard, cluster)

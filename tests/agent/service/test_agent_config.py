@@ -235,6 +235,14 @@ def test_a_daemon_without_tls_beyond_this_host_needs_words(listen: dict[str, str
     assert checked({**content, "listen": {"address": "127.0.0.1"}})
 
 
+def test_a_page_without_tls_beyond_this_host_needs_words() -> None:
+    content = {"etcd": {"endpoints": ["127.0.0.1:1"]}, "dashboard": {"listen": "10.0.0.5:7465"}}
+    assert "dashboard.listen '10.0.0.5:7465' is beyond this host" in complaint(content)
+    assert "give tls.ca_file, tls.cert_file and tls.key_file" in complaint(content)
+    for better in ({"insecure": True}, {"tls": TLS_FILES}, {"dashboard": {"listen": "7465"}}):
+        assert checked({**content, **better}).dashboard_listen
+
+
 def test_without_an_address_the_daemon_is_where_etcd_is() -> None:
     etcd = {**SAFE["etcd"], "endpoints": ["localhost:2379", "etcd-1:2379"]}
     assert "listen.address is not given, so the daemon listens beyond" in complaint({"etcd": etcd})
