@@ -34,7 +34,7 @@ def open_store(values: Values) -> Iterator[Store]:
     if "etcd" not in values:
         raise RequestError("--etcd is missing; use --etcd HOST:PORT, or set BAGUA_ETCD")
     endpoints = parse_endpoints(values["etcd"])
-    credentials: StoreCredentials = parse_credentials({**values, "rdzv_endpoint": values["etcd"]})
+    credentials = credentials_of(values)
     check_credentials(credentials)
 
     from bagua_agent.config.etcd_credentials import store_config
@@ -46,3 +46,21 @@ def open_store(values: Values) -> Iterator[Store]:
         yield store
     finally:
         store.close()
+
+
+def credentials_of(values: Values) -> StoreCredentials:
+    """For etcd, as the options name them. Raises RequestError."""
+    return parse_credentials({**values, "rdzv_endpoint": values["etcd"]} if "etcd" in values else values)
+
+
+def daemon_credentials(values: Values) -> Any:
+    """gRPC's, for calls to daemons: the certificates that etcd is shown. None: without TLS."""
+    credentials = credentials_of(values)
+    if credentials.ca_file is None or credentials.cert_file is None or credentials.key_file is None:
+        return None
+    from bagua_agent.security.certificate_files import TlsFiles, utc_now
+    from bagua_agent.security.grpc_security import channel_credentials
+
+    return channel_credentials(
+        TlsFiles(credentials.ca_file, credentials.cert_file, credentials.key_file), utc_now()
+    )

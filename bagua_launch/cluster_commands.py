@@ -17,20 +17,18 @@ import click
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.plain_text import plain_line
 from bagua_launch import tune_command, watch_commands
+from bagua_launch.cluster_access import credentials_of, daemon_credentials
 from bagua_launch.cluster_access import open_store as _store
 from bagua_launch.cluster_access import values_of as _values
 from bagua_launch.cluster_options import CLUSTER_OPTIONS, SUBMIT_OPTIONS
 from bagua_launch.collectives_command import COLLECTIVES_HELP, COLLECTIVES_PARAMETERS, collectives
 from bagua_launch.command_line import CONTEXT, GroupedCommand, note, parameters, program_argument
 from bagua_launch.input_files import check_command, check_passed
-from bagua_launch.job_request import parse_credentials
 from bagua_launch.options import Option
-from bagua_launch.precedence import Values
 from bagua_launch.tables import table
 from bagua_launch.trace_command import trace
 
 if TYPE_CHECKING:
-    from bagua_agent.config.job_config import StoreCredentials
     from bagua_agent.etcd.client import Store
     from bagua_agent.history.job_history import JobEvent
     from bagua_agent.observation.cluster_status import JobStatus
@@ -208,7 +206,7 @@ def logs(**typed: Any) -> int:
 
         if not is_submitted(store, job_id) and (by_hand := started_job(store, job_id)) is not None:
             return _logs_of_agents(store, by_hand, rank, streams, goes_on=goes_on, as_json=as_json)
-        reader = LogReader(store, job_id, _daemon_credentials(values))
+        reader = LogReader(store, job_id, daemon_credentials(values))
 
         def is_wanted(output: WorkerOutput) -> bool:
             return output.global_rank == rank if rank is not None else output.global_rank is not None
@@ -277,23 +275,6 @@ def _logs_of_agents(
     return 0
 
 
-def _credentials(values: Values) -> StoreCredentials:
-    return parse_credentials({**values, "rdzv_endpoint": values["etcd"]} if "etcd" in values else values)
-
-
-def _daemon_credentials(values: Values) -> Any:
-    """For calls to daemons: the certificates that etcd is shown. None: without TLS."""
-    credentials = _credentials(values)
-    if credentials.ca_file is None or credentials.cert_file is None or credentials.key_file is None:
-        return None
-    from bagua_agent.security.certificate_files import TlsFiles, utc_now
-    from bagua_agent.security.grpc_security import channel_credentials
-
-    return channel_credentials(
-        TlsFiles(credentials.ca_file, credentials.cert_file, credentials.key_file), utc_now()
-    )
-
-
 def stop(**typed: Any) -> int:
     job_id, as_json = typed.pop("job"), typed.pop("json")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
@@ -357,7 +338,7 @@ def top(**typed: Any) -> int:
 def dashboard(**typed: Any) -> int:
     job_id, listen = typed.pop("job"), typed.pop("listen")
     values = _values(CLUSTER_OPTIONS, typed)
-    place = watch_commands.dashboard_place(listen, _credentials(values))
+    place = watch_commands.dashboard_place(listen, credentials_of(values))
     with _store(values) as store:
         return watch_commands.dashboard(store, place, job_id)
 
