@@ -343,9 +343,7 @@ def dashboard(**typed: Any) -> int:
         return watch_commands.dashboard(store, place, job_id)
 
 
-JSON = click.Option(
-    ["--json"], is_flag=True, help="Print JSON for programs: one value, or one line for each event."
-)
+JSON = click.Option(["--json"], is_flag=True, help="Print JSON: one value, or one line for each event.")
 _SPERSED = {**CONTEXT, "allow_interspersed_args": True}
 
 

@@ -1,0 +1,181 @@
+"""Compares what autotuning settles on with an exhaustive grid: four lab hosts, links of three speeds, and a drop.
+
+    python -m benchmarks.autotune --part grid --part tune --link 1gbit --model wide    # minutes; parts can run apart
+    python -m benchmarks.autotune --part drop                # 1 Gbit/s that becomes 100 Mbit/s in mid-run
+    python -m benchmarks.autotune --part report --keep       # a table of all parts that have run
+    python -m benchmarks.autotune --part grid --part tune --tiny   # two hosts, a few settings: to see that it works
+
+Each part writes <out>/<part>-<link>-<model>.json. A grid pins each choice in one running job and measures its steps.
+The settings that a study keeps are compared by their rates in the grid, so both are of one run. Needs root (network
+namespaces) and an otherwise idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bagua_agent.autotune.space import Facts, space_of
+from bagua_agent.autotune.study import BUDGET, Phase
+from bagua_contract.step_settings import StepSettings
+from benchmarks import result_file
+from benchmarks.autotune_job import MODELS, TunedJob
+from tests.lab import namespaces
+from tests.lab.network import Lab
+
+LINKS = ("100mbit", "1gbit", "10gbit")
+DROP = ("1gbit", "100mbit")
+HOSTS, TINY_HOSTS = 4, 2
+SETTLES_WITHIN_S, TINY_SETTLES_WITHIN_S = 1800.0, 300.0
+OF_BEST, OVER_SCRIPT, AFTER_DROP, DROP_WITHIN_S = 0.95, 1.08, 0.90, 60.0
+TINY = (
+    "--autotune-max-samples",
+    "3",
+    "--autotune-warmup-time",
+    "2",
+    "--autotune-sampling-confidence-time",
+    "2",
+)
+WINDOW_S, TINY_WINDOW_S = 5.0, 2.0
+
+
+def grid(job: TunedJob, tiny: bool) -> dict[str, Any]:
+    """Rates of all settings that a study of this job could try, but for the order of tensors."""
+    space = space_of(Facts(gradient_bytes=MODELS[job.model].gradient_bytes, crosses=False))
+    points = list(space.first_points())[:3] if tiny else list(space.points())
+    rates = {}
+    for settings in map(space.settings_at, points):
+        job.pin(settings)
+        rates[str(settings)] = job.rate(TINY_WINDOW_S if tiny else WINDOW_S)
+        print(f"  {settings}: {rates[str(settings)]:.3g} steps/s", file=sys.stderr, flush=True)
+    return {"rates": rates}
+
+
+def tune(job: TunedJob, tiny: bool) -> dict[str, Any]:
+    study = job.await_settled(TINY_SETTLES_WITHIN_S if tiny else SETTLES_WITHIN_S)
+    trials = [{"settings": _unordered(t.settings), "rate": t.rate, "at_s": t.ended_s} for t in study.trials]
+    return {
+        "kept": _unordered(study.current),
+        "trials": trials,
+        "lost_share": study.lost_s / study.trained_s if study.trained_s else 0.0,
+    }
+
+
+def drop(job: TunedJob, lab: Lab, tiny: bool) -> dict[str, Any]:
+    """Rates by the second after the link's bandwidth has dropped, and the settings that are kept at the end."""
+    before = job.await_settled(TINY_SETTLES_WITHIN_S if tiny else SETTLES_WITHIN_S)
+    lab.shape(DROP[1])
+    dropped_s, seen = time.monotonic(), []
+    while time.monotonic() - dropped_s < (DROP_WITHIN_S / 4 if tiny else 2 * DROP_WITHIN_S):
+        rate, current = job.rate(TINY_WINDOW_S), job.study().current
+        seen.append({"after_s": time.monotonic() - dropped_s, "rate": rate, "settings": _unordered(current)})
+    after = job.study()
+    return {"studies": after.number - before.number, "settled": after.phase is Phase.SETTLED, "seen": seen}
+
+
+def _unordered(settings: StepSettings) -> str:
+    return str(StepSettings(settings.bucket_bytes, settings.hierarchical, settings.algorithm))
+
+
+def _measured(part: str, job: TunedJob, lab: Lab, tiny: bool) -> dict[str, Any]:
+    if part == "drop":
+        return drop(job, lab, tiny)
+    return grid(job, tiny) if part == "grid" else tune(job, tiny)
+
+
+def run_part(part: str, link: str, model: str, tiny: bool) -> dict[str, Any]:
+    options = () if part == "grid" else ("--autotune-level", "1", *(TINY if tiny else ()))
+    with tempfile.TemporaryDirectory(prefix="bagua-autotune-") as made:
+        hosts = TINY_HOSTS if tiny else HOSTS
+        with Lab(hosts + 1, Path(made)) as lab, TunedJob(lab, Path(made), model, options) as job:
+            job.start()
+            lab.shape(link)
+            found = _measured(part, job, lab, tiny)
+    return {"part": part, "link": link, "model": model, "tiny": tiny, **found}
+
+
+def is_met(kept: float, best: float, scripted: float, lost_share: float) -> bool:
+    """Rates in the grid. Where the script's settings leave at least so much to gain, it must be gained."""
+    at_least = OVER_SCRIPT if OF_BEST * best >= OVER_SCRIPT * scripted else 1.0
+    return kept >= OF_BEST * best and kept >= at_least * scripted and lost_share <= BUDGET
+
+
+def in_words(parts: Sequence[dict[str, Any]]) -> str:
+    """The table, and what a run without a grid of the same link and model leaves out."""
+    grids = {(p["link"], p["model"]): p["rates"] for p in parts if p["part"] == "grid"}
+    rows, notes = [], []
+    for p in (p for p in parts if p["part"] == "tune"):
+        rates = grids.get((p["link"], p["model"]))
+        if rates is None or p["kept"] not in rates:
+            notes.append(f"- {p['link']}, {p['model']}: no grid has {p['kept']}")
+            continue
+        best, kept, scripted = max(rates.values()), rates[p["kept"]], rates[str(StepSettings())]
+        met = is_met(kept, best, scripted, p["lost_share"])
+        rows.append(
+            [
+                p["link"], p["model"], p["kept"], str(len(p["trials"])), f"{kept / best:.1%}",
+                f"{kept / scripted - 1:+.1%}", f"{best / scripted - 1:+.1%}", f"{p['lost_share']:.1%}",
+                "yes" if met else "no",
+            ]
+        )  # fmt: skip
+    for p in (p for p in parts if p["part"] == "drop"):
+        rates = grids.get((DROP[1], p["model"]))
+        best = max(rates.values()) if rates else 0.0
+        within = next((s["after_s"] for s in p["seen"] if best and s["rate"] >= AFTER_DROP * best), None)
+        said = "never" if within is None else f"after {within:.0f} s"
+        notes.append(
+            f"- {p['link']}, {p['model']}, drop to {DROP[1]}: {AFTER_DROP:.0%} of the new best {said}"
+        )
+    head = [
+        "link",
+        "model",
+        "kept",
+        "trials",
+        "of the best",
+        "over the script's",
+        "best over the script's",
+        "lost",
+        "met",
+    ]
+    return "\n".join([result_file.table(head, rows), "", *notes])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--part", choices=("grid", "tune", "drop", "report"), action="append", required=True)
+    parser.add_argument("--link", choices=LINKS, action="append", help="may come again; default: all")
+    parser.add_argument("--model", choices=tuple(MODELS), action="append", help="likewise")
+    parser.add_argument("--out", type=Path, default=Path("autotune-parts"), help="folder of the parts")
+    parser.add_argument("--tiny", action="store_true", help="two hosts and few settings, as a test")
+    parser.add_argument("--keep", action="store_true", help="write the report to benchmarks/results")
+    args = parser.parse_args(arguments)
+    if reason := namespaces.unavailable():
+        print(f"no lab: {reason}", file=sys.stderr)
+        return 2
+    about = result_file.circumstances()
+    args.out.mkdir(parents=True, exist_ok=True)
+    links, models = args.link or (LINKS[1:2] if args.tiny else LINKS), args.model or tuple(MODELS)
+    for part in (p for p in args.part if p != "report"):
+        for link in (DROP[0],) if part == "drop" else links:
+            for model in models[:1] if args.tiny else models:
+                print(f"{part}, {link}, {model}", file=sys.stderr, flush=True)
+                found = run_part(part, link, model, args.tiny)
+                (args.out / f"{part}-{link}-{model}.json").write_text(json.dumps(found, indent=1))
+    parts = [json.loads(path.read_text()) for path in sorted(args.out.glob("*.json"))]
+    words = in_words(parts)
+    print(words)
+    if args.keep and "report" in args.part:
+        for path in result_file.keep("autotune", about, words, parts):
+            print(f"wrote {path.relative_to(result_file.ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""One worker of benchmarks.autotune: trains a stack of square layers until it is killed.
+
+    autotune_worker.py --log FILE --layers N --width N
+
+The worker of rank 0 appends the monotonic time of the end of each step to FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import bagua_core as bagua
+
+SAMPLES, GLOBAL_BATCH = 4096, 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--layers", type=int, required=True)
+    parser.add_argument("--width", type=int, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    bagua.init_process_group()
+    torch.manual_seed(1)
+    layers = [nn.Linear(options.width, options.width, bias=False) for _ in range(options.layers)]
+    net = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+    model = bagua.DistributedDataParallel(net, optimizers=[optimizer])
+    data = torch.utils.data.TensorDataset(torch.randn(SAMPLES, options.width))
+    loader = bagua.ElasticDataLoader(data, global_batch_size=GLOBAL_BATCH, seed=1)
+    with options.log.open("a", buffering=1) as log:
+        for _ in loader.epochs(10**6):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+                if bagua.get_rank() == 0:
+                    log.write(f"{time.monotonic()}\n")
+
+
+if __name__ == "__main__":
+    main()
