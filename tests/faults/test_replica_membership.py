@@ -16,6 +16,7 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
 from bagua_contract.replica import Replica
 from tests.faults.conftest import MakeJob, MakeLab
@@ -264,17 +265,23 @@ def test_etcd_loses_all_keys_of_a_job_of_replicas(job: MakeJob, make_lab: MakeLa
 def test_the_hosts_of_one_replica_lose_sight_of_each_other(
     job: MakeJob, make_lab: MakeLab, tmp_path: Path
 ) -> None:
-    """Its workers wait in collectives that report nothing: their agents end them, and they come back after the cut."""
-    lab = make_lab(5)
+    """Its workers wait in collectives that report nothing: their agents end them. As long as the cut lasts they are not
+    assembled with each other again, but with another node's worker; behind it they are."""
+    lab = make_lab(6)
     cluster = lab.etcd(lab.hosts[0])
     out = tmp_path / "stub"
     out.mkdir()
     options = ("--replica-size", "2", "--start-method", "spawn")
-    one = job(endpoints=cluster.endpoints, nodes="2:4", options=options, program=[str(STUB)])
+    one = job(endpoints=cluster.endpoints, nodes="2:5", options=options, program=[str(STUB)])
     hosts = lab.hosts[1:]
-    nodes = [one.start(host, environment={"STUB_OUT": str(out)}) for host in hosts]
+    nodes = [one.start(host, environment={"STUB_OUT": str(out)}) for host in hosts[:4]]
     nodes[0].await_line("generation 2 is in force")
     keys = JobKeys(one.job_id)
+
+    def waits_for_a_replica(node: Node) -> bool:
+        members = [pb.Member.FromString(m.value) for m in cluster.standing(keys.members).values()]
+        own = {w.worker_id for w in node.workers}
+        return any(m.worker_id in own and m.stage == pb.ASSEMBLING for m in members)
 
     def records() -> list[Generation]:
         return [Generation.decode(c.value) for c in cluster.history(keys.generation) if c.value is not None]
@@ -285,6 +292,11 @@ def test_the_hosts_of_one_replica_lose_sight_of_each_other(
     other = 1 - placed[leader.workers[0].worker_id]
     ends = [n for n in nodes if placed[n.workers[0].worker_id] == other]
     one_end, far_end = (hosts[nodes.index(n)] for n in ends)
+    names = {m.node_name for m in records()[-1].members if m.replica_rank == other}
+
+    def pairs_the_ends(record: Generation) -> bool:
+        return names in [{m.node_name for m in record.members if m.replica_rank == r} for r in range(2)]
+
     # a replica formed anew takes longer than a round of touches, and only a host that has answered is missed
     ends[0].workers[0].kill()
     eventually(
@@ -295,6 +307,13 @@ def test_the_hosts_of_one_replica_lose_sight_of_each_other(
         lambda: any(n.says("does not answer this host") for n in ends), START_S, lambda: ends[0].log, 0.05
     )
     eventually(lambda: records()[-1].world_size == 2, START_S, lambda: str(records()[-1]), 0.05)
-    one_end.heal_to(far_end)
+    eventually(lambda: all(map(waits_for_a_replica, ends)), START_S, lambda: ends[0].log, 0.05)
+    while_cut = records()[-1].number
+    fifth = one.start(hosts[4], environment={"STUB_OUT": str(out)})
     eventually(lambda: records()[-1].world_size == 4, START_S, lambda: str(records()[-1]), 0.05)
+    assert not any(record.number > while_cut and pairs_the_ends(record) for record in records())
+    one_end.heal_to(far_end)
+    fifth.send(signal.SIGTERM)
+    eventually(lambda: pairs_the_ends(records()[-1]), START_S, lambda: str(records()[-1]), 0.05)
+    assert fifth.process.wait(START_S) == 0
     assert all(n.process.is_running for n in nodes), "the job allows no failure, and this is none"
