@@ -256,6 +256,7 @@ _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
     "node_rank": ("node_rank", scalar_values.count),
     "dashboard": ("dashboard", scalar_values.listening),
     "metrics_port": ("metrics_port", scalar_values.port_or_any),
+    "otel": ("otel", scalar_values.text),
     "ledger": ("ledger_dir", scalar_values.text),
     "digest_every": ("digest_every_steps", scalar_values.count),
     "checkpoint_dir": ("checkpoint_dir", scalar_values.checkpoint_dir),

@@ -321,6 +321,14 @@ RUN_OPTIONS = (
         own=True,
     ),
     Option(
+        "otel",
+        RECORDS,
+        "Send each node's metrics and the job's events by OpenTelemetry's protocol (OTLP) to this collector, as "
+        "http://HOST:4318. Default: what OTEL_EXPORTER_OTLP_ENDPOINT says. Needs the extra otel.",
+        "URL",
+        own=True,
+    ),
+    Option(
         "dashboard",
         RECORDS,
         "Serve a page about the job, and what --metrics-port serves, at this port or HOST:PORT of this node. Alone: at "

@@ -139,6 +139,7 @@ class JobConfig:
     node_rank: int | None = None
 
     metrics_port: int | None = None  # None: no endpoint; 0: a free port
+    otel: str | None = None  # a collector's URL; None: the standard's variables decide
     dashboard: str | None = None  # None: none; else as dashboard.listening.Listening reads it
 
     virtual_shards: int = 0  # of each global batch in a deterministic job; 0: the job is not deterministic

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bagua_agent.base.background import Failed, OperationEnd, background_thread
@@ -36,10 +36,12 @@ class _Removal:
 
 
 class HistoryWriter:
-    """Thread-safe; the thread runs from construction to `stop`."""
+    """Thread-safe; the thread runs from construction to `stop`. tell: gets each event too, with its key, whatever the
+    store does; it must not wait."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, tell: Callable[[str, bytes], object] = lambda key, value: None) -> None:
         self._store = store
+        self._tell = tell
         self._changed = threading.Condition()
         self._waiting: deque[_Write | _Removal] = deque(maxlen=MOST_WAITING)
         self._busy = False
@@ -49,6 +51,7 @@ class HistoryWriter:
 
     def write(self, key: str, value: bytes) -> None:
         """Once: an existing event is not overwritten."""
+        self._tell(key, value)
         self._enqueue(_Write(key, value))
 
     def remove(self, keys: Sequence[str]) -> None:

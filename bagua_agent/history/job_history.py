@@ -201,13 +201,14 @@ def events_of(values: Iterable[KeyValue], keys: JobKeys) -> list[JobEvent]:
     found = []
     for kv in values:
         name = keys.id_in(keys.events, kv.key)
-        event = _read(name, kv.value) if name is not None else None
+        event = read_event(name, kv.value) if name is not None else None
         if event is not None:
             found.append((kv.create_revision, kv.key, event))
     return [event for _, _, event in sorted(found, key=lambda entry: entry[:2])]
 
 
-def _read(name: str, value: bytes) -> JobEvent | None:
+def read_event(name: str, value: bytes) -> JobEvent | None:
+    """None for what this version can't read."""
     try:
         event = pb.Event.FromString(value)
         kind = EventKind(event.kind)

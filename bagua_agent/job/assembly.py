@@ -6,6 +6,7 @@ loop.py drives them. What is opened here is closed by the ExitStack that the cal
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,8 +118,10 @@ def job_parts(
     hosts_store: bool,
     opened: ExitStack,
     dashboard: str = "",
+    on_event: Callable[[str, bytes], object],
 ) -> JobParts:
-    """hosts_store: for other nodes. dashboard: HOST:PORT at which this agent serves one; empty for none."""
+    """hosts_store: for other nodes. dashboard: HOST:PORT at which this agent serves one; empty for none. on_event: gets
+    the events that this agent writes, with their keys."""
     config, inbox, keys, agent_id = node.config, node.inbox, node.keys, node.agent_id
     kept, limits = KeptRecords(), Limits.from_environment()
     answers = OwnAnswers(agent_id, node.workers, inbox.put, dashboard)
@@ -139,7 +142,7 @@ def job_parts(
     lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(found.nodes, config.min_nodes))
     leased = LeasedKeys(store, lease_ttl_s, lambda event: inbox.put(LeaseChanged(event)))
     opened.callback(leased.close)
-    writer = HistoryWriter(store)
+    writer = HistoryWriter(store, on_event)
     opened.callback(writer.stop)
     job = JoinedJob(
         agent_id,

@@ -12,6 +12,7 @@ import queue
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -72,9 +73,12 @@ class JobLoop:
         signals: SignalsToInbox,
         mode: Mode,
         watching: Watching | None = None,
+        on_event: Callable[[str, bytes], object] = lambda key, value: None,
     ) -> None:
+        """on_event: gets the events of the job that this agent writes, with their keys."""
         self._config = config
         self._watching = watching
+        self._on_event = on_event
         self._mode = mode
         self._signals = signals
         self._agent_id = agent_id
@@ -150,6 +154,7 @@ class JobLoop:
             hosts_store=self._hosts_for_others,
             opened=self._opened,
             dashboard="" if self._watching is None else self._watching.address,
+            on_event=self._on_event,
         )
         self._job, self._seen = parts.job, parts.job.seen
         self._membership, self._outlook, self._own_key = parts.membership, parts.outlook, parts.own_key

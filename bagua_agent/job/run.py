@@ -126,7 +126,7 @@ def _run_as(node_name: str, config: JobConfig, environment: Mapping[str, str]) -
             workers.start(at_once=mode is Mode.LIVE and bool(address))
             # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
             from bagua_agent.job.loop import JobLoop
-            from bagua_agent.job.watching import open_dashboard
+            from bagua_agent.job.watching import open_dashboard, open_otel
 
             if config.metrics_port is not None:
                 from bagua_agent.metrics.endpoint import MetricsEndpoint
@@ -140,8 +140,19 @@ def _run_as(node_name: str, config: JobConfig, environment: Mapping[str, str]) -
             if config.dashboard is not None:
                 watching = open_dashboard(config, node_name, inbox.put, workers.output.say)
                 helpers.callback(watching.stop)
+            on_event = open_otel(config, node_name, inbox.put, workers.output.say, helpers)
             loop = JobLoop(
-                config, agent_id, node_name, address, directory, workers, inbox, signals, mode, watching
+                config,
+                agent_id,
+                node_name,
+                address,
+                directory,
+                workers,
+                inbox,
+                signals,
+                mode,
+                watching,
+                on_event,
             )
             try:
                 return loop.run()

@@ -1,16 +1,21 @@
-"""Ties a dashboard to an agent: it is served from the agent's start, and shows the job from its join to its end.
+"""Ties what shows a job elsewhere to its agent: the dashboard, and the sending of metrics and events.
 
-The dashboard is imported only where one is asked for: no other agent pays for its memory.
+The dashboard is served from the agent's start, and shows the job from its join to its end. Both are imported only where
+they are asked for: no other agent pays for their memory.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Protocol
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.etcd.client import Store
+from bagua_agent.metrics.otel_settings import ENDPOINT, OtelSettings
+from bagua_contract.distribution import DISTRIBUTION
 
 
 class Watching(Protocol):
@@ -65,3 +70,38 @@ def open_dashboard(
     if dashboard.address:
         say(f"bagua-launch: dashboard at {dashboard.url}")
     return Shown()
+
+
+def open_otel(
+    config: JobConfig,
+    node_name: str,
+    put: Callable[[object], None],
+    say: Callable[[str], None],
+    opened: ExitStack,
+) -> Callable[[str, bytes], object]:
+    """Sends metrics and events where --otel or the standard's variables say so, until `opened` is closed. Returns what
+    takes the job's events. Raises UserError for an --otel that can't be used; variables that can't be are a line."""
+    try:
+        settings = OtelSettings.of(config.otel, os.environ)
+    except ValueError as error:
+        if config.otel is not None:
+            raise UserError(str(error)) from error
+        say(f"bagua-launch: {error}; nothing is sent there")
+        return _nowhere
+    if settings is None:
+        return _nowhere
+    try:
+        from bagua_agent.metrics.otel_export import OtelExport
+    except ModuleNotFoundError as error:
+        missing = f"{error.name} is not installed: pip install '{DISTRIBUTION}[otel]'"
+        if config.otel is not None:
+            raise UserError(f"--otel: {missing}") from error
+        say(f"bagua-launch: {ENDPOINT} is set, but {missing}; no metrics and events are sent")
+        return _nowhere
+    export = OtelExport(settings, config.job_id, node_name, put, say)
+    opened.callback(export.stop)
+    return export.event
+
+
+def _nowhere(key: str, value: bytes) -> None:
+    """Nothing takes the events."""

@@ -87,7 +87,7 @@ def readiness(picture: JobPicture | None) -> Answer:
 
 def exposition(picture: JobPicture) -> bytes:
     """The metrics in Prometheus's text format."""
-    return text_of(families(picture, _net_counters(picture)))
+    return text_of(families(picture, net_counters(picture)))
 
 
 def text_of(collected: Iterable[Metric]) -> bytes:
@@ -105,7 +105,7 @@ class _Once(Collector):
         return self._collected
 
 
-def _net_counters(picture: JobPicture) -> dict[int, dict[str, int]]:
+def net_counters(picture: JobPicture) -> dict[int, dict[str, int]]:
     """Of the workers that have loaded Bagua-Net, by slot."""
     found = {}
     for worker in picture.workers:

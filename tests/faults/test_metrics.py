@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import signal
 import urllib.request
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from tests.agent.metrics.otlp_receiver import OtlpReceiver, attributes
 from tests.faults.conftest import MakeJob
 from tests.faults.job import DEADLINE_S, Node
 from tests.lab.wait import eventually
@@ -49,9 +53,28 @@ def await_uses(port: str, uses: set[str]) -> None:
     )
 
 
-def test_a_lost_worker_shows_in_exits_generations_and_lost_time(job: MakeJob) -> None:
+@pytest.fixture
+def collector() -> Iterator[OtlpReceiver | None]:
+    """None without the extra otel."""
+    if find_spec("opentelemetry") is None:
+        yield None
+        return
+    receiver = OtlpReceiver()
+    yield receiver
+    receiver.stop()
+
+
+def test_a_lost_worker_shows_in_exits_generations_and_lost_time(
+    job: MakeJob, collector: OtlpReceiver | None
+) -> None:
     one = job(nodes="1")
-    node = one.start(slots=2, options=["--metrics-port", "0"], failpoints="step.begin=kill@20#1")
+    options = ["--metrics-port", "0", *(["--otel", collector.url] if collector else [])]
+    node = one.start(
+        slots=2,
+        options=options,
+        failpoints="step.begin=kill@20#1",
+        environment={"OTEL_METRIC_EXPORT_INTERVAL": "1000"},
+    )
     port = port_of(node)
     one.await_world(2, after_step=one.await_world(1))
     assert node.says("did not happen"), "the worker was lost within a step"
@@ -62,6 +85,12 @@ def test_a_lost_worker_shows_in_exits_generations_and_lost_time(job: MakeJob) ->
     assert scrape(port, "bagua_step_seconds_count", "slot")["0",] <= scrape(port, "bagua_step", "slot")["0",]
     one.finish()
     one.check(finished=2)
+    if collector is not None:
+        kinds = [attributes(e).get("bagua.generation_kind") for e in collector.events]
+        assert "failover" in kinds, f"{[e.event_name for e in collector.events]}"
+        assert collector.events[-1].event_name == "bagua.job_ended"
+        exits = collector.newest("bagua_worker_exits")[frozenset({("slot", "1"), ("how", "signal")})]
+        assert exits.as_double == 1.0
 
 
 def test_checkpoints_and_the_wait_for_a_lost_node_are_uses_of_time(

@@ -320,6 +320,18 @@ def looking_at_a_job(place: Place) -> None:
     looking.stop()
 
 
+def sending_to_a_collector(place: Place) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install bagua-elastic[otel]")
+    from bagua_agent.metrics import otel_export
+    from bagua_agent.metrics.otel_settings import OtelSettings
+
+    place.patch(otel_export.log, "warning", lambda *words: place.events.put(words))
+    settings = OtelSettings("http://127.0.0.1:1/v1/metrics", None, 60.0)
+    export = otel_export.OtelExport(settings, "demo", "h1", place.fail, place.events.put)
+    place.one_event()
+    export.stop()
+
+
 def asking_a_sampler(place: Place) -> None:
     place.patch(tuner.sampling, "suggest", place.fail)
     job = SimpleNamespace(seen=SimpleNamespace(spec=membership_pb2.JobSpec()))
@@ -410,6 +422,7 @@ OPERATIONS: dict[str, Callable[[Place], None]] = {
     "bagua-logs": logs_served,
     "bagua-history": writing_history,
     "bagua-dashboard": looking_at_a_job,
+    "bagua-otel": sending_to_a_collector,
     "bagua-sampler": asking_a_sampler,
     "bagua-tuned": reading_what_was_tuned,
     "bagua-scheduler": scheduling,
