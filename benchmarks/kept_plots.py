@@ -22,7 +22,13 @@ from benchmarks.fault_rows import ROWS
 from benchmarks.plots import Figure, keep_plots
 
 COLOURS = ("#0072b2", "#999999", "#e69f00", "#009e73", "#cc3377", "#56b4e9", "#d55e00")
-_OF_SYSTEM = {"bagua": "#0072b2", "torchft": "#999999", "torchrun": "#555555", "ddp": "#555555"}
+_OF_SYSTEM = {
+    "bagua": "#0072b2",
+    "torchft": "#999999",
+    "torch HSDP": "#555555",
+    "torchrun": "#555555",
+    "ddp": "#555555",
+}
 
 
 @dataclass(slots=True)
@@ -198,11 +204,30 @@ def rendezvous_churn(values: Any) -> dict[str, Bars]:
     return {"times": times}
 
 
+def sharded(values: Any) -> dict[str, Bars]:
+    steps, memory = Bars("milliseconds of a step (median, range)"), Bars("MiB of a worker (median, range)")
+    for block in values["blocks"]:
+        system = "torch HSDP" if block["system"] == "hsdp" else block["system"]
+        steps.add("step", system, 1e3 * block["step_s"])
+        memory.add("grown while training", system, block["grown_bytes"] / 2**20)
+        memory.add("peak", system, block["peak_bytes"] / 2**20)
+    times = Bars("seconds (median, range)", log=True)
+    for row, name in (
+        ("host killed: next step", "next_step_s"),
+        ("host joins", "join_s"),
+        ("pause of the others while it joins", "pause_s"),
+    ):
+        times.add(row, "bagua", *(fault[name] for fault in values["faults"]))
+    return {
+        name: bars for name, bars in (("step", steps), ("memory", memory), ("faults", times)) if bars.values
+    }
+
+
 KINDS: dict[str, Callable[[Any], dict[str, Bars]]] = {
     function.__name__: function
     for function in (
         faults, chaos, cluster_scale, submit_start, scale_effect, steps, kernels, load_balancing, cached_dataset,
-        fused_optimizer, uneven_workers, rendezvous_churn,
+        fused_optimizer, uneven_workers, rendezvous_churn, sharded,
     )
 }  # fmt: skip
 
