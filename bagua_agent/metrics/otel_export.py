@@ -28,13 +28,14 @@ from bagua_agent.metrics.endpoint import net_counters
 from bagua_agent.metrics.families import families
 from bagua_agent.metrics.job_picture import PictureAsked
 from bagua_agent.metrics.otel_data import Beginnings, log_record, metrics_data
-from bagua_agent.metrics.otel_settings import OtelSettings
+from bagua_agent.metrics.otel_settings import OtelSettings, without_user
 from bagua_contract.distribution import own_version
 
 log = logging.getLogger(__name__)
 
 REQUEST_S = 5.0  # with its retries, unless the standard's variables say less
-PICTURE_TIMEOUT_S = 5.0
+PICTURE_TIMEOUT_S = 2.0  # shorter than STOP_S: nothing answers once the loop has ended
+NO_PICTURE_S = 1.0  # until the loop is asked again, which answers once the agent has joined the job
 MOST_EVENTS = 256
 GATHERED_S = 0.5  # events of one change travel together
 STOP_S = 3.0  # for what is left at the end
@@ -90,7 +91,7 @@ class OtelExport:
         self._changed = threading.Condition()
         self._events: deque[JobEvent] = deque(maxlen=MOST_EVENTS)
         self._stopping = False
-        self._fails = False
+        self._failing: set[str] = set()  # URLs that did not take what was sent last
         self._thread = background_thread("bagua-otel", self._run, self._ended)
         self._thread.start()
 
@@ -103,7 +104,7 @@ class OtelExport:
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """Sends what is left, within STOP_S."""
+        """Sends the events that are left, within STOP_S; the loop answers for no metrics any more."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -128,15 +129,19 @@ class OtelExport:
                 if self._has_events:
                     self._changed.wait_for(lambda: self._stopping, GATHERED_S)
                 stopping = self._stopping
-            if stopping or time.monotonic() >= due_s:
-                due_s = time.monotonic() + self._settings.interval_s
-                self._tell(self._settings.metrics, self._send_metrics())
-            self._tell(self._settings.events, self._send_events())
+            if not stopping and time.monotonic() >= due_s:
+                arrived = self._send_metrics()
+                self._tell(self._settings.metrics, arrived)
+                wait_s = self._settings.interval_s
+                due_s = time.monotonic() + (min(wait_s, NO_PICTURE_S) if arrived is None else wait_s)
+                self._tell(self._settings.events, self._send_events())
+            elif stopping or self._has_events:
+                self._tell(self._settings.events, self._send_events())
 
     @property
     def _has_events(self) -> bool:
-        """That are worth a request now: while the collector does not answer they go with the metrics."""
-        return bool(self._events) and not self._fails
+        """That are worth a request now: while they are not taken they are tried again with the metrics."""
+        return bool(self._events) and self._settings.events not in self._failing
 
     def _send_metrics(self) -> bool | None:
         """Whether they arrived; None: nothing was sent."""
@@ -145,7 +150,7 @@ class OtelExport:
         asked = PictureAsked()
         self._put(asked)
         try:
-            picture = asked.answer.get(timeout=PICTURE_TIMEOUT_S if not self._stopping else GATHERED_S)
+            picture = asked.answer.get(timeout=PICTURE_TIMEOUT_S)
         except queue.Empty:
             return None  # the agent has not joined its job yet, or leaves it
         data = metrics_data(
@@ -170,17 +175,18 @@ class OtelExport:
         return False
 
     def _tell(self, url: str | None, arrived: bool | None) -> None:
-        """Say once that the collector does not take what is sent, and once that it does again."""
-        if arrived is None or arrived is not self._fails:
+        """Say once that this URL does not take what is sent, and once that it does again."""
+        if url is None or arrived is None or arrived is not (url in self._failing):
             return
-        self._fails = not arrived
         if arrived:
-            self._say(f"bagua-launch: the collector at {url} takes metrics and events again")
+            self._failing.discard(url)
+            self._say(f"bagua-launch: the collector at {without_user(url)} takes what is sent again")
         else:
+            self._failing.add(url)
             why = f" ({shortened(self._warnings.text, 200)})" if self._warnings.text else ""
             self._say(
-                f"bagua-launch: the collector at {url} does not take what is sent{why}; the job goes on, and it is "
-                f"tried again every {self._settings.interval_s:g} s"
+                f"bagua-launch: the collector at {without_user(url)} does not take what is sent{why}; the job goes "
+                f"on, and it is tried again every {self._settings.interval_s:g} s"
             )
 
 

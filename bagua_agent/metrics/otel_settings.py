@@ -50,7 +50,7 @@ def _url(option: str | None, environ: Mapping[str, str], signal: str, path: str)
         return None
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{name}: {url!r} is no URL of a collector; use http://HOST:4318")
+        raise ValueError(f"{name}: {without_user(url)!r} is no URL of a collector; use http://HOST:4318")
     of_signal = f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"
     protocol = environ.get(of_signal) or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or PROTOCOL
     if protocol != PROTOCOL and name != "--otel":
@@ -58,6 +58,12 @@ def _url(option: str | None, environ: Mapping[str, str], signal: str, path: str)
             f"{name}: protocol {protocol!r} is not supported; agents send {PROTOCOL}, to port 4318"
         )
     return url if name == own else f"{url.rstrip('/')}/{path}"
+
+
+def without_user(url: str) -> str:
+    """For a line on a terminal: a URL may hold a password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _interval_s(text: str) -> float:

@@ -16,7 +16,7 @@ from bagua_agent.base.errors import UserError
 from bagua_agent.history import job_history
 from bagua_agent.job.watching import open_otel
 from bagua_agent.metrics.job_picture import PictureAsked, WorkerPicture
-from bagua_agent.metrics.otel_settings import OtelSettings
+from bagua_agent.metrics.otel_settings import OtelSettings, without_user
 from bagua_contract import session_pb2
 from tests.agent.metrics import otlp_receiver
 from tests.agent.metrics.otlp_receiver import OtlpReceiver
@@ -129,15 +129,21 @@ def test_metrics_and_events_arrive_and_a_collector_that_is_away_is_said_once(sen
     receiver.stop()
     eventually(lambda: sending.said, DEADLINE_S, "it is said")
     assert f"the collector at {receiver.url}/v1/" in sending.said[0] and "the job goes on" in sending.said[0]
+    assert without_user("http://me:secret@c:1/v1") == "http://c:1/v1"
     take_event("in-force-4", job_history.in_force(4, "later", 0.0).encode("h1", 2000.0))
     again = OtlpReceiver(receiver.port)
     eventually(lambda: again.events, 2 * DEADLINE_S, "what was kept is sent")
-    eventually(lambda: len(sending.said) > 1, DEADLINE_S, "its return is said")
-    assert "takes metrics and events again" in sending.said[1]
     sending.steps = 40
+    eventually(lambda: again.newest("bagua_step"), 2 * DEADLINE_S, "metrics are sent again")
+    eventually(
+        lambda: sum("takes what is sent again" in line for line in sending.said) == 2,
+        DEADLINE_S,
+        "it is said",
+    )
+    take_event("ended", job_history.ended("succeeded", "").encode("h1", 3000.0))
     sending.end()
-    assert again.newest("bagua_step")[step].as_double == 40, "the end is sent"
-    assert len(sending.said) == 2
+    assert again.events[-1].event_name == "bagua.job_ended", "what is left is sent at the end"
+    assert len(sending.said) == 4, "each signal's failure and return, once"
     again.stop()
 
 
