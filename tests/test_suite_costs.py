@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,9 @@ def test_a_run_orders_its_files_says_a_failure_at_once_and_records_costs(tmp_pat
     assert begun[0] == "FAILED tests/test_b.py::test_b (call)", run.stdout
     assert run.returncode == 1
     assert set(json.loads((tests / "costs.json").read_text())) == {"tests/test_a.py", "tests/test_b.py"}
+
+
+def test_files_of_tests_have_different_names() -> None:
+    """pytest imports a test file by its base name, so of two with one name it refuses the second."""
+    count = Counter(path.name for path in ROOT.glob("tests/**/test_*.py"))
+    assert [name for name, files in count.items() if files > 1] == []

@@ -12,7 +12,7 @@ import pytest
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from tests.faults.conftest import MakeJob, MakeLab
-from tests.faults.job import START_S, Job
+from tests.faults.job import SAMPLES, START_S, Job
 from tests.lab.etcd import EtcdCluster
 from tests.lab.wait import eventually
 
@@ -45,7 +45,7 @@ def test_two_or_four_nodes_and_never_three(job: MakeJob, make_lab: MakeLab) -> N
     etcd = lab.etcd(lab.hosts[0])
     cooldown_s = 3.0
     options = ("--sizes", "2,4", "--cooldown", f"{cooldown_s}")
-    one = job(endpoints=etcd.endpoints, nodes="2:4", options=options)
+    one = job(endpoints=etcd.endpoints, nodes="2:4", options=options, samples=2 * SAMPLES)
     first = one.start(lab.hosts[1])
     first.await_line("this node leads")
     second = one.start(lab.hosts[2])

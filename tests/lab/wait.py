@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -34,3 +35,17 @@ def eventually(
             reason = why if isinstance(why, str) else why()
             raise AssertionError(f"not within {deadline}: {reason} (last value: {value!r})")
         time.sleep(max(interval_s, 3 * (time.thread_time() - used)))
+
+
+def patiently(wait: Callable[[float], T], limit_s: float) -> T:
+    """The result of `wait(seconds)`, a wait for a process that raises subprocess.TimeoutExpired and can be repeated.
+
+    Raises that when `limit_s` of a machine that is not busy has passed.
+    """
+    deadline = Deadline(limit_s)
+    while True:
+        try:
+            return wait(min(1.0, limit_s))
+        except subprocess.TimeoutExpired:
+            if deadline.is_over():
+                raise

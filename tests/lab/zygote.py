@@ -31,6 +31,7 @@ from bagua_agent.workers.process.request_socket import HelperGone, RequestSocket
 from bagua_agent.workers.start.library_variables import is_read_at_load
 from bagua_agent.workers.start.warm_parent import OFFER_VARIABLE
 from bagua_agent.workers.start.worker_command import PREIMPORT, beside_runner
+from tests.lab.wait import patiently
 
 REAL_START_VARIABLE = "BAGUA_TESTS_REAL_START"
 _PROGRAM = Path(__file__).with_name("zygote_main.py")
@@ -41,7 +42,7 @@ QUIET_GRPC = {"GRPC_VERBOSITY": "NONE"}  # as keep_quiet() has it, before gRPC i
 # Read after every fork: when the first group is made, or something is compiled. Torch sets the second in this process.
 _READ_LATER = {"GLOO_SOCKET_IFNAME", "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"}
 DAEMON = "bagua_agent.service"
-_READY_S = 120.0
+_READY_S = 300.0  # of a machine that is busy with other work too
 _START_S = 60.0
 _one_request = threading.Lock()  # a test may start the agents of two nodes from two threads
 
@@ -168,7 +169,7 @@ def run_captured(
         given.write_text(stdin)
         process = start(argv, environment, output, str(directory), None, stdin=given, errors=errors)
         try:
-            code = process.wait(limit_s)
+            code = patiently(process.wait, limit_s)
         except subprocess.TimeoutExpired as late:
             process.kill()
             process.wait(_START_S)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import zygote
+from tests.lab.wait import patiently
 
 ROOT = Path(__file__).parents[2]
 Launch = Callable[..., subprocess.CompletedProcess[str]]
@@ -46,15 +47,23 @@ def launch(tmp_path: Path) -> Launch:
         environment = launch_environment(tmp_path, **(env or {}))
         if start_method != "spawn" and zygote.can_start(line, {"OMP_NUM_THREADS": "1", **environment}):
             return zygote.run_captured(line, environment, tmp_path, stdin, timeout_s)
-        return subprocess.run(
+        with subprocess.Popen(
             line,
             cwd=tmp_path,
             env=environment,
-            input=stdin,
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        ) as process:
+            given = [stdin]  # a wait that is repeated must not give it again
+            try:
+                shown, said = patiently(
+                    lambda seconds: process.communicate(given.pop() if given else None, seconds), timeout_s
+                )
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(line, process.returncode, shown, said)
 
     return start

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.lab.wait import patiently
 from tests.peers.conftest import launch_environment
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -49,7 +50,7 @@ def run(directory: Path, launcher: str, program: str, *options: str) -> tuple[Pa
         text=True,
     ) as started:
         try:
-            shown, said = started.communicate(timeout=TIMEOUT_S)
+            shown, said = patiently(lambda seconds: started.communicate(timeout=seconds), TIMEOUT_S)
         except subprocess.TimeoutExpired:
             for worker in workers_of(started.pid):
                 os.kill(worker, signal.SIGABRT)  # it writes the stacks of its threads: see PYTHONFAULTHANDLER
