@@ -72,6 +72,7 @@ def test_a_checkpoint_goes_on_with_another_number_of_workers(job: MakeJob, tmp_p
     assert digest_of(one, 3) == alone
 
 
+# A line is one write, since the agent has lines on the same terminal.
 REFUSED_IN_A_LOOP = """
 import torch
 import bagua_core as bagua
@@ -84,18 +85,18 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 try:
     bagua.DistributedDataParallel(net, [optimizer], algorithm="bytegrad")
 except NotDeterministicError as error:
-    print("refused:", error, flush=True)
+    print(f"refused: {error}", flush=True)
 model = bagua.DistributedDataParallel(net, [optimizer])
 try:
     bagua.next_step()
 except NotDeterministicError as error:
-    print("refused:", error, flush=True)
+    print(f"refused: {error}", flush=True)
 data = torch.utils.data.TensorDataset(torch.ones(16, 2))
 for (x,) in bagua.ElasticDataLoader(data, 8):
     try:
         bagua.allreduce(torch.ones(1))
     except NotDeterministicError as error:
-        print("refused:", error, flush=True)
+        print(f"refused: {error}", flush=True)
     model(x).sum().backward()
     optimizer.step()
 """

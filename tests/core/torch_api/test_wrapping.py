@@ -301,9 +301,9 @@ def test_abort_and_resume_reach_the_models_own_rounds() -> None:
     runs = [Run(c, algorithm) for c in in_process_world(2)]
     other = Run()
     algorithm.abort(runs[0].model)
-    assert [run.handle.exchange._paused for run in runs] == [True, False]
+    assert [run.handle.exchange._mean.is_paused for run in runs] == [True, False]
     algorithm.resume(runs[0].model)
-    assert not runs[0].handle.exchange._paused
+    assert not runs[0].handle.exchange._mean.is_paused
     with pytest.raises(ValueError, match="is not trained by AsyncModelAverageAlgorithm"):
         algorithm.abort(other.model)
     for run in runs:
