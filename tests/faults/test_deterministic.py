@@ -79,7 +79,7 @@ import bagua_core as bagua
 from bagua_core.errors import NotDeterministicError
 
 bagua.init_process_group()
-print("shards:", bagua.virtual_shards(), "threads:", torch.get_num_threads(), flush=True)
+print(f"shards: {bagua.virtual_shards()} threads: {torch.get_num_threads()}", flush=True)
 net = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 try:

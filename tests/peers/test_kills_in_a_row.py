@@ -19,7 +19,7 @@ from tests.peers.conftest import Launch
 
 KILLED = """
 import os, signal
-print("restart", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+print("restart " + os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 LIVE = """
