@@ -78,7 +78,7 @@ class OtelExport:
         self._warnings = LastWarning()
         sdk = logging.getLogger(_SDK_LOG)
         sdk.addHandler(self._warnings)
-        sdk.propagate = False
+        self._sdk_propagated, sdk.propagate = sdk.propagate, False
         self._metrics = (
             None
             if settings.metrics is None
@@ -112,7 +112,9 @@ class OtelExport:
         for exporter in filter(None, (self._metrics, self._logs)):
             exporter.shutdown()  # ends waits between retries
         self._thread.join(1.0)
-        logging.getLogger(_SDK_LOG).removeHandler(self._warnings)
+        sdk = logging.getLogger(_SDK_LOG)
+        sdk.removeHandler(self._warnings)
+        sdk.propagate = self._sdk_propagated  # the process may serve another job, or be a notebook's
 
     def _ended(self, end: OperationEnd[None]) -> None:
         if isinstance(end, Failed):
