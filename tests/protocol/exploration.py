@@ -56,8 +56,9 @@ def _explore(setup: Setup, limit: int, prefix: Iterable[str]) -> Exploration:
             for label, after, is_fault in model.successors(s):
                 transitions += 1
                 moved = moved or not is_fault
-                if after not in parents:
-                    parents[after] = (s, label)
+                known = len(parents)
+                parents.setdefault(after, (s, label))  # one hash of the state, which costs most
+                if len(parents) > known:
                     queue.append(after)
                     try:
                         model.check(after)

@@ -36,7 +36,6 @@ from model_state import (
     State,
     Violation,
     Worker,
-    _histories,
     _name_of,
     _steps,
 )
@@ -266,9 +265,7 @@ class Model(WorkerEvents):
         if worker.phase != CONTRIBUTED or worker.round != 0 or newest.number > worker.gen:
             return False
         gen = self.gen_of(s, worker.gen)
-        return min(gen.counts) > 0 and not self.rules.entered(
-            _histories[worker.history], NAMES[w], self.roster(gen)
-        )
+        return min(gen.counts) > 0 and not self.due_when_entered(worker.history, w, gen)
 
     @staticmethod
     def reduced(s: State) -> State:
@@ -288,9 +285,12 @@ class Model(WorkerEvents):
             if g.number not in wanted:
                 continue
             if g.number not in early and max(g.counts) > 1:  # then all have exchanged their names
-                g = g._replace(known=(None,) * len(g.members))
+                nothing = (None,) * len(g.members)
+                if g.known != nothing:
+                    g = g._replace(known=nothing)
             gens.append(g)
-        return s._replace(gens=tuple(gens))
+        kept = tuple(gens)
+        return s if kept == s.gens else State(s.workers, kept, *s[2:])
 
     def check(self, s: State) -> None:
         by_name: dict[StateName, Chain] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 from model_state import (
     DIRTY,
@@ -19,6 +20,7 @@ from model_state import (
     State,
     Violation,
     Worker,
+    _histories,
     _intern,
     _name_of,
     _steps,
@@ -29,6 +31,11 @@ from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.step.step_states import Phase
 
 
+@cache
+def _roster(members: tuple[int, ...]) -> frozenset[str]:
+    return frozenset(NAMES[w] for w in members)
+
+
 class ModelParts:
     """Lookups and changes; coverage counts what the exploration met."""
 
@@ -36,7 +43,11 @@ class ModelParts:
         self.setup = setup
         self.rules = setup.rules
         self.coverage: Counter[str] = Counter()
+        # The decisions are pure, and thousands of states ask the same of them.
         self._plans: dict[object, HealPlan] = {}
+        self._entered: dict[object, Lines] = {}
+        self._completed: dict[object, tuple[int, Lines]] = {}
+        self._commits: dict[object, tuple[int, int]] = {}
 
     def plan_of(self, gen: Gen) -> HealPlan:
         key = (gen.known, gen.since)
@@ -56,11 +67,22 @@ class ModelParts:
 
     @staticmethod
     def gen_of(s: State, number: int) -> Gen:
-        return next(g for g in s.gens if g.number == number)
+        for gen in s.gens:
+            if gen.number == number:
+                return gen
+        raise LookupError(f"generation {number} is forgotten")
 
     @staticmethod
     def roster(gen: Gen) -> frozenset[str]:
-        return frozenset(NAMES[w] for w in gen.members)
+        return _roster(gen.members)
+
+    def due_when_entered(self, history: int, w: int, gen: Gen) -> Lines:
+        key = (history, w, gen.members)
+        due = self._entered.get(key)
+        if due is None:
+            due = self.rules.entered(_histories[history], NAMES[w], self.roster(gen))
+            self._entered[key] = due
+        return due
 
     @staticmethod
     def newcomers(gen: Gen) -> list[int]:
@@ -109,11 +131,11 @@ class ModelParts:
 
     @staticmethod
     def _set(s: State, w: int, worker: Worker) -> State:
-        return s._replace(workers=(*s.workers[:w], worker, *s.workers[w + 1 :]))
+        return State((*s.workers[:w], worker, *s.workers[w + 1 :]), *s[1:])
 
     @staticmethod
     def _set_gen(s: State, gen: Gen) -> State:
-        return s._replace(gens=tuple(gen if g.number == gen.number else g for g in s.gens))
+        return State(s.workers, tuple([gen if g.number == gen.number else g for g in s.gens]), *s[2:])
 
     def _contribute(self, s: State, w: int, number: int, v: float, known: object = None) -> State:
         gen = self.gen_of(s, number)
@@ -128,6 +150,9 @@ class ModelParts:
 
     def _write(self, s: State, w: int, due: Lines, label: str) -> Iterator[tuple[str, State, bool]]:
         """All lines, or some and death. Yields (label, state, alive)."""
+        if not due:
+            yield label, s, True
+            return
         lines = [(_intern(line.entry), line.global_rank) for line in due]
         lines.sort(key=lambda line: _steps[line[0]].workers[line[1]] != NAMES[w])
         if any(_steps[i].workers[r] != NAMES[w] for i, r in lines):

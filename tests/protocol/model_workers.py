@@ -27,6 +27,7 @@ from model_state import (
     _intern,
     _intern_history,
     _name_of,
+    _steps,
     step_after,
 )
 
@@ -118,7 +119,7 @@ class WorkerEvents(ModelParts):
             yield f"{me} leaves", self._set(s, w, Worker(LEFT))
 
     def _complete(self, s: State, w: int, worker: Worker, gen: Gen) -> Iterator[tuple[str, State]]:
-        me, roster = NAMES[w], self.roster(gen)
+        me = NAMES[w]
         label = f"{me} completes round {worker.round} of {gen.number}"
         if worker.round == 0:
             plan = self.plan_of(gen)
@@ -126,7 +127,7 @@ class WorkerEvents(ModelParts):
                 raise Violation(f"I6: a forgotten state becomes the job's: {label}")
             if plan.initial:
                 self.coverage["copied initial parameters"] += 1
-            due = self.rules.entered(_histories[worker.history], me, roster)
+            due = self.due_when_entered(worker.history, w, gen)
             for text, after, alive in self._write(s, w, due, label):
                 ready = worker._replace(phase=READY, round=1, copied=False)
                 yield text, self._set(after, w, ready if alive else Worker(DEAD))
@@ -137,7 +138,7 @@ class WorkerEvents(ModelParts):
         name = _name_of(reference)
         if name.step < self.setup.steps:
             healing = self.healing_now(gen, worker.round)
-            history, due = self._released(worker, name.step, healing, me, roster)
+            history, due = self._released(worker.history, name.step, healing, w, gen)
             for text, after, alive in self._write(s, w, due, label):
                 if not alive:
                     yield text, self._set(after, w, Worker(DEAD))
@@ -146,7 +147,7 @@ class WorkerEvents(ModelParts):
                 else:
                     yield from self._commit(after, w, worker._replace(history=history), gen, text)
         elif name.operations == 0:
-            history, due = self._released(worker, name.step, frozenset(), me, roster)
+            history, due = self._released(worker.history, name.step, frozenset(), w, gen)
             for text, after, alive in self._write(s, w, due, label + " (first of the end)"):
                 chain = (*worker.chain, -gen.number)
                 ready = worker._replace(phase=READY, round=worker.round + 1, chain=chain, history=history)
@@ -159,29 +160,43 @@ class WorkerEvents(ModelParts):
             yield label + " (second of the end)", self._set(s, w, Worker(ENDED, chain=worker.chain))
 
     def _released(
-        self, worker: Worker, step: int, healing: frozenset[int], me: str, roster: frozenset[str]
+        self, before: int, step: int, healing: frozenset[int], w: int, gen: Gen
     ) -> tuple[int, Lines]:
-        history = _histories[worker.history]
-        history, due = self.rules.collective_completed(history, step + 1, healing, me, roster)
-        return _intern_history(history), due
+        key = (before, step, healing, w, gen.members)
+        found = self._completed.get(key)
+        if found is None:
+            history, due = self.rules.collective_completed(
+                _histories[before], step + 1, healing, NAMES[w], self.roster(gen)
+            )
+            found = self._completed[key] = (_intern_history(history), due)
+        return found
+
+    def _committed(self, before: int, step: int, healing: frozenset[int], gen: Gen) -> tuple[int, int]:
+        """Places of the step's entry, and of the history with it."""
+        key = (before, step, healing, gen.number, gen.members)
+        found = self._commits.get(key)
+        if found is None:
+            entry = Entry(
+                generation=gen.number,
+                step=step + 1,
+                position=(("batch", step),),
+                workers=tuple(NAMES[m] for m in gen.members),
+                healing=healing,
+            )
+            history = self.rules.trim(_histories[before].committed(entry))
+            found = self._commits[key] = (_intern(entry), _intern_history(history))
+        return found
 
     def _commit(self, s: State, w: int, worker: Worker, gen: Gen, label: str) -> Iterator[tuple[str, State]]:
         name = _name_of(worker.chain)
-        step = Entry(
-            generation=gen.number,
-            step=name.step + 1,
-            position=(("batch", name.step),),
-            workers=tuple(NAMES[m] for m in gen.members),
-            healing=self.healing_now(gen, worker.round),
-        )
-        history = self.rules.trim(_histories[worker.history].committed(step))
+        healing = self.healing_now(gen, worker.round)
+        step_id, history = self._committed(worker.history, name.step, healing, gen)
         before = self.step_of(s, w, worker)
         events = (Event.COMMIT,) if before is Phase.FINAL else (Event.REDUCE, Event.COMMIT)
         assert step_after(before, *events) is Phase.BETWEEN
-        committed = worker._replace(
-            phase=WAIT, chain=(*worker.chain, _intern(step)), history=_intern_history(history)
-        )
+        committed = worker._replace(phase=WAIT, chain=(*worker.chain, step_id), history=history)
         if self.rules.own_line_at_commit:
+            step = _steps[step_id]
             own = (Line(step, step.workers.index(NAMES[w])),)
             s = list(self._write(s, w, own, label))[-1][1]
         agreed = None
