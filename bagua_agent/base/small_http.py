@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from bagua_agent.base import backoff
 from bagua_agent.base.background import Failed, background_thread
 from bagua_contract.addresses import family_of
 
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 2.0  # of a client that sends nothing; requests are answered one after the other
 STOP_TIMEOUT_S = 10.0
+FIRST_RETRY_S = 0.5  # of a port that can't be opened
+LONGEST_RETRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +88,11 @@ class SmallHttpServer:
     """Answers GET and HEAD between `start` and `stop`.
 
     what: it answers, for its warnings. answer(path): called in a thread of the server. A port that can't be opened is a
-    warning: the job is worth more than what watches it. port: 0 takes a free one; or_any_port: also if it is taken.
-    host: an address; empty for all. threads: requests that are answered side by side; 0: one after the other. headers:
-    of every answer. guard(path, headers): what is answered instead of a request that is refused, or None. tls: None
-    serves plain HTTP.
+    warning, for the job is worth more than what watches it; from `start` on it is tried again, ever more rarely.
+
+    port: 0 takes a free one; or_any_port: also if it is taken. host: an address; empty for all. threads: requests that
+    are answered side by side; 0: one after the other. headers: of every answer. guard(path, headers): what is answered
+    instead of a request that is refused, or None. tls: None serves plain HTTP.
     """
 
     def __init__(
@@ -105,11 +109,17 @@ class SmallHttpServer:
         tls: ServerTls | None = None,
     ) -> None:
         self._what = what
+        self._port = port
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
         self._server: http.server.HTTPServer | None = None
         self._thread: threading.Thread | None = None
         handler = _handler(answer, headers or {}, guard, tls)
+        self._open: Callable[[], http.server.HTTPServer] = lambda: _open(
+            host, port, handler, threads, or_any_port=or_any_port
+        )
         try:
-            self._server = _open(host, port, handler, threads, or_any_port=or_any_port)
+            self._server = self._open()
         except OSError as problem:
             log.warning("no %s at port %d: %s; everything else goes on without", what, port, problem.strerror)
 
@@ -119,17 +129,42 @@ class SmallHttpServer:
         return None if self._server is None else self._server.server_port
 
     def start(self) -> None:
-        if self._server is not None:
-            self._thread = background_thread("small-http", self._server.serve_forever, self._ended)
-            self._thread.start()
+        self._thread = background_thread("small-http", self._serve, self._ended)
+        self._thread.start()
 
     def stop(self) -> None:
-        if self._server is None:
-            return
+        with self._lock:
+            self._stopping.set()
+            server = self._server
         if self._thread is not None:
-            self._server.shutdown()
+            if server is not None:
+                server.shutdown()  # the thread serves, or is about to
             self._thread.join(STOP_TIMEOUT_S)
-        self._server.server_close()
+        if server is not None:
+            server.server_close()
+
+    def _serve(self) -> None:
+        server = self._server or self._open_later()
+        if server is not None:
+            server.serve_forever()
+
+    def _open_later(self) -> http.server.HTTPServer | None:
+        """Try again until the port is open. None: stopped before."""
+        failed = 1
+        while not self._stopping.wait(backoff.delay_s(failed, FIRST_RETRY_S, LONGEST_RETRY_S)):
+            try:
+                opened = self._open()
+            except OSError:  # it was said when the first attempt failed
+                failed += 1
+                continue
+            with self._lock:
+                if self._stopping.is_set():
+                    opened.server_close()
+                    return None
+                self._server = opened
+            log.warning("%s is answered at port %d now", self._what, self._port)
+            return opened
+        return None
 
     def _ended(self, end: object) -> None:
         if isinstance(end, Failed):

@@ -13,6 +13,7 @@ import pytest
 from bagua_agent.base.small_http import Answer
 from bagua_agent.dashboard.listening import Listening
 from bagua_agent.dashboard.server import Dashboard
+from tests.lab.wait import eventually
 
 TIMEOUT_S = 20
 
@@ -84,6 +85,24 @@ def test_a_port_that_is_taken() -> None:
     assert second.address not in ("", first.address) and third.address == ""
     for one in (first, second, third):
         one.stop()
+
+
+def test_a_port_that_is_free_later_is_opened_then(caplog: pytest.LogCaptureFixture) -> None:
+    first = Dashboard(Listening("127.0.0.1", 0, or_any_port=False))
+    later = Dashboard(Listening("127.0.0.1", int(first.address.rpartition(":")[2]), or_any_port=False))
+    never = Dashboard(Listening("127.0.0.1", int(first.address.rpartition(":")[2]), or_any_port=False))
+    try:
+        later.start()
+        assert later.address == "" and "no dashboard at port" in caplog.text
+        taken = first.address
+        first.stop()
+        eventually(lambda: later.address == taken, 60, "the page is served at the port that was taken")
+        assert get(later, "/")[0] == 200 and "dashboard is answered at port" in caplog.text
+        never.start()
+    finally:
+        for one in (later, never):
+            one.stop()
+    assert never.address == "", "one that is stopped before ends its attempts"
 
 
 @pytest.mark.parametrize(
