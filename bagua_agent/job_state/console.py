@@ -62,7 +62,8 @@ def generation_written(before: Generation | None, after: Generation) -> str:
             return after.reason
         return (
             f"generation {after.number}, before the loop: {_workers_of(after)} on "
-            f"{counted(after.node_count, 'node')} have their ranks; {after.reason}"
+            f"{counted(after.node_count, 'node')} "
+            f"{'has its rank' if after.world_size == 1 else 'have their ranks'}; {after.reason}"
         )
     if not after.members:
         return f"generation {after.number}, {when}: no workers; {after.reason}"

@@ -132,7 +132,7 @@ def test_a_node_lost_before_the_first_step(job: MakeJob, tmp_path: Path, etcd: E
     lost = next(n for n in nodes if not n.says("this node leads"))
     lost.kill_agent()
     leads.await_line(STARTS_AGAIN)
-    leads.await_line("1 worker on 1 node have their ranks")
+    leads.await_line("1 worker on 1 node has its rank")
     asking.release("hold-download")
     leads.await_line("is in force", deadline_s=2 * START_S)
     asking.job.finish([-signal.SIGKILL if n is lost else 0 for n in nodes])
