@@ -157,7 +157,7 @@ def nodes(**typed: Any) -> int:
             n.node_name,
             n.state,
             f"{n.taken}/{n.slots}",
-            ", ".join(f"{job_id} ({state})" for job_id, _, state in n.jobs),
+            ", ".join(f"{job_id} ({state})" for job_id, _, state in n.going),
             n.reason,
         )
         for n in found.nodes

@@ -103,7 +103,9 @@ def _node(node: NodeStatus) -> Page:
         "health": health(node),
         "slots": node.slots,
         "taken": node.taken,
-        "jobs": [{"job": job_id, "slots": list(slots), "state": state} for job_id, slots, state in node.jobs],
+        "jobs": [
+            {"job": job_id, "slots": list(slots), "state": state} for job_id, slots, state in node.going
+        ],
         "why": node.reason,
         "labels": [f"{name}={value}" for name, value in node.labels],
         "version": shortened(plain_line(node.version), 40),

@@ -17,7 +17,7 @@ from bagua_agent.base.plain_text import shortened
 from bagua_agent.cluster.cluster_plan import JobState
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import UnreadableRecord, parse_node, parse_submission
-from bagua_agent.cluster.cluster_view import ClusterView, SubmissionView
+from bagua_agent.cluster.cluster_view import ClusterView, SubmissionView, UnitState
 from bagua_agent.cluster.node_state import NodeState, state_of, taken_slots
 from bagua_agent.cluster.scheduling import plan
 from bagua_agent.cluster_state.cluster_picture import ClusterPicture
@@ -67,6 +67,11 @@ class NodeStatus:
     address: str
     version: str
     absent_s: float = 0.0
+
+    @property
+    def going(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+        """The jobs that have slots here. A node reports a unit that has ended until its order is removed."""
+        return tuple(job for job in self.jobs if job[2] != UnitState.ENDED.name.lower())
 
 
 @dataclass(frozen=True, slots=True)

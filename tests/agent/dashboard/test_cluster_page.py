@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from bagua_agent.dashboard.cluster_page import asks, cluster_page
 from bagua_agent.dashboard.page_data import finite
@@ -49,6 +50,12 @@ def test_a_page_is_json_with_the_queue_and_what_each_job_does() -> None:
     assert [j["job"] for j in page["ended"]] == ["newer", "older"]
     assert [j["job"] for j in page["absent"]] == ["left"]
     assert page["counts"] == {"nodes": 5, "ready": 1, "going": 2, "waiting": 2, "ended": 2}
+
+
+def test_a_unit_that_has_ended_is_not_shown_beside_free_slots() -> None:
+    units = (("over", (0,), "ended"), ("run", (1,), "running"), ("late", (2,), "leaving"))
+    (node,) = cluster_page(cluster(replace(member("h1"), jobs=units)), "")["nodes"]
+    assert [unit["job"] for unit in node["jobs"]] == ["run", "late"]
 
 
 def test_what_a_job_asks_for() -> None:
