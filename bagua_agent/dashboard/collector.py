@@ -1,7 +1,7 @@
 """Keeps the newest data of a job's page.
 
-An agent looks also while no browser asks, so that its page has a past when it is opened. While etcd is away the last
-facts stay, with a note.
+An agent looks also while no browser asks, so that its page has a past when it is opened. While etcd is away the agents
+are asked alone; the rest stays as it was, with a note.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.observation.agent_calls import AgentSeen, JobAgents
 from bagua_agent.observation.collectives import text_of
 from bagua_agent.observation.job_collectives import read_collectives
-from bagua_agent.observation.job_facts import JobFacts, read_facts
+from bagua_agent.observation.job_facts import JobFacts, facts_without_store, read_facts
 from bagua_agent.observation.series import JobSeries
 
 LOOK_UNWATCHED_S = 5.0
@@ -68,9 +68,18 @@ class Collector:
         try:
             facts = read_facts(self._store, self.agents, self._job_id)
         except BaguaError as error:
-            return f"etcd does not answer: {error}; what is shown is not new"
+            return self._look_without_store(str(error))
         if facts is None:
             return f"etcd has no job {self._job_id!r}"
+        return self._taken(facts, facts.problem)
+
+    def _look_without_store(self, error: str) -> Page | str:
+        if self._facts is None:
+            return f"etcd does not answer: {error}"
+        note = f"{error}; generations, failures and events are shown as they were"
+        return self._taken(facts_without_store(self._facts, self.agents, error), note)
+
+    def _taken(self, facts: JobFacts, problem: str) -> Page:
         self._series.take(facts)
         self._facts = facts
-        return {**page_data(facts, self._series, self._served_by), "problem": facts.problem}
+        return {**page_data(facts, self._series, self._served_by), "problem": problem}

@@ -16,7 +16,9 @@ from bagua_agent.membership.failures import root_cause
 from bagua_agent.observation.agent_calls import AgentSeen
 from bagua_agent.observation.job_facts import JobFacts
 from bagua_agent.observation.series import JobSeries
-from bagua_agent.observation.verdict import Level, lost_lately, verdict
+from bagua_agent.observation.trouble_rules import checkpoint_step, losses
+from bagua_agent.observation.verdict import verdict
+from bagua_agent.observation.verdict_parts import Level
 from bagua_contract import control_pb2
 from bagua_contract.records import Generation
 from bagua_contract.time_use import TimeUse
@@ -61,7 +63,7 @@ def page_data(facts: JobFacts, series: JobSeries, served_by: str) -> Page:
         "nodes": [_node(agent, facts) for agent in facts.agents],
         "workers": [_worker(agent, worker, series) for agent, worker in facts.workers[:MOST_WORKERS]],
         "failures": failures(facts),
-        "failures_first": said.level is Level.BAD or lost_lately(facts),
+        "failures_first": said.level is Level.BAD or bool(losses(facts)),
         "events": [_event(event) for event in facts.events[-MOST_EVENTS:]],
         "metrics": dict(newest.metrics) if newest is not None else {},
         "over": facts.result is not None,
@@ -69,7 +71,7 @@ def page_data(facts: JobFacts, series: JobSeries, served_by: str) -> Page:
 
 
 def _progress(facts: JobFacts, series: JobSeries) -> Page:
-    """eta_s: at the newest rate; None where the total or the rate is unknown."""
+    """eta_s: at the newest rate; None where the total or the rate is unknown. checkpoint: see checkpoint_step."""
     reports = [w.progress for _, w in facts.workers if w.HasField("progress")]
     step = max((r.step for r in reports), default=series.step)
     total = max((r.total_steps for r in reports), default=0)
@@ -89,6 +91,7 @@ def _progress(facts: JobFacts, series: JobSeries) -> Page:
         "min_nodes": facts.desired.min_nodes,
         "max_nodes": facts.desired.max_nodes,
         "script": facts.spec.script,
+        "checkpoint": checkpoint_step(facts) or None,
     }
 
 

@@ -91,7 +91,18 @@ def _worker(worker: WorkerPicture) -> control_pb2.WorkerNow:
         global_rank=worker.global_rank,
         progress=worker.progress,
         net=_net_counters(worker.pid),
+        stopped=is_stopped(worker.pid),
     )
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal (T) or a debugger (t)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[:1]
+    except OSError:
+        return False  # it has just ended
+    return state in ([b"T"], [b"t"])
 
 
 def _net_counters(pid: int) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import grpc
@@ -62,11 +62,18 @@ class JobAgents:
         if not agents:
             return ()
         self._keep({agent.control_address for agent in agents})
+        seen = (
+            AgentSeen(a.agent_id, a.node_name, a.slots, a.leaving, a.control_address, None) for a in agents
+        )
+        return self.ask_again(tuple(seen))
+
+    def ask_again(self, agents: tuple[AgentSeen, ...]) -> tuple[AgentSeen, ...]:
+        """With new answers, without a look into etcd."""
         request = control_pb2.ReadNodeRequest(job_id=self._keys.job_id)
 
-        def ask(agent: pb.Agent) -> control_pb2.ReadNodeReply | None:
-            reply = self._ask(
-                agent.control_address, lambda stub: stub.ReadNode(request, timeout=CALL_TIMEOUT_S)
+        def ask(agent: AgentSeen) -> control_pb2.ReadNodeReply | None:
+            reply: control_pb2.ReadNodeReply | None = self._ask(
+                agent.address, lambda stub: stub.ReadNode(request, timeout=CALL_TIMEOUT_S)
             )
             # a port may have passed to another agent, and an agent that can't answer names no node
             return reply if reply is not None and reply.agent_id == agent.agent_id else None
@@ -74,10 +81,7 @@ class JobAgents:
         called = agents[:MOST_CALLED]
         answers: list[control_pb2.ReadNodeReply | None] = list(self._pool.map(ask, called))
         answers += [None] * (len(agents) - len(called))
-        return tuple(
-            AgentSeen(a.agent_id, a.node_name, a.slots, a.leaving, a.control_address, answer)
-            for a, answer in zip(agents, answers, strict=True)
-        )
+        return tuple(replace(a, node=answer) for a, answer in zip(agents, answers, strict=True))
 
     def output(
         self, agent: AgentSeen, slot: int, stream: control_pb2.ReadOutputRequest.Stream, position: int

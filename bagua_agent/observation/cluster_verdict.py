@@ -12,7 +12,7 @@ from bagua_agent.base.plain_text import counted, duration, shortened, some
 from bagua_agent.cluster.cluster_plan import JobState
 from bagua_agent.observation.cluster_facts import ClusterFacts
 from bagua_agent.observation.cluster_status import JobStatus, NodeStatus
-from bagua_agent.observation.verdict import Level, Verdict
+from bagua_agent.observation.verdict_parts import Level, Verdict
 
 FAILED_LATELY_S = 600.0
 _MOST_NAMES = 4

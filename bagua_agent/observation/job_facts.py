@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
@@ -37,7 +37,8 @@ class SuspicionSeen:
 @dataclass(frozen=True, slots=True)
 class JobFacts:
     """at_unix_s: of the reader's clock, for people. generation: the newest record; None before the first. failures: in
-    the order in which they were reported. problem: why agents could not be asked; empty if they were."""
+    the order in which they were reported. problem: why agents could not be asked; empty if they were. store_problem:
+    why etcd could not be read, so that all but the answers of agents is older; empty if it was."""
 
     job_id: str
     at_unix_s: float
@@ -52,6 +53,7 @@ class JobFacts:
     result: pb.Result | None
     closing: bool
     problem: str = ""
+    store_problem: str = ""
 
     @property
     def workers(self) -> list[tuple[AgentSeen, control_pb2.WorkerNow]]:
@@ -112,6 +114,15 @@ def read_facts(
         result=result,
         closing=keys.closing in values,
         problem=problem,
+    )
+
+
+def facts_without_store(
+    last: JobFacts, agents: JobAgents, problem: str, clock_unix_s: Callable[[], float] = time.time
+) -> JobFacts:
+    """The agents of `last` are asked again; the rest is as old as `last`. problem: why etcd could not be read."""
+    return replace(
+        last, agents=agents.ask_again(last.agents), at_unix_s=clock_unix_s(), store_problem=problem
     )
 
 

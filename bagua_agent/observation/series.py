@@ -40,6 +40,9 @@ class JobSeries:
     points: list[Point] = field(default_factory=list)
     step: int = 0
     step_since_unix_s: float = 0.0
+    _silent_since: dict[str, float] = field(
+        default_factory=dict
+    )  # agent id -> of the first look without answer
     _steps_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # worker id -> of steps, computing
     _spent: dict[str, Mapping[str, float]] = field(default_factory=dict)  # by worker id
     _before: dict[str, tuple[int, float]] = field(
@@ -69,6 +72,8 @@ class JobSeries:
         )
         if step != self.step or not self.step_since_unix_s:
             self.step, self.step_since_unix_s = step, facts.at_unix_s
+        silent = [agent.agent_id for agent in facts.agents if agent.node is None]
+        self._silent_since = {agent: self.silent_since(agent, facts.at_unix_s) for agent in silent}
         for worker_id, worker in reports.items():
             self._spent[worker_id] = dict(worker.progress.spent_s)
             self._steps_s[worker_id] = (worker.progress.step_sum_s, worker.progress.computing_s)
@@ -78,6 +83,10 @@ class JobSeries:
         if len(self.points) > MOST_POINTS:
             half = MOST_POINTS // 2
             self.points[:half] = self.points[:half:2]
+
+    def silent_since(self, agent_id: str, now_unix_s: float) -> float:
+        """When the agent was first seen without an answer since its last one; now if it answers."""
+        return self._silent_since.get(agent_id, now_unix_s)
 
     def spent_s(self) -> dict[str, float]:
         """Seconds by use, of all workers that were seen."""

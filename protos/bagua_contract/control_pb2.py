@@ -16,7 +16,7 @@ from bagua_contract import session_pb2 as bagua__contract_dot_session__pb2
 from bagua_contract import trace_pb2 as bagua__contract_dot_trace__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61gua_contract/control.proto\x12\x08\x62\x61gua.v1\x1a\x1c\x62\x61gua_contract/session.proto\x1a\x1a\x62\x61gua_contract/trace.proto\"0\n\x0cProbeRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\"f\n\x0fProbeForRequest\x12\'\n\x07request\x18\x01 \x01(\x0b\x32\x16.bagua.v1.ProbeRequest\x12\x17\n\x0f\x63ontrol_address\x18\x02 \x01(\t\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"\x98\x01\n\nProbeReply\x12-\n\x07verdict\x18\x01 \x01(\x0e\x32\x1c.bagua.v1.ProbeReply.Verdict\x12\x0f\n\x07workers\x18\x02 \x03(\t\"J\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\t\n\x05\x41LIVE\x10\x01\x12\x0b\n\x07REFUSED\x10\x02\x12\x0e\n\nUNANSWERED\x10\x03\"3\n\x11ReadRecordRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"!\n\x0fReadRecordReply\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\"!\n\x0fReadNodeRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\xbe\x01\n\rReadNodeReply\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\r\n\x05leads\x18\x03 \x01(\x08\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12$\n\x07workers\x18\x05 \x03(\x0b\x32\x13.bagua.v1.WorkerNow\x12\x15\n\rstore_answers\x18\x06 \x01(\x08\x12\x15\n\rstore_outages\x18\x07 \x01(\r\x12\x11\n\tdashboard\x18\x08 \x01(\t\"\xe0\x01\n\tWorkerNow\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x18\n\x0bglobal_rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x12$\n\x08progress\x18\x05 \x01(\x0b\x32\x12.bagua.v1.Progress\x12)\n\x03net\x18\x06 \x03(\x0b\x32\x1c.bagua.v1.WorkerNow.NetEntry\x1a*\n\x08NetEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_global_rank\"\xb1\x01\n\x11ReadOutputRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x32\n\x06stream\x18\x03 \x01(\x0e\x32\".bagua.v1.ReadOutputRequest.Stream\x12\x10\n\x08position\x18\x04 \x01(\x04\"8\n\x06Stream\x12\x16\n\x12STREAM_UNSPECIFIED\x10\x00\x12\n\n\x06STDOUT\x10\x01\x12\n\n\x06STDERR\x10\x02\"?\n\x0fReadOutputReply\x12\x0c\n\x04kept\x18\x01 \x01(\x08\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"1\n\x11ReadStacksRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\"0\n\x0fReadStacksReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0f\n\x07problem\x18\x02 \x01(\t\"6\n\x16ReadCollectivesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\"7\n\x14ReadCollectivesReply\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\x12\x0f\n\x07problem\x18\x02 \x01(\t2\xdd\x04\n\x0c\x41gentControl\x12\x35\n\x05Probe\x12\x16.bagua.v1.ProbeRequest\x1a\x14.bagua.v1.ProbeReply\x12;\n\x08ProbeFor\x12\x19.bagua.v1.ProbeForRequest\x1a\x14.bagua.v1.ProbeReply\x12\x44\n\nReadRecord\x12\x1b.bagua.v1.ReadRecordRequest\x1a\x19.bagua.v1.ReadRecordReply\x12>\n\x08ReadNode\x12\x19.bagua.v1.ReadNodeRequest\x1a\x17.bagua.v1.ReadNodeReply\x12\x44\n\nReadOutput\x12\x1b.bagua.v1.ReadOutputRequest\x1a\x19.bagua.v1.ReadOutputReply\x12\x44\n\nReadStacks\x12\x1b.bagua.v1.ReadStacksRequest\x1a\x19.bagua.v1.ReadStacksReply\x12S\n\x0fReadCollectives\x12 .bagua.v1.ReadCollectivesRequest\x1a\x1e.bagua.v1.ReadCollectivesReply\x12\x37\n\x05Trace\x12\x16.bagua.v1.TraceRequest\x1a\x14.bagua.v1.TraceReply0\x01\x12\x39\n\tReadClock\x12\x16.bagua.v1.ClockRequest\x1a\x14.bagua.v1.ClockReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61gua_contract/control.proto\x12\x08\x62\x61gua.v1\x1a\x1c\x62\x61gua_contract/session.proto\x1a\x1a\x62\x61gua_contract/trace.proto\"0\n\x0cProbeRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\"f\n\x0fProbeForRequest\x12\'\n\x07request\x18\x01 \x01(\x0b\x32\x16.bagua.v1.ProbeRequest\x12\x17\n\x0f\x63ontrol_address\x18\x02 \x01(\t\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"\x98\x01\n\nProbeReply\x12-\n\x07verdict\x18\x01 \x01(\x0e\x32\x1c.bagua.v1.ProbeReply.Verdict\x12\x0f\n\x07workers\x18\x02 \x03(\t\"J\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\t\n\x05\x41LIVE\x10\x01\x12\x0b\n\x07REFUSED\x10\x02\x12\x0e\n\nUNANSWERED\x10\x03\"3\n\x11ReadRecordRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"!\n\x0fReadRecordReply\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\"!\n\x0fReadNodeRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\xbe\x01\n\rReadNodeReply\x12\x11\n\tnode_name\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\r\n\x05leads\x18\x03 \x01(\x08\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12$\n\x07workers\x18\x05 \x03(\x0b\x32\x13.bagua.v1.WorkerNow\x12\x15\n\rstore_answers\x18\x06 \x01(\x08\x12\x15\n\rstore_outages\x18\x07 \x01(\r\x12\x11\n\tdashboard\x18\x08 \x01(\t\"\xf1\x01\n\tWorkerNow\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x18\n\x0bglobal_rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x12$\n\x08progress\x18\x05 \x01(\x0b\x32\x12.bagua.v1.Progress\x12)\n\x03net\x18\x06 \x03(\x0b\x32\x1c.bagua.v1.WorkerNow.NetEntry\x12\x0f\n\x07stopped\x18\x07 \x01(\x08\x1a*\n\x08NetEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_global_rank\"\xb1\x01\n\x11ReadOutputRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x32\n\x06stream\x18\x03 \x01(\x0e\x32\".bagua.v1.ReadOutputRequest.Stream\x12\x10\n\x08position\x18\x04 \x01(\x04\"8\n\x06Stream\x12\x16\n\x12STREAM_UNSPECIFIED\x10\x00\x12\n\n\x06STDOUT\x10\x01\x12\n\n\x06STDERR\x10\x02\"?\n\x0fReadOutputReply\x12\x0c\n\x04kept\x18\x01 \x01(\x08\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"1\n\x11ReadStacksRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\"0\n\x0fReadStacksReply\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0f\n\x07problem\x18\x02 \x01(\t\"6\n\x16ReadCollectivesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\"7\n\x14ReadCollectivesReply\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\x12\x0f\n\x07problem\x18\x02 \x01(\t2\xdd\x04\n\x0c\x41gentControl\x12\x35\n\x05Probe\x12\x16.bagua.v1.ProbeRequest\x1a\x14.bagua.v1.ProbeReply\x12;\n\x08ProbeFor\x12\x19.bagua.v1.ProbeForRequest\x1a\x14.bagua.v1.ProbeReply\x12\x44\n\nReadRecord\x12\x1b.bagua.v1.ReadRecordRequest\x1a\x19.bagua.v1.ReadRecordReply\x12>\n\x08ReadNode\x12\x19.bagua.v1.ReadNodeRequest\x1a\x17.bagua.v1.ReadNodeReply\x12\x44\n\nReadOutput\x12\x1b.bagua.v1.ReadOutputRequest\x1a\x19.bagua.v1.ReadOutputReply\x12\x44\n\nReadStacks\x12\x1b.bagua.v1.ReadStacksRequest\x1a\x19.bagua.v1.ReadStacksReply\x12S\n\x0fReadCollectives\x12 .bagua.v1.ReadCollectivesRequest\x1a\x1e.bagua.v1.ReadCollectivesReply\x12\x37\n\x05Trace\x12\x16.bagua.v1.TraceRequest\x1a\x14.bagua.v1.TraceReply0\x01\x12\x39\n\tReadClock\x12\x16.bagua.v1.ClockRequest\x1a\x14.bagua.v1.ClockReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,23 +42,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_READNODEREPLY']._serialized_start=533
   _globals['_READNODEREPLY']._serialized_end=723
   _globals['_WORKERNOW']._serialized_start=726
-  _globals['_WORKERNOW']._serialized_end=950
-  _globals['_WORKERNOW_NETENTRY']._serialized_start=892
-  _globals['_WORKERNOW_NETENTRY']._serialized_end=934
-  _globals['_READOUTPUTREQUEST']._serialized_start=953
-  _globals['_READOUTPUTREQUEST']._serialized_end=1130
-  _globals['_READOUTPUTREQUEST_STREAM']._serialized_start=1074
-  _globals['_READOUTPUTREQUEST_STREAM']._serialized_end=1130
-  _globals['_READOUTPUTREPLY']._serialized_start=1132
-  _globals['_READOUTPUTREPLY']._serialized_end=1195
-  _globals['_READSTACKSREQUEST']._serialized_start=1197
-  _globals['_READSTACKSREQUEST']._serialized_end=1246
-  _globals['_READSTACKSREPLY']._serialized_start=1248
-  _globals['_READSTACKSREPLY']._serialized_end=1296
-  _globals['_READCOLLECTIVESREQUEST']._serialized_start=1298
-  _globals['_READCOLLECTIVESREQUEST']._serialized_end=1352
-  _globals['_READCOLLECTIVESREPLY']._serialized_start=1354
-  _globals['_READCOLLECTIVESREPLY']._serialized_end=1409
-  _globals['_AGENTCONTROL']._serialized_start=1412
-  _globals['_AGENTCONTROL']._serialized_end=2017
+  _globals['_WORKERNOW']._serialized_end=967
+  _globals['_WORKERNOW_NETENTRY']._serialized_start=909
+  _globals['_WORKERNOW_NETENTRY']._serialized_end=951
+  _globals['_READOUTPUTREQUEST']._serialized_start=970
+  _globals['_READOUTPUTREQUEST']._serialized_end=1147
+  _globals['_READOUTPUTREQUEST_STREAM']._serialized_start=1091
+  _globals['_READOUTPUTREQUEST_STREAM']._serialized_end=1147
+  _globals['_READOUTPUTREPLY']._serialized_start=1149
+  _globals['_READOUTPUTREPLY']._serialized_end=1212
+  _globals['_READSTACKSREQUEST']._serialized_start=1214
+  _globals['_READSTACKSREQUEST']._serialized_end=1263
+  _globals['_READSTACKSREPLY']._serialized_start=1265
+  _globals['_READSTACKSREPLY']._serialized_end=1313
+  _globals['_READCOLLECTIVESREQUEST']._serialized_start=1315
+  _globals['_READCOLLECTIVESREQUEST']._serialized_end=1369
+  _globals['_READCOLLECTIVESREPLY']._serialized_start=1371
+  _globals['_READCOLLECTIVESREPLY']._serialized_end=1426
+  _globals['_AGENTCONTROL']._serialized_start=1429
+  _globals['_AGENTCONTROL']._serialized_end=2034
 # @@protoc_insertion_point(module_scope)

@@ -85,7 +85,7 @@ class ReadNodeReply(_message.Message):
     def __init__(self, node_name: _Optional[str] = ..., agent_id: _Optional[str] = ..., leads: bool = ..., generation: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerNow, _Mapping]]] = ..., store_answers: bool = ..., store_outages: _Optional[int] = ..., dashboard: _Optional[str] = ...) -> None: ...
 
 class WorkerNow(_message.Message):
-    __slots__ = ("slot", "worker_id", "pid", "global_rank", "progress", "net")
+    __slots__ = ("slot", "worker_id", "pid", "global_rank", "progress", "net", "stopped")
     class NetEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -99,13 +99,15 @@ class WorkerNow(_message.Message):
     GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     NET_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     slot: int
     worker_id: str
     pid: int
     global_rank: int
     progress: _session_pb2.Progress
     net: _containers.ScalarMap[str, float]
-    def __init__(self, slot: _Optional[int] = ..., worker_id: _Optional[str] = ..., pid: _Optional[int] = ..., global_rank: _Optional[int] = ..., progress: _Optional[_Union[_session_pb2.Progress, _Mapping]] = ..., net: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    stopped: bool
+    def __init__(self, slot: _Optional[int] = ..., worker_id: _Optional[str] = ..., pid: _Optional[int] = ..., global_rank: _Optional[int] = ..., progress: _Optional[_Union[_session_pb2.Progress, _Mapping]] = ..., net: _Optional[_Mapping[str, float]] = ..., stopped: bool = ...) -> None: ...
 
 class ReadOutputRequest(_message.Message):
     __slots__ = ("job_id", "slot", "stream", "position")

@@ -16,7 +16,7 @@ from bagua_contract import membership_pb2 as bagua__contract_dot_membership__pb2
 from bagua_contract import trace_pb2 as bagua__contract_dot_trace__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61gua_contract/session.proto\x12\x08\x62\x61gua.v1\x1a\x1f\x62\x61gua_contract/membership.proto\x1a\x1a\x62\x61gua_contract/trace.proto\"\x95\x03\n\rWorkerMessage\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.bagua.v1.HelloH\x00\x12 \n\x05ready\x18\x02 \x01(\x0b\x32\x0f.bagua.v1.ReadyH\x00\x12$\n\x07\x65ntered\x18\x03 \x01(\x0b\x32\x11.bagua.v1.EnteredH\x00\x12&\n\x08progress\x18\x04 \x01(\x0b\x32\x12.bagua.v1.ProgressH\x00\x12(\n\tsuspected\x18\x05 \x01(\x0b\x32\x13.bagua.v1.SuspectedH\x00\x12\x1e\n\x04left\x18\x06 \x01(\x0b\x32\x0e.bagua.v1.LeftH\x00\x12/\n\rtraining_done\x18\x07 \x01(\x0b\x32\x16.bagua.v1.TrainingDoneH\x00\x12#\n\x07went_on\x18\x08 \x01(\x0b\x32\x10.bagua.v1.WentOnH\x00\x12(\n\tstraggler\x18\t \x01(\x0b\x32\x13.bagua.v1.StragglerH\x00\x12 \n\x05spans\x18\n \x01(\x0b\x32\x0f.bagua.v1.SpansH\x00\x42\x06\n\x04kind\"9\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\"\xda\x01\n\x05Ready\x12\x15\n\rstore_address\x18\x01 \x01(\t\x12\x35\n\x0b\x66ingerprint\x18\x02 \x03(\x0b\x32 .bagua.v1.Ready.FingerprintEntry\x12\x1c\n\x14\x63ommitted_generation\x18\x03 \x01(\x04\x12\x1e\n\x05stage\x18\x04 \x01(\x0e\x32\x0f.bagua.v1.Stage\x12\x11\n\tgathering\x18\x05 \x01(\x04\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x87\x01\n\x07\x45ntered\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12,\n\x06lost_s\x18\x03 \x03(\x0b\x32\x1c.bagua.v1.Entered.LostSEntry\x1a,\n\nLostSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8b\x04\n\x08Progress\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x13\n\x0bsteps_per_s\x18\x04 \x01(\x01\x12\x30\n\x07metrics\x18\x05 \x03(\x0b\x32\x1f.bagua.v1.Progress.MetricsEntry\x12/\n\x07spent_s\x18\x06 \x03(\x0b\x32\x1e.bagua.v1.Progress.SpentSEntry\x12\x13\n\x0bstep_counts\x18\x07 \x03(\x04\x12\x12\n\nstep_sum_s\x18\x08 \x01(\x01\x12\x13\n\x0b\x63omputing_s\x18\t \x01(\x01\x12\x13\n\x0btotal_steps\x18\n \x01(\x04\x12\x14\n\x0cstep_samples\x18\x0b \x01(\r\x12\x12\n\nsent_bytes\x18\x0c \x01(\x04\x12\x14\n\x0c\x63opied_bytes\x18\r \x01(\x04\x12\x16\n\x0egradient_bytes\x18\x0e \x01(\x04\x12\x11\n\talgorithm\x18\x0f \x01(\t\x12\r\n\x05order\x18\x14 \x03(\r\x12*\n\x0c\x62ucket_times\x18\x15 \x03(\x0b\x32\x14.bagua.v1.BucketTime\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a-\n\x0bSpentSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\",\n\nBucketTime\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\xba\x01\n\tSuspected\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12&\n\x04kind\x18\x02 \x01(\x0e\x32\x18.bagua.v1.Suspicion.Kind\x12\r\n\x05hosts\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x10\n\x08waited_s\x18\x05 \x01(\x01\x12\x14\n\x0cusual_step_s\x18\x06 \x01(\x01\x12*\n\x08waits_in\x18\x07 \x01(\x0b\x32\x18.bagua.v1.CollectiveWait\"\x1c\n\x06WentOn\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"|\n\tStraggler\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x13\n\x0bglobal_rank\x18\x03 \x01(\r\x12\x13\n\x0b\x63omputing_s\x18\x04 \x01(\x01\x12\x10\n\x08others_s\x18\x05 \x01(\x01\x12\x11\n\trecovered\x18\x06 \x01(\x08\"B\n\x04Left\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12&\n\x04last\x18\x02 \x01(\x0b\x32\x18.bagua.v1.LastCheckpoint\"0\n\x0cTrainingDone\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\xd6\x02\n\x0c\x41gentMessage\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.bagua.v1.WelcomeH\x00\x12\x31\n\x0enew_generation\x18\x02 \x01(\x0b\x32\x17.bagua.v1.NewGenerationH\x00\x12 \n\x05leave\x18\x03 \x01(\x0b\x32\x0f.bagua.v1.LeaveH\x00\x12 \n\x05\x63lose\x18\x04 \x01(\x0b\x32\x0f.bagua.v1.CloseH\x00\x12$\n\x07refused\x18\x05 \x01(\x0b\x32\x11.bagua.v1.RefusalH\x00\x12.\n\x0c\x64isagreement\x18\x06 \x01(\x0b\x32\x16.bagua.v1.DisagreementH\x00\x12$\n\x07replica\x18\x07 \x01(\x0b\x32\x11.bagua.v1.ReplicaH\x00\x12%\n\x05trace\x18\x08 \x01(\x0b\x32\x14.bagua.v1.TraceOrderH\x00\x42\x06\n\x04kind\"*\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\t\"9\n\rNewGeneration\x12(\n\ngeneration\x18\x01 \x01(\x0b\x32\x14.bagua.v1.Generation\",\n\x05Leave\x12\x10\n\x08within_s\x18\x01 \x01(\x01\x12\x11\n\tinterrupt\x18\x02 \x01(\x08\"\x07\n\x05\x43lose\"\"\n\x0c\x44isagreement\x12\x12\n\ndifference\x18\x01 \x01(\t2N\n\rWorkerSession\x12=\n\x06\x41ttach\x12\x17.bagua.v1.WorkerMessage\x1a\x16.bagua.v1.AgentMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61gua_contract/session.proto\x12\x08\x62\x61gua.v1\x1a\x1f\x62\x61gua_contract/membership.proto\x1a\x1a\x62\x61gua_contract/trace.proto\"\x95\x03\n\rWorkerMessage\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.bagua.v1.HelloH\x00\x12 \n\x05ready\x18\x02 \x01(\x0b\x32\x0f.bagua.v1.ReadyH\x00\x12$\n\x07\x65ntered\x18\x03 \x01(\x0b\x32\x11.bagua.v1.EnteredH\x00\x12&\n\x08progress\x18\x04 \x01(\x0b\x32\x12.bagua.v1.ProgressH\x00\x12(\n\tsuspected\x18\x05 \x01(\x0b\x32\x13.bagua.v1.SuspectedH\x00\x12\x1e\n\x04left\x18\x06 \x01(\x0b\x32\x0e.bagua.v1.LeftH\x00\x12/\n\rtraining_done\x18\x07 \x01(\x0b\x32\x16.bagua.v1.TrainingDoneH\x00\x12#\n\x07went_on\x18\x08 \x01(\x0b\x32\x10.bagua.v1.WentOnH\x00\x12(\n\tstraggler\x18\t \x01(\x0b\x32\x13.bagua.v1.StragglerH\x00\x12 \n\x05spans\x18\n \x01(\x0b\x32\x0f.bagua.v1.SpansH\x00\x42\x06\n\x04kind\"9\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\"\xda\x01\n\x05Ready\x12\x15\n\rstore_address\x18\x01 \x01(\t\x12\x35\n\x0b\x66ingerprint\x18\x02 \x03(\x0b\x32 .bagua.v1.Ready.FingerprintEntry\x12\x1c\n\x14\x63ommitted_generation\x18\x03 \x01(\x04\x12\x1e\n\x05stage\x18\x04 \x01(\x0e\x32\x0f.bagua.v1.Stage\x12\x11\n\tgathering\x18\x05 \x01(\x04\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x87\x01\n\x07\x45ntered\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12,\n\x06lost_s\x18\x03 \x03(\x0b\x32\x1c.bagua.v1.Entered.LostSEntry\x1a,\n\nLostSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xc0\x04\n\x08Progress\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x13\n\x0bsteps_per_s\x18\x04 \x01(\x01\x12\x30\n\x07metrics\x18\x05 \x03(\x0b\x32\x1f.bagua.v1.Progress.MetricsEntry\x12/\n\x07spent_s\x18\x06 \x03(\x0b\x32\x1e.bagua.v1.Progress.SpentSEntry\x12\x13\n\x0bstep_counts\x18\x07 \x03(\x04\x12\x12\n\nstep_sum_s\x18\x08 \x01(\x01\x12\x13\n\x0b\x63omputing_s\x18\t \x01(\x01\x12\x13\n\x0btotal_steps\x18\n \x01(\x04\x12\x14\n\x0cstep_samples\x18\x0b \x01(\r\x12\x12\n\nsent_bytes\x18\x0c \x01(\x04\x12\x14\n\x0c\x63opied_bytes\x18\r \x01(\x04\x12\x16\n\x0egradient_bytes\x18\x0e \x01(\x04\x12\x11\n\talgorithm\x18\x0f \x01(\t\x12\r\n\x05order\x18\x14 \x03(\r\x12*\n\x0c\x62ucket_times\x18\x15 \x03(\x0b\x32\x14.bagua.v1.BucketTime\x12\x1a\n\x12\x63heckpoint_trouble\x18\x16 \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x17 \x01(\x04\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a-\n\x0bSpentSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\",\n\nBucketTime\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\xba\x01\n\tSuspected\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12&\n\x04kind\x18\x02 \x01(\x0e\x32\x18.bagua.v1.Suspicion.Kind\x12\r\n\x05hosts\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x10\n\x08waited_s\x18\x05 \x01(\x01\x12\x14\n\x0cusual_step_s\x18\x06 \x01(\x01\x12*\n\x08waits_in\x18\x07 \x01(\x0b\x32\x18.bagua.v1.CollectiveWait\"\x1c\n\x06WentOn\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"|\n\tStraggler\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x13\n\x0bglobal_rank\x18\x03 \x01(\r\x12\x13\n\x0b\x63omputing_s\x18\x04 \x01(\x01\x12\x10\n\x08others_s\x18\x05 \x01(\x01\x12\x11\n\trecovered\x18\x06 \x01(\x08\"B\n\x04Left\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12&\n\x04last\x18\x02 \x01(\x0b\x32\x18.bagua.v1.LastCheckpoint\"0\n\x0cTrainingDone\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\xd6\x02\n\x0c\x41gentMessage\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.bagua.v1.WelcomeH\x00\x12\x31\n\x0enew_generation\x18\x02 \x01(\x0b\x32\x17.bagua.v1.NewGenerationH\x00\x12 \n\x05leave\x18\x03 \x01(\x0b\x32\x0f.bagua.v1.LeaveH\x00\x12 \n\x05\x63lose\x18\x04 \x01(\x0b\x32\x0f.bagua.v1.CloseH\x00\x12$\n\x07refused\x18\x05 \x01(\x0b\x32\x11.bagua.v1.RefusalH\x00\x12.\n\x0c\x64isagreement\x18\x06 \x01(\x0b\x32\x16.bagua.v1.DisagreementH\x00\x12$\n\x07replica\x18\x07 \x01(\x0b\x32\x11.bagua.v1.ReplicaH\x00\x12%\n\x05trace\x18\x08 \x01(\x0b\x32\x14.bagua.v1.TraceOrderH\x00\x42\x06\n\x04kind\"*\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\t\"9\n\rNewGeneration\x12(\n\ngeneration\x18\x01 \x01(\x0b\x32\x14.bagua.v1.Generation\",\n\x05Leave\x12\x10\n\x08within_s\x18\x01 \x01(\x01\x12\x11\n\tinterrupt\x18\x02 \x01(\x08\"\x07\n\x05\x43lose\"\"\n\x0c\x44isagreement\x12\x12\n\ndifference\x18\x01 \x01(\t2N\n\rWorkerSession\x12=\n\x06\x41ttach\x12\x17.bagua.v1.WorkerMessage\x1a\x16.bagua.v1.AgentMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,35 +44,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENTERED_LOSTSENTRY']._serialized_start=883
   _globals['_ENTERED_LOSTSENTRY']._serialized_end=927
   _globals['_PROGRESS']._serialized_start=930
-  _globals['_PROGRESS']._serialized_end=1453
-  _globals['_PROGRESS_METRICSENTRY']._serialized_start=1360
-  _globals['_PROGRESS_METRICSENTRY']._serialized_end=1406
-  _globals['_PROGRESS_SPENTSENTRY']._serialized_start=1408
-  _globals['_PROGRESS_SPENTSENTRY']._serialized_end=1453
-  _globals['_BUCKETTIME']._serialized_start=1455
-  _globals['_BUCKETTIME']._serialized_end=1499
-  _globals['_SUSPECTED']._serialized_start=1502
-  _globals['_SUSPECTED']._serialized_end=1688
-  _globals['_WENTON']._serialized_start=1690
-  _globals['_WENTON']._serialized_end=1718
-  _globals['_STRAGGLER']._serialized_start=1720
-  _globals['_STRAGGLER']._serialized_end=1844
-  _globals['_LEFT']._serialized_start=1846
-  _globals['_LEFT']._serialized_end=1912
-  _globals['_TRAININGDONE']._serialized_start=1914
-  _globals['_TRAININGDONE']._serialized_end=1962
-  _globals['_AGENTMESSAGE']._serialized_start=1965
-  _globals['_AGENTMESSAGE']._serialized_end=2307
-  _globals['_WELCOME']._serialized_start=2309
-  _globals['_WELCOME']._serialized_end=2351
-  _globals['_NEWGENERATION']._serialized_start=2353
-  _globals['_NEWGENERATION']._serialized_end=2410
-  _globals['_LEAVE']._serialized_start=2412
-  _globals['_LEAVE']._serialized_end=2456
-  _globals['_CLOSE']._serialized_start=2458
-  _globals['_CLOSE']._serialized_end=2465
-  _globals['_DISAGREEMENT']._serialized_start=2467
-  _globals['_DISAGREEMENT']._serialized_end=2501
-  _globals['_WORKERSESSION']._serialized_start=2503
-  _globals['_WORKERSESSION']._serialized_end=2581
+  _globals['_PROGRESS']._serialized_end=1506
+  _globals['_PROGRESS_METRICSENTRY']._serialized_start=1413
+  _globals['_PROGRESS_METRICSENTRY']._serialized_end=1459
+  _globals['_PROGRESS_SPENTSENTRY']._serialized_start=1461
+  _globals['_PROGRESS_SPENTSENTRY']._serialized_end=1506
+  _globals['_BUCKETTIME']._serialized_start=1508
+  _globals['_BUCKETTIME']._serialized_end=1552
+  _globals['_SUSPECTED']._serialized_start=1555
+  _globals['_SUSPECTED']._serialized_end=1741
+  _globals['_WENTON']._serialized_start=1743
+  _globals['_WENTON']._serialized_end=1771
+  _globals['_STRAGGLER']._serialized_start=1773
+  _globals['_STRAGGLER']._serialized_end=1897
+  _globals['_LEFT']._serialized_start=1899
+  _globals['_LEFT']._serialized_end=1965
+  _globals['_TRAININGDONE']._serialized_start=1967
+  _globals['_TRAININGDONE']._serialized_end=2015
+  _globals['_AGENTMESSAGE']._serialized_start=2018
+  _globals['_AGENTMESSAGE']._serialized_end=2360
+  _globals['_WELCOME']._serialized_start=2362
+  _globals['_WELCOME']._serialized_end=2404
+  _globals['_NEWGENERATION']._serialized_start=2406
+  _globals['_NEWGENERATION']._serialized_end=2463
+  _globals['_LEAVE']._serialized_start=2465
+  _globals['_LEAVE']._serialized_end=2509
+  _globals['_CLOSE']._serialized_start=2511
+  _globals['_CLOSE']._serialized_end=2518
+  _globals['_DISAGREEMENT']._serialized_start=2520
+  _globals['_DISAGREEMENT']._serialized_end=2554
+  _globals['_WORKERSESSION']._serialized_start=2556
+  _globals['_WORKERSESSION']._serialized_end=2634
 # @@protoc_insertion_point(module_scope)

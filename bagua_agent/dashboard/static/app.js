@@ -34,6 +34,7 @@ function showNow(page) {
     ["Nodes", `${now.nodes} of ${now.min_nodes === now.max_nodes ? now.max_nodes : `${now.min_nodes} to ${now.max_nodes}`}`],
     ["Generation", number(now.generation)],
     ["Goodput", percent(page.goodput.share)],
+    ...(now.checkpoint ? [["Checkpoint of step", number(now.checkpoint)]] : []),
     ...Object.entries(page.metrics).slice(0, 4).map(([name, value]) => [`Mean ${name}`, number(value)]),
   ];
   showFacts(byId("facts"), facts);

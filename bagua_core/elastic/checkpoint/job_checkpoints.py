@@ -21,6 +21,7 @@ from bagua_core.elastic.checkpoint.checkpointer import LAST_WAIT_S, Checkpointer
 from bagua_core.elastic.checkpoint.layout import NAMES
 from bagua_core.elastic.checkpoint.restore import Choice, Restored
 from bagua_core.elastic.checkpoint.storage import storage_of
+from bagua_core.elastic.checkpoint.writer import NOTHING_SAVED, Saved
 from bagua_core.elastic.heal import heal
 from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.ledger.ledger import Resumption
@@ -178,6 +179,10 @@ class JobCheckpoints:
             NAMES: self._state.registry.parameter_names(),
             **({"final_parts": parts} if parts else {}),
         }
+
+    @property
+    def saved(self) -> Saved:
+        return NOTHING_SAVED if self._checkpointer is None else self._checkpointer.writer.saved
 
     # -- leaving
 

@@ -35,6 +35,18 @@ class WrittenPart:
     parts: int
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a person may want to know of a rank's parts. step: of the newest one on disk; 0: none. trouble: why the one
+    that was due after it is not there; empty: none was due, or it is being written in time."""
+
+    step: int = 0
+    trouble: str = ""
+
+
+NOTHING_SAVED = Saved()
+
+
 class Writer:
     """at_edge: told each edge of a write, see Storage.write. The writer of part 0 also removes what has served."""
 
@@ -57,17 +69,24 @@ class Writer:
         self.written: WrittenPart | None = None  # this rank's newest part
         self.write_s = 0.0  # how long the thread took for it
         self.problem = ""  # of the last write; empty: it succeeded
+        self._left_out = ""  # why the newest part was not even begun; empty: it was
 
     @property
     def is_busy(self) -> bool:
         with self._changed:
             return self._job is not None
 
+    @property
+    def saved(self) -> Saved:
+        written = self.written
+        return Saved(0 if written is None else written.place.name.step, self._left_out or self.problem)
+
     def write(self, header: Header, stripe: Stripe) -> bool:
         """Copy the stripe and have it written. False: the last part is still being written; said once."""
         if self.is_busy:
             self.say_left_out(header.name.step)
             return False
+        self._left_out = ""
         data = self._staged(stripe)
         with self._changed:
             self._job = _Job(header, data)
@@ -79,12 +98,10 @@ class Writer:
 
     def say_left_out(self, step: int) -> None:
         """Say that the part of this step is not written, for the one before is; said once."""
+        self._left_out = f"the checkpoint of step {step} is left out: the one before is still being written"
         if not self._busy_said:
             self._busy_said = True
-            self._say(
-                f"the checkpoint of step {step} is left out: the one before is still being written (said once; take a "
-                "longer --checkpoint-every or a faster disk)"
-            )
+            self._say(f"{self._left_out} (said once; take a longer --checkpoint-every or a faster disk)")
 
     def _staged(self, stripe: Stripe) -> torch.Tensor:
         if self._staging.numel() < stripe.size_bytes:

@@ -22,6 +22,7 @@ from bagua_core.elastic.checks.time_account import TimeAccount, use_of_entry
 from bagua_core.elastic.membership.member import Member
 
 PROGRESS_EVERY_S = 0.25
+LONGEST_TROUBLE = 500
 
 
 class AgentReports:
@@ -58,8 +59,11 @@ class AgentReports:
         models: Sequence[Model] = (),
         order: Sequence[int] = (),
         bucket_times: Sequence[tuple[int, float]] = (),
+        checkpoint_step: int = 0,
+        checkpoint_trouble: str = "",
     ) -> None:
-        """order, bucket_times: see given.new_order, new_bucket_times."""
+        """order, bucket_times: see given.new_order, new_bucket_times. checkpoint_step, checkpoint_trouble: see
+        writer.Saved."""
         if self._measured != (named := [(id(m), m.algorithm_name) for m in models]):
             self._measured = named
             self._gradient_bytes = sum(
@@ -86,6 +90,8 @@ class AgentReports:
                 bucket_times=[
                     session_pb2.BucketTime(bytes=size, seconds=took) for size, took in bucket_times
                 ],
+                checkpoint_trouble=checkpoint_trouble[:LONGEST_TROUBLE],
+                checkpoint_step=checkpoint_step,
             )
         )
 

@@ -12,6 +12,7 @@ from bagua_contract.environment import WorkerEnvironment
 from bagua_core import tracing
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints
+from bagua_core.elastic.checkpoint.writer import NOTHING_SAVED
 from bagua_core.elastic.membership.agent_reports import AgentReports
 from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.state.commit_history import Entry
@@ -159,6 +160,7 @@ class StepEnd(CurrentStep):
 
     def _report_progress(self) -> None:
         if self._reports is not None:
+            saved = NOTHING_SAVED if self._checkpoints is None else self._checkpoints.saved
             self._reports.progress(
                 self.state.name.step,
                 self.state.position["epoch"],
@@ -168,4 +170,6 @@ class StepEnd(CurrentStep):
                 self.given.models,
                 self.given.new_order(),
                 self.given.new_bucket_times(),
+                saved.step,
+                saved.trouble,
             )

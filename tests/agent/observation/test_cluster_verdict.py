@@ -6,7 +6,7 @@ import pytest
 
 from bagua_agent.observation.cluster_facts import ClusterFacts
 from bagua_agent.observation.cluster_verdict import cluster_verdict
-from bagua_agent.observation.verdict import Level
+from bagua_agent.observation.verdict_parts import Level
 from tests.agent.observation.cluster_facts_of import NOW_S, cluster, member, submitted
 
 RUNS = submitted("run")

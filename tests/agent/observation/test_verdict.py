@@ -11,7 +11,9 @@ from bagua_agent.history.job_history import EventKind, JobEvent
 from bagua_agent.membership.view import FailureView
 from bagua_agent.observation.job_facts import JobFacts, SuspicionSeen
 from bagua_agent.observation.series import JobSeries
-from bagua_agent.observation.verdict import Level, verdict
+from bagua_agent.observation.verdict import verdict
+from bagua_agent.observation.verdict_parts import Level
+from bagua_contract import control_pb2
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import GenerationKind
 from tests.agent.observation.facts import NOW_S, agent, facts, generation, worker
@@ -28,6 +30,12 @@ def series(*seen: JobFacts) -> JobSeries:
     return found
 
 
+def stopped(rank: int) -> control_pb2.WorkerNow:
+    found = worker(rank)
+    found.stopped = True
+    return found
+
+
 def result(outcome: pb.Result.Outcome, **other: Any) -> pb.Result:
     return pb.Result(outcome=outcome, reason="the reason", **other)
 
@@ -35,6 +43,9 @@ def result(outcome: pb.Result.Outcome, **other: Any) -> pb.Result:
 FAILURE = pb.Failure(
     worker_id="w1", node_name="h1", slot=0, global_rank=1, cause="ValueError: bad", log_path="/logs"
 )
+SAVED = {"checkpoint_step": 6}
+FULL = {"checkpoint_step": 4, "checkpoint_trouble": "No space left on device"}
+GONE = JobEvent("lost-a1-3", EventKind.NODE_LOST, "lost; generation 3 goes on without it", "h1", NOW_S - 5)
 LOST = JobEvent("ended-w1", EventKind.WORKER_LOST, "worker lost", "h1", NOW_S - 5, worker_id="w1")
 
 
@@ -57,7 +68,33 @@ LOST = JobEvent("ended-w1", EventKind.WORKER_LOST, "worker lost", "h1", NOW_S - 
         (facts(generation=generation(0)), Level.BAD, "waits", "why not", "another node"),
         (
             facts(suspicions=(SuspicionSeen("w0", True, "has taken 9 s", 9.0),)),
-            Level.BAD, "1 worker waits in a collective: has taken 9 s", "Not waiting: rank 1 (h1)", "stacks",
+            Level.BAD, "Rank 1 on h1 holds the job up, for 9 s", "1 of 2 workers waits in a collective", "stacks",
+        ),
+        (
+            facts(suspicions=(SuspicionSeen("w0", True, "x", 9.0), SuspicionSeen("w1", True, "no answer", 8.0))),
+            Level.BAD, "All 2 workers wait in a collective, for 9 s", "network between them", "collectives of a rank",
+        ),
+        (facts(suspicions=(SuspicionSeen("w0", True, "has taken 0.3 s", 0.3),)), Level.GOOD, "trains", "", ""),
+        (
+            facts(agents=(agent(0, worker(0)), agent(1, stopped(1)))),
+            Level.BAD, "Rank 1 on h1 is stopped", "SIGSTOP", "kill -CONT 1 on h1",
+        ),
+        (
+            facts(store_problem="connection refused"),
+            Level.WARNING, "etcd does not answer this page.", "no effect until etcd answers", "Look at etcd",
+        ),
+        (
+            facts(store_problem="timed out", agents=(agent(0, worker(0)), agent(1, answers=False))),
+            Level.WARNING, "etcd does not answer this page, and neither does the agent of h1", "cut off", "another",
+        ),
+        (
+            facts(agents=(agent(0, worker(0, **SAVED)), agent(1, worker(1, **FULL)))),
+            Level.WARNING, "Checkpoints are not written: No space left on device",
+            "part of rank 1 on h1. Training goes on; the newest checkpoint that all have written is of step 4", "room",
+        ),
+        (
+            facts(events=(GONE,), generation=generation(1)),
+            Level.WARNING, "with 1 worker on 1 node, after node h1 was lost", "h1 did not answer", "Look at h1",
         ),
         (
             facts(agents=(agent(0, worker(0)), agent(1, answers=False))),
@@ -67,8 +104,12 @@ LOST = JobEvent("ended-w1", EventKind.WORKER_LOST, "worker lost", "h1", NOW_S - 
             facts(generation=replace(generation(1, kind=GenerationKind.FAILOVER), number=4)),
             Level.WARNING, "goes over to generation 4 with 1 worker", "why not", "",
         ),
-        (facts(events=(LOST,), failures=(KILLED,)), Level.WARNING, "after a loss", "h1, slot 0: killed", "successor"),
+        (
+            facts(events=(LOST,), failures=(KILLED,)),
+            Level.WARNING, "after rank 1 on h1 was lost", "h1, slot 0: killed", "successor",
+        ),
         (facts(events=(replace(LOST, time_unix_s=NOW_S - 500),)), Level.GOOD, "trains", "", ""),
+        (facts(events=(GONE,)), Level.WARNING, "after node h1 was lost", "h1 did not answer", "Nothing: h1 is back"),
         (facts(desired=pb.Desired(min_nodes=1, max_nodes=5)), Level.GOOD, "trains", "up to 5 nodes", "Start bagua"),
         (
             facts(agents=(agent(0, worker(0)), agent(1, worker(1)), agent(2))),
@@ -91,6 +132,41 @@ def test_etcd_that_does_not_answer_an_agent() -> None:
     away.node.store_answers = False
     seen = facts(agents=(away, agent(1, worker(1))))
     assert "etcd does not answer h0" in verdict(seen, series(seen)).what
+
+
+def test_what_stands_still_is_bad_and_names_the_cause_first() -> None:
+    away = agent(0, worker(0))
+    assert away.node is not None
+    away.node.store_answers = False
+    for cause, what in (
+        (
+            {"agents": (away, agent(1, worker(1)))},
+            "etcd does not answer h0, and no step was committed for 30 s.",
+        ),
+        (
+            {"agents": (agent(0, worker(0)), agent(1, answers=False))},
+            "The agent of h1 does not answer, and no step",
+        ),
+        ({"suspicions": (SuspicionSeen("w0", True, "x", 0.3),)}, "Rank 1 on h1 holds the job up, for 30 s."),
+    ):
+        first, later = facts(), facts(NOW_S + 30, **cause)
+        said = verdict(later, series(first, later))
+        assert said.level is Level.BAD and said.what.startswith(what)
+
+
+def test_a_silent_agent_whose_key_is_kept_alive_is_cut_off_from_the_page() -> None:
+    def look(at_s: float) -> JobFacts:
+        return facts(at_s, agents=(agent(0, worker(0, step=int(at_s))), agent(1, answers=False)))
+
+    looks = [look(NOW_S + passed_s) for passed_s in (0, 10, 20)]
+    assert "is frozen, cut off, or overloaded" in verdict(looks[1], series(*looks[:2])).why
+    said = verdict(looks[2], series(*looks))
+    assert (
+        said.level is Level.WARNING and "the network between it and the host of this page is cut" in said.why
+    )
+    back = facts(NOW_S + 21, agents=(agent(0, worker(0, step=1100)), agent(1, worker(1))))
+    again = look(NOW_S + 22)
+    assert "is frozen" in verdict(again, series(*looks, back, again)).why
 
 
 def test_a_job_without_steps_for_long_is_stalled() -> None:

@@ -16,6 +16,7 @@ from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.part_file import STATE
 from bagua_core.elastic.checkpoint.restore import CheckpointMismatch, CheckpointsUnreadable
+from bagua_core.elastic.checkpoint.writer import Saved
 from tests.core.communication.worlds import run_ranks
 from tests.core.elastic.checkpoint.checkpoint_worlds import DEADLINE_S, Rank, together, world
 from tests.core.elastic.state.trainings import Training, wire_form
@@ -179,9 +180,13 @@ def test_a_busy_writer_leaves_one_out_and_says_so_once(tmp_path: Path) -> None:
     rank.checkpointer.writer._at_edge = lambda edge: _pass(gate)
     for _ in range(4):
         rank.step(settle=False)
+    assert rank.checkpointer.writer.saved == Saved(
+        0, "the checkpoint of step 4 is left out: the one before is still being written"
+    )
     gate.set()
     assert rank.checkpointer.writer.wait(DEADLINE_S)
     rank.step()
+    assert rank.checkpointer.writer.saved == Saved(5, "")
     assert steps_on_disk(tmp_path) == [5, 1]
     assert len(rank.said) == 1 and "step 2 is left out" in rank.said[0]
     second = Rank(tmp_path, None, seed=3)
@@ -226,9 +231,12 @@ def test_a_vanished_directory_is_said_once_and_tried_again(tmp_path: Path) -> No
     for _ in range(3):
         rank.step()
     assert not root.exists()
+    saved = rank.checkpointer.writer.saved
+    assert saved.step == 1 and "No such file" in saved.trouble
     assert len(rank.said) == 1 and "step 2 could not be written" in rank.said[0]
     root.mkdir()
     rank.step()
+    assert rank.checkpointer.writer.saved == Saved(5, "")
     assert steps_on_disk(root) == [5]
     assert len(rank.said) == 2 and "written again" in rank.said[1]
 
