@@ -198,11 +198,15 @@ class Job:
         return node
 
     def scale(self, host: Host, nodes: str) -> None:
-        """`bagua-launch scale`, to its end."""
-        words = [sys.executable, "-m", "bagua_launch", "scale", "--rdzv-endpoint", str(self.endpoints)]
-        words += ["--rdzv-id", self.job_id, nodes]
-        process = host.run(words, env=_environment(), output=self._log_file())
+        self.command(host, "scale", nodes)
+
+    def command(self, host: Host, name: str, *words: str) -> str:
+        """What `bagua-launch NAME` says of this job, run to its end on `host`."""
+        command = [sys.executable, "-m", "bagua_launch", name, "--rdzv-endpoint", str(self.endpoints)]
+        command += [self.job_id, *words]
+        process = host.run(command, env=_environment(), output=self._log_file())
         assert process.wait(DEADLINE_S) == 0, process.text()
+        return process.text()
 
     def _log_file(self) -> Path:
         return self.directory / f"terminal-{len(list(self.directory.glob('terminal-*')))}.log"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 from bagua_launch.main import cli
 from tests.faults.conftest import MakeJob, MakeLab
-from tests.faults.job import DEADLINE_S, Job, _environment
+from tests.faults.job import DEADLINE_S, Job
 from tests.lab.network import Host
 from tests.lab.wait import eventually
 
@@ -16,21 +15,7 @@ WIDTH = "1024"  # 21,508 parameters: one bucket as the script has it, and large 
 
 
 def tune(one: Job, host: Host, *words: str) -> str:
-    """`bagua-launch tune`, to its end."""
-
-    command = [
-        sys.executable,
-        "-m",
-        "bagua_launch",
-        "tune",
-        "--rdzv-endpoint",
-        str(one.endpoints),
-        one.job_id,
-        *words,
-    ]
-    process = host.run(command, env=_environment(), output=one._log_file())
-    assert process.wait(DEADLINE_S) == 0, process.text()
-    return process.text()
+    return one.command(host, "tune", *words)
 
 
 def test_buckets_and_algorithm_of_a_running_job(job: MakeJob, make_lab: MakeLab) -> None:
