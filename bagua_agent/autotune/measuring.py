@@ -28,6 +28,7 @@ class Measuring:
         self._switch_s = 0.0  # of the generation
         self._order: tuple[int, ...] = ()
         self._buckets: tuple[tuple[int, float], ...] = ()
+        self._world = (0, 0)  # workers and nodes, between which they were measured
 
     def take(
         self, worker_id: str, progress: session_pb2.Progress, newest: Generation | None
@@ -36,7 +37,10 @@ class Measuring:
         generation than the newest."""
         if progress.order and len(progress.order) <= MOST_ORDERED:
             self._order = tuple(progress.order)
-        if 0 < len(progress.bucket_times) <= MOST_BUCKETS:
+        if newest is not None and self._world != (world := (newest.world_size, newest.node_count)):
+            self._world, self._buckets = world, ()  # sums of other workers say nothing of these ones' network
+        is_current = newest is not None and progress.generation == newest.number
+        if is_current and 0 < len(progress.bucket_times) <= MOST_BUCKETS:
             self._buckets = tuple((one.bytes, one.seconds) for one in progress.bucket_times)
         place = None if newest is None else newest.placement_of(worker_id)
         steps, seconds = sum(progress.step_counts), progress.step_sum_s

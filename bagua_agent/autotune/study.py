@@ -22,6 +22,7 @@ from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 
 BUDGET = 0.05  # of the time of training
 LEAST_STEPS = 3  # before a rate says anything
+NETWORK_STEPS = 8  # of a generation, after which workers have measured the network (bucket_times.py)
 EARLY_SHARE = 0.2  # of the confidence time, after which a trial that is clearly slower ends
 CLEARLY_SLOWER = 0.9
 BETTER_BY = 1.02  # what counts as an improvement; less may be noise
@@ -259,6 +260,8 @@ def _try(study: Study, s: Situation) -> Step:
     asks = _asks(study, s)
     if study.window_steps < LEAST_STEPS or study.window_s <= 0:
         return Step(study, f"measuring {study.current}", asks=asks)
+    if best is None and study.steps < NETWORK_STEPS:
+        return Step(study, f"measuring the network: {study.steps} of {NETWORK_STEPS} steps", asks=asks)
     trial = Trial(study.current, study.window_steps, study.window_s, study.trained_s)
     slower = best is not None and trial.rate < best.rate
     if study.window_s < confidence_s:

@@ -1,4 +1,4 @@
-"""Measures how long the sum of each bucket takes on the network, in a few backwards of each generation.
+"""Measures how long the sum of each bucket takes on the network, in a few backwards of each generation and then again.
 
 A bucket's time counts from its launch, or from the end of the one before it if that came later: sums of one ring share
 the network. Of several backwards the shortest time counts, for a worker that is early waits for the others. Only plain
@@ -17,6 +17,7 @@ from bagua_core.communication.pending import WakeablePending
 
 SKIPPED = 2  # backwards of a generation: first ones may allocate, compile, or be a joiner's
 WATCHED = 4  # backwards after them
+PAUSE = 20  # backwards between two measurements of a generation: a network may change meanwhile
 MOST_BUCKETS = 256  # of more nothing is measured: their sizes are in a record of the job
 
 
@@ -50,7 +51,9 @@ class BucketTimes:
     def backward_begins(self) -> None:
         if self._backwards <= SKIPPED + WATCHED:
             self._take()
-            self._backwards += 1
+        self._backwards += 1
+        if self._backwards > SKIPPED + WATCHED + PAUSE:
+            self._backwards, self._best = SKIPPED + 1, []
 
     def launched(self, pending: Pending, size_bytes: int, *, is_plain: bool = True) -> None:
         """Operations in the order of their launch. is_plain: a sum of the whole world, and nothing else."""

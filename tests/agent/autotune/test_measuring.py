@@ -67,6 +67,18 @@ def test_computing_and_times_of_buckets_are_passed_on() -> None:
     assert decode_measured(encode_measured(found)) == found
 
 
+def test_times_of_buckets_are_of_the_world_they_were_measured_in() -> None:
+    measuring, times = Measuring(), [session_pb2.BucketTime(bytes=64, seconds=0.5)]
+    alone, both = generation(2, "a0"), generation(3, "a0", "b0")
+    measuring.take("a0", report(2, 5, 9.0, bucket_times=times), alone)
+    measuring.take("a0", report(2, 6, 9.5, bucket_times=times), both)  # late
+    measuring.take("a0", report(3, 7, 10.0), both)
+    found = measuring.take("a0", report(3, 8, 11.0), both)
+    assert found is not None and found.buckets == ()
+    found = measuring.take("a0", report(3, 9, 12.0, bucket_times=times), both)
+    assert found is not None and found.buckets == ((64, 0.5),)
+
+
 def test_a_measurement_with_odd_buckets_is_refused() -> None:
     uneven = pb.MeasuredSteps(generation=1, bucket_bytes=[1, 2], bucket_s=[0.1])
     no_number = pb.MeasuredSteps(generation=1, bucket_bytes=[1], bucket_s=[float("nan")])

@@ -9,7 +9,7 @@ import pytest
 
 from bagua_agent.autotune.records import decode_study, encode_study
 from bagua_agent.autotune.space import Facts, space_of
-from bagua_agent.autotune.study import BUDGET, Measured, Options, Phase, Situation, Study, step
+from bagua_agent.autotune.study import BUDGET, NETWORK_STEPS, Measured, Options, Phase, Situation, Study, step
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 
 OPTIONS = Options(level=1, confidence_s=5.0, warmup_s=30.0)
@@ -103,6 +103,12 @@ def untried(study: Study) -> StepSettings | None:
     assert here is not None
     points = sorted(space.points(), key=lambda p: sum(abs(a - b) for a, b in zip(p, here, strict=True)))
     return next((x for x in map(space.settings_at, points) if x not in study.tried), None)
+
+
+def test_a_job_of_slow_steps_measures_its_network_before_its_first_trial_ends() -> None:
+    job = SimulatedJob(lambda settings, at_s: 0.1)
+    job.run(lambda: bool(job.study.trials))
+    assert job.steps >= NETWORK_STEPS
 
 
 def test_it_finds_the_fastest_and_stops() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from bagua_core.communication.communicator import AbortFlag, Communicator
 from bagua_core.communication.pending import DonePending, WakeablePending
 from bagua_core.communication.reduction import bucket_times
-from bagua_core.communication.reduction.bucket_times import SKIPPED, WATCHED, BucketTimes
+from bagua_core.communication.reduction.bucket_times import PAUSE, SKIPPED, WATCHED, BucketTimes
 from bagua_core.communication.reduction.reducer import Reducer
 from tests.core.communication.worlds import FakeEngine, gloo_world, run_ranks
 
@@ -71,6 +71,17 @@ def test_the_shortest_of_several_backwards_counts(clock: Clock) -> None:
     for took in (9.0, 9.0, 3.0, 2.0, 5.0, 4.0, 9.0):
         backward(times, clock, (1000, 0.0, took))
     assert times.found == ((1000, pytest.approx(2.0)),)
+
+
+def test_a_network_that_becomes_slower_is_measured_again(clock: Clock) -> None:
+    times = BucketTimes()
+    for _ in range(SKIPPED + WATCHED + PAUSE):
+        backward(times, clock, (1000, 0.0, 2.0))
+    assert times.found == ((1000, pytest.approx(2.0)),)
+    for number in range(WATCHED + 1):
+        assert times.found == ((1000, pytest.approx(2.0)),), f"backward {number}"
+        backward(times, clock, (1000, 0.0, 20.0))
+    assert times.found == ((1000, pytest.approx(20.0)),)
 
 
 def test_an_operation_that_never_ended_says_nothing(clock: Clock) -> None:
