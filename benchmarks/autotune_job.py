@@ -108,8 +108,11 @@ class TunedJob:
         found = self._etcd.standing(self._keys.study).get(self._keys.study)
         return Study() if found is None else decode_study(found.value)
 
-    def await_settled(self, within_s: float) -> Study:
-        self._await("the study settles", within_s, lambda: self.study().phase is Phase.SETTLED)
+    def settled_or_last(self, within_s: float) -> Study:
+        """The study once it settles, or as it is after within_s."""
+        deadline_s = time.monotonic() + within_s
+        while self.study().phase is not Phase.SETTLED and time.monotonic() < deadline_s:
+            time.sleep(LOOK_EVERY_S)
         return self.study()
 
     def _times(self) -> list[float]:

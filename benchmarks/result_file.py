@@ -92,6 +92,12 @@ def spread(values: Sequence[float], unit: str = "s", digits: int = 2) -> str:
     return f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f}, n={len(values)})"
 
 
+def newest(name: str) -> Any:
+    """The values of the newest kept result of that name; None: there is none."""
+    found = [json.loads(path.read_text()) for path in RESULTS.glob(f"{name}-[0-9]*.json")]
+    return max(found, key=lambda one: one["about"]["date"])["values"] if found else None
+
+
 def keep(name: str, about: dict[str, Any], words: str, values: Any) -> list[Path]:
     """Write <name>-<date>.md and .json; a second run of one day gets a number. And the plots that kept_plots.py has
     for it. Returns the paths."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.autotune import in_words, is_met
+from benchmarks.autotune import in_words, is_met, merged
 from benchmarks.autotune_job import MODELS
 
+ABOUT = {"date": "2026-11-27T12:00:00+00:00", "commit": "abc", "load_at_start": 0.1}
 GRID = {
+    "about": ABOUT,
     "part": "grid",
     "link": "1gbit",
     "model": "wide",
     "rates": {"as the script says": 10.0, "buckets of 1 MiB": 20.0},
 }
 TUNE = {
+    "about": ABOUT,
     "part": "tune",
     "link": "1gbit",
     "model": "wide",
@@ -36,9 +39,20 @@ def test_a_study_without_its_grid_is_named() -> None:
 def test_the_time_after_a_drop_is_said() -> None:
     grid = {**GRID, "link": "100mbit"}
     seen = [{"after_s": 10.0, "rate": 5.0}, {"after_s": 40.0, "rate": 18.5}]
-    drop = {"part": "drop", "link": "1gbit", "model": "wide", "seen": seen}
+    drop = {"part": "drop", "link": "1gbit", "model": "wide", "seen": seen, "about": ABOUT}
     assert "90% of the new best after 40 s" in in_words([grid, drop])
     assert "90% of the new best never" in in_words([drop])
+
+
+def test_a_part_that_ran_again_replaces_the_kept_one_and_drops_no_other() -> None:
+    again = {**TUNE, "kept": "as the script says", "settled": False}
+    deep = {**GRID, "model": "deep"}
+    parts = merged([GRID, TUNE, deep], [again])
+    assert parts == [deep, GRID, again]
+    said = in_words(parts)
+    assert (
+        "grid, 1gbit, deep: 2026-11-27T12:00:00+00:00, commit abc" in said and "not settled in time" in said
+    )
 
 
 @pytest.mark.parametrize(
