@@ -140,13 +140,15 @@ def in_words(parts: Sequence[Part]) -> str:
             ]
         )  # fmt: skip
     for p in (p for p in parts if p["part"] == "drop"):
+        where = f"- {p['link']}, {p['model']}, drop to {DROP[1]}"
         rates = grids.get((DROP[1], p["model"]))
-        best = max(rates.values()) if rates else 0.0
-        within = next((s["after_s"] for s in p["seen"] if best and s["rate"] >= AFTER_DROP * best), None)
+        if rates is None:
+            notes.append(f"{where}: there is no grid of {DROP[1]} to compare with")
+            continue
+        best = max(rates.values())
+        within = next((s["after_s"] for s in p["seen"] if s["rate"] >= AFTER_DROP * best), None)
         said = "never" if within is None else f"after {within:.0f} s"
-        notes.append(
-            f"- {p['link']}, {p['model']}, drop to {DROP[1]}: {AFTER_DROP:.0%} of the new best {said}"
-        )
+        notes.append(f"{where}: {AFTER_DROP:.0%} of the new best {said}")
     notes += [
         f"- {p['part']}, {p['link']}, {p['model']}: {p['about']['date']}, commit {p['about']['commit']}, load at the "
         f"start {p['about']['load_at_start']:.1f}{'' if p.get('settled', True) else '; not settled in time'}"

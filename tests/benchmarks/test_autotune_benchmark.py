@@ -41,7 +41,8 @@ def test_the_time_after_a_drop_is_said() -> None:
     seen = [{"after_s": 10.0, "rate": 5.0}, {"after_s": 40.0, "rate": 18.5}]
     drop = {"part": "drop", "link": "1gbit", "model": "wide", "seen": seen, "about": ABOUT}
     assert "90% of the new best after 40 s" in in_words([grid, drop])
-    assert "90% of the new best never" in in_words([drop])
+    assert "90% of the new best never" in in_words([grid, {**drop, "seen": seen[:1]}])
+    assert "no grid of 100mbit to compare with" in in_words([drop])
 
 
 def test_a_part_that_ran_again_replaces_the_kept_one_and_drops_no_other() -> None:
