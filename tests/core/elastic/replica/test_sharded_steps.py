@@ -14,7 +14,8 @@ from torch import nn
 from tests.core.elastic.replica import sharded_training
 from tests.core.elastic.replica.leader import Leader
 
-EPOCHS = 20  # enough for a joiner to come in
+EPOCHS = 6  # enough for a joiner to come in, where each step rests as long as REST_S
+REST_S = 1.0  # costs no processor time, as more steps would
 
 Start = Callable[..., Leader]
 
@@ -120,7 +121,7 @@ def test_the_end_of_a_shard_is_reported_while_its_mate_computes(start: Start) ->
 
 
 def test_a_replica_is_lost_and_another_joins(start: Start) -> None:
-    leader = start(3, 2, epochs=EPOCHS, step_s=0.1)
+    leader = start(3, 2, epochs=EPOCHS, step_s=REST_S)
     leader.await_true(
         lambda: (
             len(leader.generations) > 1 and all(leader.step_of(w) >= 2 for r in leader.replicas for w in r)
