@@ -15,10 +15,10 @@ from bagua_agent.observation.job_facts import JobFacts
 from bagua_agent.observation.series import JobSeries
 from bagua_agent.observation.verdict_parts import (
     MOST_NAMES,
-    STANDSTILL_S,
     Level,
     Verdict,
     stands_still,
+    standstill_s,
     trains,
     usual_step_s,
     without_step_s,
@@ -55,10 +55,13 @@ def etcd_away(facts: JobFacts, series: JobSeries) -> Verdict | None:
             "A lost worker holds the others up, for a loss or a join has no effect until etcd answers.",
             "Look at etcd and at the network to it.",
         )
+    has_begun = facts.generation is not None and not facts.generation.is_gathering
     return Verdict(
         Level.WARNING,
         f"{what}.",
-        "Training goes on, but a loss or a join has no effect until etcd answers.",
+        "Training goes on, but a loss or a join has no effect until etcd answers."
+        if has_begun
+        else "The job begins once etcd answers.",
         "Look at etcd and at the network to it.",
     )
 
@@ -84,7 +87,7 @@ def stalled_workers(facts: JobFacts, series: JobSeries) -> Verdict | None:
     if not found or generation is None:
         return None
     longest = max(found, key=lambda s: s.waited_s)
-    if not stands_still(facts, series) and longest.waited_s < max(STANDSTILL_S, usual_step_s(facts)):
+    if not stands_still(facts, series) and longest.waited_s < standstill_s(facts):
         return None
     waited_s = max(longest.waited_s, without_step_s(facts, series))
     waiting = {s.worker_id for s in found}

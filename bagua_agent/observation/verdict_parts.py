@@ -52,6 +52,10 @@ def without_step_s(facts: JobFacts, series: JobSeries) -> float:
     return facts.at_unix_s - series.step_since_unix_s if series.step and not facts.closing else 0.0
 
 
+def standstill_s(facts: JobFacts) -> float:
+    """How long a wait has to last before it is shown."""
+    return max(STANDSTILL_S, STANDSTILL_STEPS * usual_step_s(facts))
+
+
 def stands_still(facts: JobFacts, series: JobSeries) -> bool:
-    limit_s = max(STANDSTILL_S, STANDSTILL_STEPS * usual_step_s(facts))
-    return without_step_s(facts, series) >= limit_s
+    return without_step_s(facts, series) >= standstill_s(facts)

@@ -83,6 +83,7 @@ LOST = JobEvent("ended-w1", EventKind.WORKER_LOST, "worker lost", "h1", NOW_S - 
             facts(store_problem="connection refused"),
             Level.WARNING, "etcd does not answer this page.", "no effect until etcd answers", "Look at etcd",
         ),
+        (facts(store_problem="refused", generation=None), Level.WARNING, "etcd does not", "begins once", "etcd"),
         (
             facts(store_problem="timed out", agents=(agent(0, worker(0)), agent(1, answers=False))),
             Level.WARNING, "etcd does not answer this page, and neither does the agent of h1", "cut off", "another",
