@@ -7,19 +7,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from bagua_core.kernels import compilation, cpu_library
+from tests.lab import launched, zygote
 
 ROOT = Path(__file__).resolve().parents[3]
 CHILD_DEADLINE_S = 120
-SAY_TARGET = (
-    "import torch, bagua_core.kernels as k;"
-    "x = torch.arange(100.0); c = k.minmax_compress(x);"
-    "t = k.target(); print(f'{t.name}|{t.reason}|{c.sum()}')"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -38,33 +35,29 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "checkout"
 
 
-def start(checkout: Path, tmp_path: Path, **variables: str) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(checkout),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        **variables,
-    }
-    return subprocess.Popen(
-        [sys.executable, "-c", SAY_TARGET],
+def run(checkout: Path, tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """say_target.py, where that can be done forked from a process that has torch loaded: an import takes seconds."""
+    words = [sys.executable, "-m", "tests.core.kernels.say_target", str(checkout)]
+    environment = launched.environment(XDG_CACHE_HOME=str(tmp_path / "cache"), **variables)
+    if zygote.can_start(words, environment):
+        return zygote.run_captured(words, environment, tmp_path, "", CHILD_DEADLINE_S)
+    return subprocess.run(
+        words,
         env=environment,
         cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
+        timeout=CHILD_DEADLINE_S,
+        check=False,
     )
 
 
-def said(process: subprocess.Popen[str]) -> tuple[str, str, str, str]:
+def said(checkout: Path, tmp_path: Path, **variables: str) -> tuple[str, str, str, str]:
     """Target, reason, sum of the compressed tensor, what was warned of."""
-    try:
-        out, err = process.communicate(timeout=CHILD_DEADLINE_S)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, err
-    name, reason, total = out.strip().split("|")
-    return name, reason, total, err
+    done = run(checkout, tmp_path, **variables)
+    assert done.returncode == 0, done.stderr
+    name, reason, total = done.stdout.strip().split("|")
+    return name, reason, total, done.stderr
 
 
 def counting_compiler(tmp_path: Path) -> Mapping[str, str]:
@@ -84,22 +77,23 @@ def compilations(tmp_path: Path) -> int:
 
 def test_workers_that_start_together_compile_once(checkout: Path, tmp_path: Path) -> None:
     compiler = counting_compiler(tmp_path)
-    workers = [start(checkout, tmp_path, **compiler) for _ in range(3)]
-    results = [said(worker) for worker in workers]
+    with ThreadPoolExecutor(3) as together:
+        workers = [together.submit(said, checkout, tmp_path, **compiler) for _ in range(3)]
+        results = [worker.result() for worker in workers]
     cached = next((tmp_path / "cache" / "bagua-kernels").glob("cpu-*.so"))
     assert {(name, reason) for name, reason, _, _ in results} == {("extension", str(cached))}
     assert compilations(tmp_path) == 1
     assert (cached.parent.stat().st_mode & 0o777) == 0o700
-    assert said(start(checkout, tmp_path, **compiler))[0] == "extension"
+    assert said(checkout, tmp_path, **compiler)[0] == "extension"
     assert compilations(tmp_path) == 1
 
 
 def test_without_a_compiler_torch_serves_and_says_why_once(checkout: Path, tmp_path: Path) -> None:
     missing = str(tmp_path / "no-such-cc")
-    name, reason, total, warned = said(start(checkout, tmp_path, CC=missing))
+    name, reason, total, warned = said(checkout, tmp_path, CC=missing)
     assert name == "fallback" and missing in reason
     assert warned.count("many times slower") == 1
-    with_compiler = said(start(checkout, tmp_path, **counting_compiler(tmp_path)))
+    with_compiler = said(checkout, tmp_path, **counting_compiler(tmp_path))
     assert with_compiler[0] == "extension" and with_compiler[2] == total
 
 
@@ -107,25 +101,24 @@ def test_a_compiler_that_fails_is_quoted(checkout: Path, tmp_path: Path) -> None
     broken = tmp_path / "broken-cc"
     broken.write_text("#!/bin/sh\necho 'internal compiler error' >&2\nexit 4\n")
     broken.chmod(0o755)
-    name, reason, _, _ = said(start(checkout, tmp_path, CC=str(broken)))
+    name, reason, _, _ = said(checkout, tmp_path, CC=str(broken))
     assert name == "fallback" and "ended with 4" in reason and "internal compiler error" in reason
 
 
 def test_a_demanded_extension_is_an_error_where_there_is_none(checkout: Path, tmp_path: Path) -> None:
-    process = start(checkout, tmp_path, CC=str(tmp_path / "no-such-cc"), BAGUA_KERNELS="extension")
-    _, err = process.communicate(timeout=CHILD_DEADLINE_S)
-    assert process.returncode == 1
-    assert "KernelUnavailableError: BAGUA_KERNELS=extension, but no C compiler" in err
+    done = run(checkout, tmp_path, CC=str(tmp_path / "no-such-cc"), BAGUA_KERNELS="extension")
+    assert done.returncode == 1
+    assert "KernelUnavailableError: BAGUA_KERNELS=extension, but no C compiler" in done.stderr
 
 
 def test_a_library_of_other_sources_is_not_used(checkout: Path, tmp_path: Path) -> None:
     compiler = counting_compiler(tmp_path)
-    reason = said(start(checkout, tmp_path, **compiler))[1]
+    reason = said(checkout, tmp_path, **compiler)[1]
     shutil.copy(reason, checkout / "bagua_core" / "kernels" / "_cpu.so")
-    assert said(start(checkout, tmp_path, **compiler))[1] == "_cpu.so, built at installation"
+    assert said(checkout, tmp_path, **compiler)[1] == "_cpu.so, built at installation"
     header = checkout / "bagua_core" / "kernels" / "arithmetic.h"
     header.write_text(header.read_text() + "\n/* changed */\n")
-    again = said(start(checkout, tmp_path, **compiler))[1]
+    again = said(checkout, tmp_path, **compiler)[1]
     assert again.startswith(str(tmp_path / "cache")) and again != reason
     assert compilations(tmp_path) == 2
 
