@@ -18,7 +18,7 @@ from bagua_core.elastic.state.flat_digest import digest_of_bytes
 
 FRACTION_OF_STEP = 0.005
 LEAST_BUDGET_S = 35e-6  # below it the elastic work of a step, 23 to 52 us else, stays within 100 us
-_GATHERED_BYTES = 256 << 10  # larger tensors are read where they lie
+_GATHERED_BYTES = 256 << 10  # copied at once, at most; larger tensors are read where they lie
 _FORGET_FACTOR = 1.05  # a cost measured once in a quiet moment is not believed for ever
 
 
@@ -28,18 +28,18 @@ class ParameterDigest:
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = list(parameters)
         self._sizes = [p.numel() for p in self._parameters]
-        self._small = [p for p in self._parameters if p.device.type == "cpu" and p.nbytes <= _GATHERED_BYTES]
+        small = [p for p in self._parameters if p.device.type == "cpu" and p.nbytes <= _GATHERED_BYTES]
         self._large = [p for p in self._parameters if p.device.type != "cpu" or p.nbytes > _GATHERED_BYTES]
-        self._gathered = torch.zeros(sum(_whole_words(p) for p in self._small), dtype=torch.uint8)
-        self._slots = []
-        at = 0
-        for p in self._small:
-            self._slots.append(self._gathered[at : at + p.nbytes].view(p.dtype).view(p.shape))
-            at += _whole_words(p)
+        self._groups = _gathered_groups(small)
 
     @property
     def is_on_host(self) -> bool:
         return all(p.device.type == "cpu" for p in self._parameters)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The memory that this digest keeps beside the parameters."""
+        return max((group.run.untyped_storage().nbytes() for group in self._groups), default=0)
 
     def fits(self) -> bool:
         """Whether the parameters still have the sizes they had."""
@@ -47,12 +47,52 @@ class ParameterDigest:
 
     def value(self) -> int:
         with torch.no_grad():
-            if self._slots:
-                torch._foreach_copy_(self._slots, self._small)
-            found = digest_of_bytes([self._gathered])
+            found = digest_of_bytes(group.filled() for group in self._groups)
             if self._large:
                 found ^= flat_tensors.digest(self._large)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Parameters that are gathered and read together. All groups share their memory, so one is read before the next is
+    filled."""
+
+    parameters: list[torch.Tensor]
+    slots: list[torch.Tensor]  # of `parameters`, views of `run`
+    gaps: list[torch.Tensor]  # of `run`, between the slots; another group may have filled them
+    run: torch.Tensor
+
+    def filled(self) -> torch.Tensor:
+        if self.gaps:
+            torch._foreach_zero_(self.gaps)
+        torch._foreach_copy_(self.slots, self.parameters)
+        return self.run
+
+
+def _gathered_groups(parameters: Sequence[torch.Tensor]) -> list[_Group]:
+    """parameters: of _GATHERED_BYTES at most, each. A copy of all would be a second model where all are small."""
+    parts: list[list[torch.Tensor]] = []
+    left = 0
+    for p in parameters:
+        if not parts or _whole_words(p) > left:
+            parts.append([])
+            left = _GATHERED_BYTES
+        parts[-1].append(p)
+        left -= _whole_words(p)
+    sizes = [sum(map(_whole_words, part)) for part in parts]
+    memory = torch.zeros(max(sizes, default=0), dtype=torch.uint8)
+    groups = []
+    for part, size in zip(parts, sizes, strict=True):
+        slots, gaps, at = [], [], 0
+        for p in part:
+            end = at + _whole_words(p)
+            slots.append(memory[at : at + p.nbytes].view(p.dtype).view(p.shape))
+            if at + p.nbytes < end and len(parts) > 1:
+                gaps.append(memory[at + p.nbytes : end])
+            at = end
+        groups.append(_Group(part, slots, gaps, memory[:size]))
+    return groups
 
 
 def _whole_words(tensor: torch.Tensor) -> int:

@@ -231,6 +231,34 @@ def test_workers_that_share_processors_take_digests_by_what_a_step_costs(
     assert trace.every_steps == expected
 
 
+@pytest.mark.parametrize("elements", [30_000, 60_001])
+def test_a_digest_keeps_no_copy_of_a_model_of_small_parameters(elements: int) -> None:
+    """Forty parameters that are all gathered: of four and of one in a group, with gaps between and behind them."""
+    held = [torch.full((elements // (1 + n % 2),), float(n)) for n in range(40)]
+    digest = digest_trace.ParameterDigest(held)
+    assert digest.scratch_bytes <= 256 << 10 < sum(p.nbytes for p in held) / 10
+    before = digest.value()
+    assert digest.value() == before == digest_trace.ParameterDigest(held).value()
+    for parameter in held:
+        parameter.view(torch.uint8)[-1] ^= 1
+        assert digest.value() != before
+        parameter.view(torch.uint8)[-1] ^= 1
+    held[0].copy_(held[2])
+    assert digest.value() != before
+
+
+def test_the_order_of_parameters_of_different_groups_counts() -> None:
+    one, other = torch.ones(60_000), torch.full((60_000,), 2.0)
+    digests = {digest_trace.ParameterDigest(held).value() for held in ([one, other], [other, one])}
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("held", [[], [torch.zeros(0)], [torch.zeros(0), torch.ones(3), torch.zeros(0)]])
+def test_a_model_may_have_parameters_without_elements(held: list[torch.Tensor]) -> None:
+    digest = digest_trace.ParameterDigest(held)
+    assert digest.value() == digest.value() and digest.fits()
+
+
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("byte", [0, 3, 799, 100_003])
 def test_every_bit_of_every_parameter_counts(byte: int, large: bool) -> None:
