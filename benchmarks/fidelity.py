@@ -83,9 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "trained": [asdict(t) for t in trained],
             "failed": failures,
         }
-        # a task that runs only on request has a result of its own
-        name = "_".join(["fidelity", *sorted(set(args.task))])
-        paths = result_file.keep(name, about, words, values)
+        usual = [name for name, task in TASKS.items() if task.is_usual]
+        part = result_file.part_of(args.task, usual) + result_file.part_of(args.algorithm, CHOICES)
+        paths = result_file.keep("fidelity", about, words, values, part)
         paths += keep_plots(paths[0], fidelity_plots.figures(rows, trained))
         for path in paths:
             print(f"wrote {path.relative_to(result_file.ROOT)}")

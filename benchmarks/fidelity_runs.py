@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.algorithm_choices import ALWAYS_ADAM, CHOICES
-from benchmarks.fidelity_tasks import Task
+from benchmarks.fidelity_tasks import Task, load_pieces
 from benchmarks.worker_environment import worker_environment
 from tests.lab.process import LabProcess
 
 WORKERS = 4
-_DEADLINE_S = 300.0
+_LEAST_DEADLINE_S = 300.0
+_LONGEST_STEP_S = 0.25  # in the mean, on a machine that does something else too
 _START_S = 60.0
 _END_S = 15.0
 _LOOK_EVERY_S = 0.02
@@ -85,26 +86,32 @@ def _job(task: Task, system: str, seeds: Sequence[int], epochs: int, data: Path,
         commands = [([sys.executable, *launch, *words], worker_environment())]
     else:
         commands = [([sys.executable, *words], worker_environment(RANK=str(rank))) for rank in range(WORKERS)]
+    steps = len(seeds) * epochs * len(load_pieces(data)[0]) // task.global_batch
     processes: list[LabProcess] = []
     try:
         for number, (command, env) in enumerate(commands):
             output = out / f"output-{number}.log"
             processes.append(LabProcess([], command, env=env, output=output, host_name="here"))
-        _await_all(processes)
+        _await_all(processes, deadline_s(steps))
     finally:
         for process in processes:
             _end(process)
     return [_read(task, system, seed, out) for seed in seeds]
 
 
-def _await_all(processes: Sequence[LabProcess]) -> None:
-    end_s = time.monotonic() + _DEADLINE_S
+def deadline_s(steps: int) -> float:
+    """Of a job of so many steps in all."""
+    return max(_LEAST_DEADLINE_S, _START_S + steps * _LONGEST_STEP_S)
+
+
+def _await_all(processes: Sequence[LabProcess], within_s: float) -> None:
+    end_s = time.monotonic() + within_s
     while not all(process.returncode == 0 for process in processes):
         for process in processes:
             if process.returncode:
                 raise TrainingFailed(f"{process} failed\n{process.tail()}")
             if time.monotonic() > end_s:
-                raise TrainingFailed(f"{process} has not ended within {_DEADLINE_S:g} s\n{process.tail()}")
+                raise TrainingFailed(f"{process} has not ended within {within_s:g} s\n{process.tail()}")
         time.sleep(_LOOK_EVERY_S)
 
 

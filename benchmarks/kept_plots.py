@@ -239,9 +239,15 @@ def figures_of(name: str, values: Any) -> dict[str, Figure]:
     return {figure: bars.draw for figure, bars in KINDS[name](values).items()}
 
 
+def kind_of(result: Path) -> str:
+    """The benchmark of a kept result; the rest of the name says which part of it was measured."""
+    name = result.stem.split("-")[0]
+    return next((kind for kind in KINDS if name == kind or name.startswith(f"{kind}_")), name)
+
+
 def draw(result: Path) -> list[Path]:
     """Draw the plots of a kept result, and link them from its table unless they are linked there."""
-    name = result.stem.split("-")[0]
+    name = kind_of(result)
     table = result.with_suffix(".md")
     before = table.read_text()
     paths = keep_plots(table, figures_of(name, json.loads(result.read_text())["values"]))
@@ -252,11 +258,7 @@ def draw(result: Path) -> list[Path]:
 
 def missing(results: Iterable[Path]) -> list[Path]:
     """Those that have no plot yet, and could have one."""
-    return [
-        r
-        for r in results
-        if r.stem.split("-")[0] in KINDS and not list(r.parent.glob(f"{r.stem}-[a-z]*.png"))
-    ]
+    return [r for r in results if kind_of(r) in KINDS and not list(r.parent.glob(f"{r.stem}-[a-z]*.png"))]
 
 
 def main(words: Sequence[str]) -> None:

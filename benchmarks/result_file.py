@@ -13,7 +13,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,17 +98,28 @@ def newest(name: str) -> Any:
     return max(found, key=lambda one: one["about"]["date"])["values"] if found else None
 
 
-def keep(name: str, about: dict[str, Any], words: str, values: Any) -> list[Path]:
-    """Write <name>-<date>.md and .json; a second run of one day gets a number. And the plots that kept_plots.py has
-    for it. Returns the paths."""
+def part_of(chosen: Sequence[str], known: Iterable[str]) -> list[str]:
+    """What of a benchmark is measured where only some of `known` were chosen; empty if all or none were."""
+    some = sorted(set(chosen))
+    return [] if set(known) <= set(some) else some
+
+
+def keep(name: str, about: dict[str, Any], words: str, values: Any, part: Sequence[str] = ()) -> list[Path]:
+    """Write <name>-<date>.md and .json; a second run of one day gets a number, and no file is replaced. And the plots
+    that kept_plots.py has for it. Returns the paths.
+
+    part: what of the benchmark was measured, if not all. It is in the file's name, so that the newest result of the
+    benchmark's own name has all rows.
+    """
     RESULTS.mkdir(parents=True, exist_ok=True)
     day = about["date"][:10]
-    stem, number = f"{name}-{day}", 1
+    whole_name = "_".join([name, *part])
+    stem, number = f"{whole_name}-{day}", 1
     while (RESULTS / f"{stem}.json").exists():
         number += 1
-        stem = f"{name}-{day}-{number}"
+        stem = f"{whole_name}-{day}-{number}"
     paths = [RESULTS / f"{stem}.md", RESULTS / f"{stem}.json"]
-    paths[0].write_text(f"# {name}, {day}\n\n{in_words(about)}\n\n{words}\n")
+    paths[0].write_text(f"# {whole_name}, {day}\n\n{in_words(about)}\n\n{words}\n")
     paths[1].write_text(json.dumps({"about": about, "values": values}, indent=1) + "\n")
     kept = json.loads(paths[1].read_text())["values"]
     return paths + keep_plots(paths[0], kept_plots.figures_of(name, kept))

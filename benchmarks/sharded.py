@@ -30,6 +30,7 @@ HOSTS, REPLICA_SIZE = 6, 2
 WARM_UP = 10  # steps of a block that don't count
 FAULT_STEPS = 2000
 DEADLINE_S = 300.0
+PARTS = ("blocks", "faults")
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +322,7 @@ def main() -> None:
             about,
             words,
             {"blocks": [asdict(b) for b in blocks], "faults": [asdict(f) for f in faults]},
+            result_file.part_of([n for n, found in (("blocks", blocks), ("faults", faults)) if found], PARTS),
         )
     print(in_words(about))
 

@@ -151,9 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(words)
     if args.keep:
         values = {"rows": [asdict(r) for r in found], "runs": [asdict(r) for r in bench.runs], "notes": notes}
-        # single algorithms have a result of their own, beside that of all
-        name = "_".join(["tradeoff", *sorted(set(args.algorithm))])
-        paths = result_file.keep(name, about, words, values)
+        part = result_file.part_of([s.name for s in systems], SYSTEMS)
+        part += result_file.part_of(args.links.split(","), LINKS)
+        paths = result_file.keep("tradeoff", about, words, values, part)
         paths += keep_plots(paths[0], tradeoff_plots.figures(found, bench.runs))
         for path in paths:
             print(f"wrote {path.relative_to(result_file.ROOT)}")

@@ -173,7 +173,8 @@ def main() -> None:
                 print(trials[-1], flush=True)
     print(report(trials))
     if options.keep:
-        keep("uneven_workers", about, report(trials), [asdict(trial) for trial in trials])
+        part = result_file.part_of(options.system or [], SYSTEMS)
+        keep("uneven_workers", about, report(trials), [asdict(trial) for trial in trials], part)
     print(in_words(about))
 
 

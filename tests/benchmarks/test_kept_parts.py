@@ -1,0 +1,54 @@
+"""A kept result of a part of a benchmark has a name of its own and replaces nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import result_file
+from benchmarks.fidelity_runs import deadline_s
+from benchmarks.kept_plots import kind_of
+
+WHOLE = ["ddp", "round", "step"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "part"),
+    [
+        ([], []),
+        (["step"], ["step"]),
+        (["step", "ddp", "step"], ["ddp", "step"]),
+        (["round", "ddp", "step"], []),
+        (["other"], ["other"]),
+    ],
+)
+def test_a_part_is_what_was_chosen_unless_that_is_all(chosen: list[str], part: list[str]) -> None:
+    assert result_file.part_of(chosen, WHOLE) == part
+
+
+def test_a_part_lies_beside_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_file, "RESULTS", tmp_path)
+    about = {**result_file.circumstances(), "date": "2026-01-02T00:00:00"}
+    for rows, part in (("all", []), ("one", ["step"]), ("again", []), ("another", ["step"])):
+        result_file.keep("some", about, rows, {"rows": rows}, part)
+    found = {path.name: json.loads(path.read_text())["values"]["rows"] for path in tmp_path.glob("*.json")}
+    assert found == {
+        "some-2026-01-02.json": "all",
+        "some_step-2026-01-02.json": "one",
+        "some-2026-01-02-2.json": "again",
+        "some_step-2026-01-02-2.json": "another",
+    }
+    assert (tmp_path / "some_step-2026-01-02.md").read_text().startswith("# some_step, 2026-01-02\n")
+
+
+def test_plots_of_a_part_are_those_of_its_benchmark() -> None:
+    names = ("uneven_workers", "uneven_workers_round_step", "scaling_calibration", "sharded_faults")
+    kinds = [kind_of(Path(f"{name}-2026-01-02-2.json")) for name in names]
+    assert kinds == ["uneven_workers", "uneven_workers", "scaling_calibration", "sharded"]
+
+
+def test_a_long_training_has_as_much_time_as_its_steps_may_take() -> None:
+    assert deadline_s(180) == 300
+    assert deadline_s(3 * 2048) > 1200
