@@ -41,7 +41,7 @@ class Line:
     time_s: float
     committed: int
     replicas: int
-    resident_bytes: int
+    anonymous_bytes: int
     cpu_s: float
 
 
@@ -67,11 +67,11 @@ class Block:
 def block_of(system: str, logs: Sequence[Sequence[Line]], before_bytes: Sequence[int]) -> Block:
     steps = [later.time_s - line.time_s for log in logs for line, later in pairwise(log[WARM_UP:])]
     grown = [
-        statistics.median(line.resident_bytes for line in log[WARM_UP:]) - before
+        statistics.median(line.anonymous_bytes for line in log[WARM_UP:]) - before
         for log, before in zip(logs, before_bytes, strict=True)
     ]
     peak = [
-        max(line.resident_bytes for line in log) - before
+        max(line.anonymous_bytes for line in log) - before
         for log, before in zip(logs, before_bytes, strict=True)
     ]
     cpu = [(log[-1].cpu_s - log[WARM_UP].cpu_s) / (len(log) - 1 - WARM_UP) for log in logs]

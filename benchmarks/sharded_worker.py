@@ -2,7 +2,7 @@
 
     sharded_worker.py SYSTEM --out DIRECTORY --name HOST ...
 
-SYSTEM: hsdp or bagua. Appends "time steps-committed replicas resident-bytes cpu-seconds" to <out>/<host>.log at the
+SYSTEM: hsdp or bagua. Appends "time steps-committed replicas anonymous-bytes cpu-seconds" to <out>/<host>.log at the
 begin of each step, and writes the rank of its replica in its first step to <out>/<host>.replica. Time is the machine's
 monotonic clock, which all hosts of the lab share; cpu-seconds are the process's, with all its threads.
 """
@@ -37,8 +37,11 @@ def example() -> ModuleType:
     return importlib.import_module("fsdp_lm")
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+def anonymous_bytes() -> int:
+    """Resident memory without files. Pages of libraries are shared by a host's processes, and appear in a forked worker
+    when it first touches them, so a worker of Bagua maps in its steps what torchrun's has mapped before."""
+    _, resident, of_files = Path("/proc/self/statm").read_text().split()[:3]
+    return (int(resident) - int(of_files)) * PAGE_BYTES
 
 
 class Training:
@@ -66,7 +69,7 @@ class Training:
     ) -> None:
         with (self.options.out / f"{self.options.name}.log").open("a", buffering=1) as log:
             for step, replicas, (x, y) in batches:
-                log.write(f"{time.monotonic()} {step} {replicas} {resident_bytes()} {time.process_time()}\n")
+                log.write(f"{time.monotonic()} {step} {replicas} {anonymous_bytes()} {time.process_time()}\n")
                 optimizer.zero_grad()
                 loss = net(x, y)
                 time.sleep(self.options.sleep_s)
@@ -124,7 +127,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     training = Training(options)
-    (options.out / f"{options.name}.before").write_text(str(resident_bytes()))
+    # torch imports it with the first optimizer; the parent of Bagua's workers has done so already
+    importlib.import_module("torch._dynamo")
+    (options.out / f"{options.name}.before").write_text(str(anonymous_bytes()))
     (hsdp if options.system == "hsdp" else bagua)(training)
 
 
