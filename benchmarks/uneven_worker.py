@@ -24,6 +24,7 @@ from benchmarks.fidelity_tasks import TASKS, Task
 
 GLOBAL_BATCH = 64
 LR = 0.05
+ASYNC_INTERVAL_MS = 100  # less than a round takes, so each commit begins an average or takes one in
 REPEATED = 8  # digits in an epoch, so that it has several rounds
 
 
@@ -86,6 +87,10 @@ def bagua(options: Any, net: nn.Module, optimizer: torch.optim.Optimizer, train:
         "gradient_allreduce": "gradient_allreduce",
         "step": bagua_core.algorithms.LocalSGD(options.sync_every),
         "round": bagua_core.algorithms.LocalSGD(options.sync_every, unit="round"),
+        "async": bagua_core.algorithms.AsyncModelAverage(sync_interval_ms=ASYNC_INTERVAL_MS),
+        "async_round": bagua_core.algorithms.AsyncModelAverage(
+            sync_interval_ms=ASYNC_INTERVAL_MS, unit="round", sync_every=options.sync_every
+        ),
     }
     loader = bagua_core.ElasticDataLoader(train, GLOBAL_BATCH, seed=options.seed)
     model = bagua_core.DistributedDataParallel(net, [optimizer], algorithm=algorithms[options.system])

@@ -36,6 +36,8 @@ SYSTEMS = {
     "gradient_allreduce": "gradient_allreduce",
     "step": "local_sgd, unit step",
     "round": "local_sgd, unit round",
+    "async": "async, unit step",
+    "async_round": "async, unit round",
 }
 
 
@@ -68,8 +70,9 @@ def throughput(directory: Path) -> float:
 
 
 class Bench:
-    def __init__(self, lab: Lab, directory: Path) -> None:
+    def __init__(self, lab: Lab, directory: Path, epochs: int) -> None:
         self._lab = lab
+        self._epochs = epochs
         self._directory = directory
         self._endpoint = lab.etcd(lab.hosts[0]).endpoints
         self._jobs = 0
@@ -89,7 +92,7 @@ class Bench:
         processes = []
         for number, host in enumerate(self._lab.hosts):
             slower = SLOWER if number == HOSTS - 1 else 1.0
-            worker = self._worker(system, out, host.name, slower, EPOCHS, seed)
+            worker = self._worker(system, out, host.name, slower, self._epochs, seed)
             processes.append(self._run(host, [sys.executable, *self._launcher(system, host), *worker]))
         self._finish(processes)
         losses = json.loads((out / "losses.json").read_text())
@@ -159,12 +162,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--system", action="append", choices=list(SYSTEMS))
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="of 176 steps; default %(default)s")
     parser.add_argument("--keep", action="store_true", help="write the result to benchmarks/results")
     options = parser.parse_args()
     about = circumstances()
     trials = []
     with Lab(HOSTS) as lab, tempfile.TemporaryDirectory() as directory:
-        bench = Bench(lab, Path(directory))
+        bench = Bench(lab, Path(directory), options.epochs)
         for seed in range(options.repeat):
             alone_per_s = bench.alone_per_s()
             print(f"own speeds: {alone_per_s:.0f} samples a second in all", flush=True)
