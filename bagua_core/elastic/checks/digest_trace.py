@@ -75,18 +75,18 @@ def _gathered_groups(parameters: Sequence[torch.Tensor]) -> list[_Group]:
     parts: list[list[torch.Tensor]] = []
     left = 0
     for p in parameters:
-        if not parts or _whole_words(p) > left:
+        if not parts or _slot_bytes(p) > left:
             parts.append([])
             left = _GATHERED_BYTES
         parts[-1].append(p)
-        left -= _whole_words(p)
-    sizes = [sum(map(_whole_words, part)) for part in parts]
+        left -= _slot_bytes(p)
+    sizes = [sum(map(_slot_bytes, part)) for part in parts]
     memory = torch.zeros(max(sizes, default=0), dtype=torch.uint8)
     groups = []
     for part, size in zip(parts, sizes, strict=True):
         slots, gaps, at = [], [], 0
         for p in part:
-            end = at + _whole_words(p)
+            end = at + _slot_bytes(p)
             slots.append(memory[at : at + p.nbytes].view(p.dtype).view(p.shape))
             if at + p.nbytes < end and len(parts) > 1:
                 gaps.append(memory[at + p.nbytes : end])
@@ -95,8 +95,9 @@ def _gathered_groups(parameters: Sequence[torch.Tensor]) -> list[_Group]:
     return groups
 
 
-def _whole_words(tensor: torch.Tensor) -> int:
-    return -(-tensor.nbytes // 8) * 8
+def _slot_bytes(tensor: torch.Tensor) -> int:
+    """A multiple of the largest element, complex128, so that the next slot can be a view of any dtype."""
+    return -(-tensor.nbytes // 16) * 16
 
 
 def stride(cost_s: float, step_s: float, most: int) -> int:

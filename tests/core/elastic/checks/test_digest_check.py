@@ -253,8 +253,16 @@ def test_the_order_of_parameters_of_different_groups_counts() -> None:
     assert len(digests) == 2
 
 
-@pytest.mark.parametrize("held", [[], [torch.zeros(0)], [torch.zeros(0), torch.ones(3), torch.zeros(0)]])
-def test_a_model_may_have_parameters_without_elements(held: list[torch.Tensor]) -> None:
+@pytest.mark.parametrize(
+    "held",
+    [
+        [],
+        [torch.zeros(0)],
+        [torch.zeros(0), torch.ones(3), torch.zeros(0)],
+        [torch.ones(1), torch.ones(3, dtype=torch.complex128)],
+    ],
+)
+def test_a_model_may_have_parameters_without_elements_or_of_large_ones(held: list[torch.Tensor]) -> None:
     digest = digest_trace.ParameterDigest(held)
     assert digest.value() == digest.value() and digest.fits()
 
