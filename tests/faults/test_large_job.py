@@ -11,6 +11,7 @@ from bagua_agent.large_jobs.limits import PICTURE_VARIABLE, RECORD_VARIABLE
 from bagua_agent.large_jobs.record_parts import Head, head_of
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import Job
+from tests.faults.test_replicas import END_S, check, sharded
 from tests.faults.test_store_wiped import wipe
 from tests.lab.etcd import EtcdCluster
 from tests.lab.network import Lab
@@ -97,3 +98,20 @@ def test_its_keys_are_lost_with_etcds_disk(job: MakeJob, make_lab: MakeLab) -> N
     assert any(node.says("putting them again") for node in one.nodes)
     newest = heads(one, cluster)[-1]
     assert newest.node_count == 3
+
+
+def test_replicas_across_its_nodes_are_lost_and_come_back(job: MakeJob, make_lab: MakeLab) -> None:
+    """Two replicas of two hosts each. The agents follow the leader's keys and the records of replicas alone."""
+    lab = make_lab(6)
+    cluster = lab.etcd(lab.hosts[0])
+    one = sharded(job, "2:4", endpoints=cluster.endpoints)
+    nodes = [one.start(host, environment=LARGE) for host in lab.hosts[1:5]]
+    before = one.await_world(2, after_step=9)
+    assert heads(one, cluster)[-1].node_count == 4
+    nodes[3].kill_agent()
+    alone = one.await_world(1, after_step=before)
+    one.start(lab.hosts[5], environment=LARGE)
+    again = one.await_world(2, after_step=alone)
+    one.await_step(again + 2)
+    one.finish([0, 0, 0, -9, 0], deadline_s=END_S)
+    check(one, finished=4)
