@@ -45,7 +45,7 @@ def test_a_killed_worker_is_told_with_its_cause_and_cost(
 
     before = one.step
     one.replace_killed_worker(node)
-    page.await_text("#what", "after rank 1 on ")
+    page.await_text("#what", "was lost")
     page.await_text("#failure-list", "killed by SIGKILL")
     assert "What failed first" in page.text("#failures")
     page.await_text("#timeline", "failover")
