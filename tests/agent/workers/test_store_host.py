@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -15,18 +17,10 @@ from bagua_agent.config.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.start.warm_parent import WarmParent
 from bagua_agent.workers.store_host import StoreHost
 from tests.agent.workers.worker_lab import Workers, base_environment, is_running, wait_until
+from tests.lab import launched, zygote
 
 HOST = "127.0.0.1"
-GROUP = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo", init_method="env://")
-value = torch.ones(1)
-dist.all_reduce(value)
-store = dist.distributed_c10d._get_default_store()
-print(int(value), store.add("runs", 1) in (1, 2))
-dist.destroy_process_group()
-"""
-
+GROUP_LIMIT_S = 120.0
 AGENT = """
 import os, signal
 from bagua_agent.workers.store_host import StoreHost
@@ -50,17 +44,25 @@ def host(request: pytest.FixtureRequest, workers: Workers) -> Iterator[StoreHost
         warm.stop()
 
 
-def run_group(workers: Workers, port: int) -> None:
+def run_group(directory: Path, port: int) -> None:
     """Two processes that rendezvous as torchrun's do, rank 0 being a client too."""
-    workers.script(GROUP)
-    started = []
-    for rank in range(2):
-        env = {"MASTER_ADDR": HOST, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
-        env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
-        started.append(workers.start("script.py", env=env))
-    for worker in started:
-        ended = workers.to_end(worker)
-        assert (ended.returncode, ended.stdout) == (0, "2 True\n"), ended.stderr
+    words = [sys.executable, "-m", "tests.agent.workers.rendezvous_group"]
+    address = {"MASTER_ADDR": HOST, "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    address |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    outputs = [directory / f"said-{port}-{rank}" for rank in range(2)]
+    with ThreadPoolExecutor(2) as together:
+        codes = together.map(
+            lambda rank: zygote.run(
+                words,
+                launched.environment(**address, RANK=str(rank)),
+                outputs[rank],
+                directory,
+                GROUP_LIMIT_S,
+            ),
+            range(2),
+        )
+        ended = [(code, output.read_text()) for code, output in zip(codes, outputs, strict=True)]
+    assert all(code == 0 and "2 True\n" in said for code, said in ended), ended
 
 
 def accepts(port: int) -> bool:
@@ -74,10 +76,10 @@ def accepts(port: int) -> bool:
 def test_two_generations_have_stores_of_their_own(host: StoreHost, workers: Workers) -> None:
     first, second = host.open(HOST), host.open(HOST)
     assert first != second
-    run_group(workers, first)
+    run_group(workers.directory, first)
     assert host.drop(first)
     assert not accepts(first)
-    run_group(workers, second)  # the same keys again: only in an empty store does this end
+    run_group(workers.directory, second)  # the same keys again: only in an empty store does this end
     assert not host.drop(first)
     pid = host.pid
     assert pid is not None
