@@ -25,7 +25,8 @@ from tests.core.elastic.replica import sharded_training
 DEADLINE_S = 90.0
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.core.elastic.replica.sharded_training"])
+# An optimizer imports the second at its first step, which takes two seconds of processor time in each worker.
+_processes.set_forkserver_preload(["tests.core.elastic.replica.sharded_training", "torch._dynamo"])
 
 
 class Leader:
