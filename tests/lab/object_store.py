@@ -124,10 +124,7 @@ class Gate:
             self._wanted, self._held = re.compile(pattern.encode()), None
 
     def await_held(self, deadline_s: float = START_S) -> Held:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._held, deadline_s), "no upload was held"
-            assert self._held is not None
-            return self._held
+        return eventually(lambda: self._held, deadline_s, "an upload is held")
 
     def release(self) -> None:
         """Let the held upload go on."""
