@@ -33,7 +33,7 @@ from tests.lab.wait import eventually
 
 DEADLINE_S = 60.0
 POLL_S = 0.05  # each look reads files or etcd
-STEP_S = 0.8  # until a test lets the job hurry: two minutes, so none ends before
+STEP_S = 1.2  # until a test lets the job hurry: two minutes, so none ends before
 STOP_DEADLINE_S = 20.0  # also while etcd has no leader
 
 CONFIG = """
@@ -224,7 +224,7 @@ class Cluster:
         return next(d for d in self.daemons if d.name == name)
 
     def submit(
-        self, job_id: str, nodes: tuple[int, int], *, slots: int = 0, priority: int = 0, samples: int = 1920,
+        self, job_id: str, nodes: tuple[int, int], *, slots: int = 0, priority: int = 0, samples: int = 1152,
         epochs: int = 2, sizes: tuple[int, ...] = (),
     ) -> SubmittedJob:  # fmt: skip
         job = SubmittedJob(self, job_id, samples, epochs)

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("train.py")
 START_S = 40.0  # importing torch in several workers at once takes seconds where processors are few
 DEADLINE_S = 40.0
-SAMPLES, EPOCHS = 960, 2
+SAMPLES, EPOCHS = 576, 2
 BATCH = 24
 STEPS = EPOCHS * SAMPLES // BATCH
 
@@ -228,11 +228,7 @@ class Job:
         return lines[-1].step if lines else 0
 
     def await_step(self, step: int, deadline_s: float = START_S) -> int:
-        def there() -> bool:
-            self._check_going_on()
-            return self.step >= step
-
-        eventually(there, deadline_s, lambda: f"step {step} committed", 0.05)
+        self._await_in_ledger(lambda: self.step >= step, deadline_s, f"step {step} committed")
         return self.step
 
     def await_hanging_worker(self) -> None:
@@ -250,12 +246,11 @@ class Job:
         """A committed step above `after_step` by `size` workers; the step."""
 
         def found() -> int:
-            self._check_going_on()
             return next(
                 (x.step for x in self.ledger.lines if x.step > after_step and x.world_size == size), 0
             )
 
-        return eventually(found, deadline_s, lambda: f"a step by {size} workers after {after_step}", 0.05)
+        return self._await_in_ledger(found, deadline_s, f"a step by {size} workers after {after_step}")
 
     def await_stall(self, for_s: float, deadline_s: float = DEADLINE_S) -> int:
         """Until no step was committed for so long: the fault is there. The newest step."""
@@ -270,11 +265,17 @@ class Job:
         eventually(stalled, deadline_s, lambda: f"no step for {for_s:g} s", 0.05)
         return newest
 
-    def _check_going_on(self) -> None:
-        """Do not wait for a job that has ended."""
-        if any(node.process.is_running for node in self.nodes):
-            return
-        assert any(node.process.returncode == 0 for node in self.nodes), "all nodes have ended, none with 0"
+    def _await_in_ledger(self, found: Callable[[], int], deadline_s: float, what: str) -> int:
+        """The first true value of `found`; a job that has ended writes no more."""
+
+        def looked_for() -> int:
+            runs = any(node.process.is_running for node in self.nodes)
+            value = found()
+            codes = [node.process.returncode for node in self.nodes]
+            assert value or runs, f"all nodes have ended, with {codes}, without {what}"
+            return value
+
+        return eventually(looked_for, deadline_s, lambda: what, 0.05)
 
     def last_world(self, size: int) -> int:
         """The newest step so far by `size` workers."""

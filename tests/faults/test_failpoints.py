@@ -119,6 +119,7 @@ def test_killed_after_a_collective_outside_a_step(job: MakeJob, slot: int) -> No
 def test_killed_when_training_is_done(job: MakeJob) -> None:
     one = job(samples=240, epochs=1)
     node = one.start(slots=2, failpoints="finish.done=kill#1")
+    one.hurry()
     node.await_line("bagua failpoint finish.done fired: kill")
     code = node.process.wait(40)
     assert one.ledger.check(240, 1) == []

@@ -18,16 +18,17 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 import bagua_core as bagua
+from tests.lab import pace
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--samples", type=int, default=960)
+parser.add_argument("--samples", type=int, default=576)
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch", type=int, default=24)
 parser.add_argument(
     "--step-s",
     type=float,
-    help="least duration of a step until there is <out>/hurry; by default 0.1, and 1 in the last quarter of the job",
+    help="least duration of a step until there is <out>/hurry; by default tests/lab/pace.py has it",
 )
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--sampler", action="store_true", help="a sampler of torch's gives the order")
@@ -177,7 +178,6 @@ steps = args.epochs * -(-args.samples // args.batch)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 bagua.register_state("scheduler", scheduler)
 
-last_quarter = steps * 3 // 4
 epochs_ended = 0
 for epoch in loader.epochs(args.epochs):
     began_s = time.monotonic()
@@ -201,11 +201,8 @@ for epoch in loader.epochs(args.epochs):
         scheduler.step()
         while (args.out / "hold").exists():
             time.sleep(0.02)
-        if not (args.out / "hurry").exists():
-            step_s = args.step_s
-            if step_s is None:
-                step_s = 0.1 if scheduler.last_epoch < last_quarter else 1.0
-            time.sleep(max(0.0, began_s + step_s - time.monotonic()))
+        step_s = pace.least_s(scheduler.last_epoch - 1, steps) if args.step_s is None else args.step_s
+        pace.wait(args.out, began_s + step_s)
         began_s = time.monotonic()
     if args.evaluate:
         model.eval()

@@ -22,13 +22,18 @@ from torch.distributed.fsdp import fully_shard
 import bagua_core as bagua
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.elastic.step import runtime
+from tests.lab import pace
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--samples", type=int, required=True)
 parser.add_argument("--epochs", type=int, required=True)
 parser.add_argument("--batch", type=int, default=24)
-parser.add_argument("--step-s", type=float, default=0.1, help="of a step, until there is <out>/hurry")
+parser.add_argument(
+    "--step-s",
+    type=float,
+    help="least duration of a step until there is <out>/hurry; by default tests/lab/pace.py has it",
+)
 parser.add_argument("--algorithm", default="GradientAllreduce", help="a class")
 parser.add_argument("--algorithm-arguments", type=json.loads, default={}, metavar="JSON")
 parser.add_argument("--micro-batch", type=int, help="samples of a micro-batch; by default one a step")
@@ -134,6 +139,7 @@ def digest(tensors):
 
 
 (args.out / "ends").mkdir(exist_ok=True)
+steps = args.epochs * args.samples // args.batch
 for epoch in loader.epochs(args.epochs):
     for inputs, targets in loader:
         began_s = time.monotonic()
@@ -141,8 +147,7 @@ for epoch in loader.epochs(args.epochs):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if not (args.out / "hurry").exists():
-            time.sleep(max(0.0, args.step_s - (time.monotonic() - began_s)))
+        pace.wait(args.out, began_s + (args.step_s or pace.least_s(loader.step, steps)))
     if args.evaluates:
         with torch.no_grad():
             model.eval()

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bagua_core as bagua
 from bagua_core.integrations.huggingface import ElasticAccelerator
+from tests.lab import pace
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -79,7 +80,7 @@ seen = []
 for _ in loader.epochs(args.epochs):
     for x, y in loader:
         began_s = time.monotonic()
-        near_end = loader.step > args.epochs * len(loader) * 3 // 4
+        least_s = pace.least_s(loader.step, args.epochs * len(loader))
         with accelerator.accumulate(model):
             accelerator.backward(F.cross_entropy(model(x), y))
             if accelerator.sync_gradients:
@@ -87,9 +88,7 @@ for _ in loader.epochs(args.epochs):
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-        until_s = began_s + (2.0 if near_end else 0.1)
-        while not (args.out / "hurry").exists() and (left_s := until_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, 0.1))
+        pace.wait(args.out, began_s + least_s)
     model.eval()
     with torch.no_grad():
         labels = [gathered(y) for _, y in evaluation]

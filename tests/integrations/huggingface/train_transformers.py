@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch.utils.data import Dataset
 from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
 
+from tests.lab import pace
+
 CLASSES, LENGTH = 5, 7
 
 
@@ -61,7 +63,7 @@ class MeanTagger(Tagger):
 
 
 class Pace(TrainerCallback):
-    """Steps take their time until the test has seen what it came for; those near the end more of it."""
+    """Steps take their time until the test has seen what it came for; those of the second half more of it."""
 
     def __init__(self, out):
         self._out = out
@@ -71,9 +73,7 @@ class Pace(TrainerCallback):
     def on_step_begin(self, args, state, control, **more):
         if args.process_index == 0 or state.is_world_process_zero:
             self.steps_as_main.append(state.global_step)
-        until_s = time.monotonic() + (2.0 if state.global_step > state.max_steps * 3 // 4 else 0.1)
-        while not (self._out / "hurry").exists() and (left_s := until_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, 0.1))
+        pace.wait(self._out, time.monotonic() + pace.least_s(state.global_step, state.max_steps))
 
     def on_epoch_end(self, args, state, control, model, **more):
         self.trained = {name: value.clone() for name, value in model.state_dict().items()}

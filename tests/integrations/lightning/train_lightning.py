@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
 from bagua_core.integrations.lightning import BaguaStrategy
+from tests.lab.pace import least_s, wait
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -29,7 +30,7 @@ parser.add_argument(
     "--step-s",
     type=float,
     default=0.1,
-    help="least duration of a step until there is <out>/hurry; 2 s near the end",
+    help="least duration of a step until there is <out>/hurry; longer in the second half (tests/lab/pace.py)",
 )
 parser.add_argument("--algorithm", default="gradient_allreduce")
 parser.add_argument("--accumulate", type=int, default=1)
@@ -133,10 +134,8 @@ class Pace(Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, index):
         self.in_order &= index == self.ended % trainer.num_training_batches
         self.ended += 1
-        near_end = self.ended > args.epochs * trainer.num_training_batches * 3 // 4
-        until_s = self.began_s + (2.0 if near_end else args.step_s)
-        while not (args.out / "hurry").exists() and (left_s := until_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, 0.1))
+        steps = args.epochs * trainer.num_training_batches
+        wait(args.out, self.began_s + least_s(self.ended - 1, steps, args.step_s))
 
 
 def digest(state):
