@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -242,9 +242,10 @@ class SimulatedAgents:
 
     # -- what happens in the job
 
-    async def commit(self, number: int) -> None:
-        """Every worker says that it committed in that generation."""
-        await asyncio.gather(*(self._put_member(a, number) for a in self.alive))
+    async def commit(self, number: int, agent_ids: Collection[str] | None = None) -> None:
+        """Every worker says that it committed in that generation. agent_ids: only the workers of these agents."""
+        members = [a for a in self.alive if agent_ids is None or a.agent_id in agent_ids]
+        await asyncio.gather(*(self._put_member(a, number) for a in members))
 
     def lose(self, share: float) -> list[Agent]:
         """Some agents die without a word, none of those that the leader asks through; their keys stay."""
@@ -277,13 +278,22 @@ class SimulatedAgents:
     # -- what they hear
 
     async def formed(self, after: int = 0) -> tuple[float, Generation]:
-        """When the last living agent heard of a generation of all that live, and that generation; read by
-        its keepers."""
+        """When the last living agent heard of a generation of all that live, and that generation; read by its keepers.
 
+        On a slow machine the leader begins without the last agents. Its members commit, so that the next one adds the
+        rest.
+        """
+        begun = after
         try:
             async with asyncio.timeout(DEADLINE_S * max(1.0, len(self.agents) / _AGENTS_OF_DEADLINE)):
-                while (record := self._formed_after(after)) is None:
-                    self._heard.clear()
+                while True:
+                    self._heard.clear()  # before the look, so that what is heard during a commit is looked at
+                    record = self._known_to_all(after)
+                    if record is not None and _agents_of(record) == {a.agent_id for a in self.alive}:
+                        break
+                    if record is not None and record.number > begun:
+                        begun = record.number
+                        await self.commit(begun, _agents_of(record))
                     await self._heard.wait()
         except TimeoutError:
             raise NotFormed(
@@ -292,7 +302,8 @@ class SimulatedAgents:
         self._raise_what_failed()
         return max(a.heard_at_s for a in self.alive), record
 
-    def _formed_after(self, after: int) -> Generation | None:
+    def _known_to_all(self, after: int) -> Generation | None:
+        """The newest generation, if it is later than `after` and has reached all that live and its keepers."""
         newest = max(self._hearers, default=0)
         living = self.alive
         if newest <= after or self._hearers[newest] < len(living):
@@ -300,12 +311,7 @@ class SimulatedAgents:
         keepers = [a for a in living if a.head is None or a.address in a.head.keepers]
         if any(a.record is None or a.record.number != newest for a in keepers):
             return None
-        record = keepers[0].record
-        return (
-            record
-            if record is not None and {m.agent_id for m in record.members} == {a.agent_id for a in living}
-            else None
-        )
+        return keepers[0].record
 
     def _take(self, agent: Agent, key: bytes, value: bytes) -> None:
         if agent.scope is Scope.WHOLE and key.startswith(encode_key(self.keys.agents)):
@@ -401,6 +407,10 @@ class SimulatedAgents:
         for task in (*self._background, *self._renewals):
             if task.done() and not task.cancelled() and task.exception() is not None:
                 raise task.exception()  # type: ignore[misc]
+
+
+def _agents_of(record: Generation) -> set[str]:
+    return {m.agent_id for m in record.members}
 
 
 class _WatchStream:
