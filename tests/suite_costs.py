@@ -37,6 +37,14 @@ def cheapest(costs: Mapping[str, float], budget_s: float) -> list[str]:
     return chosen
 
 
+def done_s(costs: Mapping[str, float], tests: Mapping[str, int], ended: Mapping[str, int]) -> float:
+    """The recorded cost of what has ended, in seconds; tests, ended: numbers of tests by file.
+
+    Not what it took: on a machine that is slower than the recorded one, the run would seem to be over too early.
+    """
+    return sum(costs.get(file, UNKNOWN_COST_S) * ended.get(file, 0) / count for file, count in tests.items())
+
+
 def remaining_s(elapsed_s: float, done_s: float, whole_s: float) -> float:
     """Seconds that a run still takes if the rest goes at the pace of what is done; whole_s is its recorded cost.
 
@@ -75,7 +83,9 @@ class _Progress:
         self._config = config
         self._costs: Counter[str] = Counter()
         self._failed = 0
-        self._whole_s = 0.0
+        self._recorded: Mapping[str, float] = {}
+        self._tests: Counter[str] = Counter()
+        self._ended: Counter[str] = Counter()
         self._began_s = self._said_s = time.monotonic()
 
     @pytest.hookimpl(optionalhook=True)
@@ -87,11 +97,12 @@ class _Progress:
 
     def _expect(self, ids: list[str]) -> None:
         if ids:
-            costs = recorded()
-            self._whole_s = sum(costs.get(file, UNKNOWN_COST_S) for file in {_file(nodeid) for nodeid in ids})
+            self._recorded = recorded()
+            self._tests = Counter(_file(nodeid) for nodeid in ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._costs[_file(report.nodeid)] += report.duration
+        self._ended[_file(report.nodeid)] += report.when == "teardown"
         now_s = time.monotonic()
         if report.failed:
             self._failed += 1
@@ -99,7 +110,8 @@ class _Progress:
         if now_s - self._said_s >= _SAY_EVERY_S:
             self._said_s = now_s
             elapsed_s = now_s - self._began_s
-            left_s = remaining_s(elapsed_s, self._costs.total(), self._whole_s)
+            whole_s = done_s(self._recorded, self._tests, self._tests)
+            left_s = remaining_s(elapsed_s, done_s(self._recorded, self._tests, self._ended), whole_s)
             self._say(f"{_minutes(elapsed_s)} run, about {_minutes(left_s)} left, {self._failed} failed")
 
     def pytest_sessionfinish(self) -> None:

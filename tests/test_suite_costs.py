@@ -29,6 +29,13 @@ def test_the_estimate_follows_the_pace_so_far() -> None:
     assert suite_costs.remaining_s(49.0, 0.001, 1400.0) == 1400.0, "nearly nothing has ended"
 
 
+def test_what_has_ended_counts_by_its_recorded_cost() -> None:
+    tests = {"a": 4, "new": 1}
+    whole_s = 8.0 + suite_costs.UNKNOWN_COST_S
+    assert suite_costs.done_s({"a": 8.0, "b": 5.0}, tests, tests) == whole_s
+    assert suite_costs.done_s({"a": 8.0}, tests, {"a": 3}) == 6.0
+
+
 def test_every_recorded_file_exists() -> None:
     gone = [file for file in suite_costs.recorded() if not (ROOT / file).exists()]
     assert not gone, "scripts/test --record-costs renews tests/costs.json"
