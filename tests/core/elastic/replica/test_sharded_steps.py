@@ -128,7 +128,12 @@ def test_a_replica_is_lost_and_another_joins(start: Start) -> None:
         ),
         "all workers are in their third step",
     )
+    before = max(leader.step_of(w) for r in leader.replicas for w in r)
     leader.kill(leader.replicas[1][1])
+    leader.await_true(
+        lambda: all(leader.step_of(w) > before for r in leader.replicas for w in r),
+        "the survivors have committed without it: an agent plans a join no earlier",
+    )
     leader.start_replica()
     leader.await_true(lambda: len(leader.generations) > 3, "the joiner is at its first step")
     (joiner,) = [r for r in leader.replicas if r not in leader._listed(leader.generations[2])]
