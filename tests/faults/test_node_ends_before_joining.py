@@ -70,7 +70,7 @@ def test_the_others_go_on_if_they_are_enough(job: MakeJob, tmp_path: Path, etcd:
         agents = JobKeys(one.job_id).agents
         eventually(lambda: len(store.get_prefix(agents)[0]) == 2, START_S, "the other has joined", 0.02)
     hold.unlink()
-    other.await_line("have their ranks", deadline_s=START_S)
+    other.await_line("has its rank", deadline_s=START_S)
     assert [node.process.wait(DEADLINE_S) for node in (other, early)] == [0, 0]
     one.check_nothing_left()
 
