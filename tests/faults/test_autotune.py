@@ -1,4 +1,4 @@
-"""A job with autotuning finds a better route than its script's while it trains, and goes on without its leader."""
+"""Jobs with autotuning find better settings than their scripts' while they train, and know what earlier jobs found."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from bagua_agent.autotune.study import BUDGET, Phase, Study
 from bagua_agent.autotune.tuned_records import PREFIX, Tuned
 from bagua_agent.etcd.keys import JobKeys
 from tests.faults.conftest import MakeJob, MakeLab
-from tests.faults.job import DEADLINE_S, Job
+from tests.faults.job import DEADLINE_S, Job, Node
 from tests.lab.etcd import EtcdCluster
+from tests.lab.network import Host
 from tests.lab.wait import eventually
 
 SCRIPT = Path(__file__).with_name("train_tuned.py")
 SETTLES_WITHIN_S = 150.0
-SAMPLES, BATCH = 40, 4
+SAMPLES = 40
+OPERATIONS = {"hierarchical": "HierarchicalSum", "algorithm bytegrad": "CompressedSum"}
 OPTIONS = (
-    *("--autotune-level", "1", "--is-output-autotune-log", "--autotune-max-samples", "3"),
+    *("--autotune-level", "2", "--autotune-algorithms", "bytegrad"),
+    "--is-output-autotune-log",
     *("--autotune-sampling-confidence-time", "2", "--autotune-warmup-time", "2"),
 )
 
@@ -42,41 +45,74 @@ def await_settled(one: Job, cluster: EtcdCluster) -> Study:
     return eventually(settled, SETTLES_WITHIN_S, lambda: f"the study settles: {study_of(one, cluster)}", 0.2)
 
 
-def test_a_better_route_over_a_slow_link_is_found_and_kept(job: MakeJob, make_lab: MakeLab) -> None:
-    """Two workers on each of two hosts: a flat ring sends half as much again over the link as one worker a host."""
+def test_better_settings_over_a_slow_link_are_found_and_kept(job: MakeJob, make_lab: MakeLab) -> None:
+    """Two workers on each of two hosts: a flat ring sends half as much again over the link as one worker a host, and
+    eight bits are a quarter of that."""
     pytest.importorskip("optuna")
     lab = make_lab(3)
     cluster = lab.etcd(lab.hosts[0])
-    one = job(
-        file=SCRIPT, options=OPTIONS, endpoints=cluster.endpoints, nodes="1:2", samples=SAMPLES, epochs=500
-    )
-    leader = one.start(lab.hosts[1], slots=2)
-    leader.await_line("this node leads")
-    other = one.start(lab.hosts[2], slots=2)
-    one.await_world(4)
-    lab.shape("8mbit")
+
+    def start(*options: str) -> tuple[Job, Node, Node]:
+        """On shaped links, with two workers a host; the first node leads."""
+        lab.shape(None)
+        one = job(
+            file=SCRIPT, options=[*OPTIONS, *options], endpoints=cluster.endpoints, nodes="1:2",
+            samples=SAMPLES, epochs=500,
+        )  # fmt: skip
+        leader = one.start(lab.hosts[1], slots=2)
+        leader.await_line("this node leads")
+        one.await_step(1)
+        lab.shape("8mbit")  # before the first exchange, so the network is measured as it stays
+        other = one.start(lab.hosts[2], slots=2)
+        one.await_world(4)
+        return one, leader, other
+
+    one, leader, other = start("--autotune-max-samples", "4")
     found = await_settled(one, cluster)
-    scripted = next(t for t in found.trials if t.settings.is_empty)
-    assert found.world == "4 workers on 2 nodes" and len(found.trials) == 3
-    assert found.current.hierarchical is True, found
-    assert found.best is not None and found.best.rate > 1.15 * scripted.rate, found
+    rates = {str(t.settings): t.rate for t in found.trials}
+    assert found.world == "4 workers on 2 nodes"
+    assert list(rates) == ["as the script says", "hierarchical", "flat", "algorithm bytegrad"]
+    assert rates["hierarchical"] > 1.15 * found.scripted_rate, found
+    # bytegrad is the faster one, unless processors are too busy to compress
+    assert str(found.current) in OPERATIONS, found
     assert found.lost_s <= BUDGET * found.trained_s + 2.0, found
-    leader.await_line("settles on hierarchical", "against the script's settings")
+    leader.await_line(f"settles on {found.current}", "against the script's settings")
+    check_proposal(one, found, leader, lab.hosts[0])
     (kept,) = eventually(
         lambda: kept_for_later_jobs(cluster), DEADLINE_S, "the finding is kept for later jobs"
     )
-    assert kept.settings.hierarchical is True and kept.job_id == one.job_id
+    assert kept.settings == found.current and kept.job_id == one.job_id
     assert kept.place.network.startswith("2^"), f"the network was measured: {kept.place}"
 
     lab.shape(None)
     leader.kill_agent()
     other.await_line("this node leads")
-    other.await_line("autotune: study", "begins with hierarchical: the world is 2 workers on 1 node")
+    other.await_line("autotune: study", f"begins with {found.current}: the world is 2 workers on 1 node")
     one.hurry()
     assert other.process.wait(DEADLINE_S) == 0, other.log
     ends = one.ends()
     assert len(ends) == 2 and len({end["parameters"] for end in ends}) == 1
-    assert {end["operation"] for end in ends} == {"HierarchicalSum"}, (
+    assert {end["operation"] for end in ends} == {OPERATIONS[str(found.current)]}, (
         "the settings outlive the leader that found them"
     )
     one.check_nothing_left()
+
+    two, leader, _ = start("--autotune-max-samples", "2")
+    later = await_settled(two, cluster)
+    assert [str(t.settings) for t in later.trials] == ["as the script says", str(found.current)]
+    leader.await_line(f"trying {found.current}, which job '{one.job_id}' found for this model")
+    two.finish()
+
+
+def check_proposal(one: Job, study: Study, leader: Node, host: Host) -> None:
+    """The first trial ends with a prediction; the algorithm is allowed, so a generation has it from a step boundary on,
+    and its measurement joins the prediction. People see both."""
+    found = study.proposal
+    assert found is not None and found.is_worth_it, study
+    assert (found.algorithm, found.instead_of) == ("bytegrad", "gradient_allreduce")
+    assert found.predicted_s < found.instead_of_predicted_s and found.measured_s > 0
+    leader.await_line("trial 1 of study", "bytegrad is proposed: predicted ", "; it is tried")
+    assert not leader.says("did not happen"), "a change of the algorithm costs no step"
+    assert " and measured " in str(found).partition(found.instead_of)[0]
+    for command in ("events", "tune"):
+        assert str(found) in one.command(host, command), command
