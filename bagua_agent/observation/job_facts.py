@@ -36,9 +36,10 @@ class SuspicionSeen:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """at_unix_s: of the reader's clock, for people. generation: the newest record; None before the first. failures: in
-    the order in which they were reported. problem: why agents could not be asked; empty if they were. store_problem:
-    why etcd could not be read, so that all but the answers of agents is older; empty if it was."""
+    """at_unix_s: when the agents were asked, by the reader's clock. A silent agent delays the facts, and not what the
+    others have answered by then. generation: the newest record; None before the first. failures: in the order in which
+    they were reported. problem: why agents could not be asked; empty if they were. store_problem: why etcd could not
+    be read, so that all but the answers of agents is older; empty if it was."""
 
     job_id: str
     at_unix_s: float
@@ -85,6 +86,7 @@ def read_facts(
 
     problem = ""
     seen: tuple[AgentSeen, ...] = ()
+    asked_unix_s = clock_unix_s()
     try:
         seen = agents.look([kv for kv in records if kv.key.startswith(keys.agents)])
     except UserError as error:
@@ -102,7 +104,7 @@ def read_facts(
     )
     return JobFacts(
         job_id=job_id,
-        at_unix_s=clock_unix_s(),
+        at_unix_s=asked_unix_s,
         spec=read_message(pb.JobSpec, control(keys.spec)) or pb.JobSpec(),
         desired=read_message(pb.Desired, control(keys.desired)) or pb.Desired(),
         generation=_generation(store, keys, control(keys.generation)),
@@ -121,9 +123,8 @@ def facts_without_store(
     last: JobFacts, agents: JobAgents, problem: str, clock_unix_s: Callable[[], float] = time.time
 ) -> JobFacts:
     """The agents of `last` are asked again; the rest is as old as `last`. problem: why etcd could not be read."""
-    return replace(
-        last, agents=agents.ask_again(last.agents), at_unix_s=clock_unix_s(), store_problem=problem
-    )
+    asked_unix_s = clock_unix_s()
+    return replace(last, agents=agents.ask_again(last.agents), at_unix_s=asked_unix_s, store_problem=problem)
 
 
 def _generation(store: Store, keys: JobKeys, value: bytes) -> Generation | None:

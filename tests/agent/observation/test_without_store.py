@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
+from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.job.own_answers import is_stopped
 from bagua_agent.observation.agent_calls import AgentSeen
-from bagua_agent.observation.job_facts import facts_without_store
+from bagua_agent.observation.job_facts import facts_without_store, read_facts
 from bagua_agent.observation.series import JobSeries
 from bagua_agent.observation.verdict import verdict
 from tests.agent.observation.facts import NOW_S, agent, facts, worker
@@ -47,3 +49,19 @@ def test_a_process_that_a_signal_has_stopped() -> None:
         finally:
             process.kill()
     assert not is_stopped(process.pid), "it is gone"
+
+
+def test_a_silent_agent_delays_the_facts_and_not_the_time_that_they_are_of() -> None:
+    """Else the next look would come at once, with the steps of seconds: thousands of steps per second."""
+    now_s = [NOW_S]
+
+    def ask(found: object) -> object:
+        now_s[0] += 2.0  # a call that runs out
+        return found
+
+    spec = SimpleNamespace(key=JobKeys("demo").spec, value=b"", create_revision=1)
+    store = SimpleNamespace(get_prefix=lambda prefix: ([spec], 1))
+    agents = SimpleNamespace(look=lambda records: ask(()), ask_again=ask)
+    first = read_facts(cast(Any, store), cast(Any, agents), "demo", lambda: now_s[0])
+    assert first is not None and first.at_unix_s == NOW_S
+    assert facts_without_store(first, cast(Any, agents), "away", lambda: now_s[0]).at_unix_s == NOW_S + 2.0
