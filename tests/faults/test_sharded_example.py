@@ -33,7 +33,7 @@ def test_two_shards_write_and_one_worker_goes_on(job: MakeJob, tmp_path: Path) -
     assert "366560 of 366560 parameters are on this worker" in alone.log
     assert one.ledger.steps == STEPS
     loss = re.search(rf"epoch {EPOCHS - 1}: evaluation loss ([\d.]+)", alone.log)
-    assert loss is not None and float(loss[1]) < 3.3, "it learns"
+    assert loss is not None and float(loss[1]) < 3.0, "it learns"
     one.check_nothing_left()
 
     assert checkpoint.main(["export", str(tmp_path / "early"), str(tmp_path / "out.pt")]) == 0
