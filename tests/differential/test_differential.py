@@ -51,7 +51,7 @@ def test_drawn_histories_give_what_a_plain_process_gives() -> None:
     assert all(word in events for word in ("kill", "join", "leave", "resume")), events
 
 
-def test_gradients_of_earlier_draws_survive_a_loss_in_any_draw() -> None:
+def test_gradients_of_earlier_draws_survive_a_loss_in_draws_that_differ() -> None:
     check(verdicts("tests.differential.every_draw", limit_s=600.0), len(every_draw.cases(every=False)))
 
 
