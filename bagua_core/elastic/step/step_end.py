@@ -170,6 +170,6 @@ class StepEnd(CurrentStep):
                 self.given.models,
                 self.given.new_order(),
                 self.given.new_bucket_times(),
-                saved.step,
-                saved.trouble,
+                checkpoint_step=saved.step,
+                checkpoint_trouble=saved.trouble,
             )
