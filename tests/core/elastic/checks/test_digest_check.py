@@ -247,6 +247,15 @@ def test_a_digest_keeps_no_copy_of_a_model_of_small_parameters(elements: int) ->
     assert digest.value() != before
 
 
+def test_what_a_group_leaves_in_the_gaps_of_another_does_not_count() -> None:
+    """The groups share their memory. The first has a gap of 12 bytes, where the second has a parameter."""
+    held = [torch.ones(60_001), torch.ones(65_000)]
+    digest = digest_trace.ParameterDigest(held)
+    digest.value()
+    held[1] += 1
+    assert digest.value() == digest_trace.ParameterDigest(held).value()
+
+
 def test_the_order_of_parameters_of_different_groups_counts() -> None:
     one, other = torch.ones(60_000), torch.full((60_000,), 2.0)
     digests = {digest_trace.ParameterDigest(held).value() for held in ([one, other], [other, one])}
