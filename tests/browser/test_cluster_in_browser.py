@@ -11,6 +11,7 @@ import pytest
 from bagua_agent.cluster_client import cluster_requests
 from tests.browser.browser import Page
 from tests.cluster.conftest import MakeCluster, make_cluster
+from tests.faults.job import BATCH
 from tests.lab.fixtures import make_lab
 from tests.lab.forward import Forward
 
@@ -39,7 +40,7 @@ def test_a_cluster_is_seen_from_its_page_alone(
         run.await_world(2)
         page.await_text("#what", "1 job runs on 2 of 2 nodes; 1 job waits, next first")
         page.await_text("#queue", "waits for 1 of 1 node")
-        page.await_text("#jobs", "of 160")
+        page.await_text("#jobs", f"of {run.epochs * run.samples // BATCH}")
         page.tab.wait_for_function("document.querySelector('#queue tr').textContent.includes('in ')")
         assert page.violations() == []
 
