@@ -173,8 +173,8 @@ ledger_lines.LedgerLines.write = lambda self, due: None
     ),
     "random numbers of a step": Sabotage(
         """
-import bagua_core.elastic.step.engine as engine
-engine.seed_generators = lambda seed, step, global_rank: None
+import bagua_core.elastic.step.step_seed as step_seed
+step_seed.seed_generators = lambda seed, step, global_rank: None
 """,
         ("dropout=layer",),
         KILL,

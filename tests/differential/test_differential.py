@@ -6,9 +6,11 @@ that fails is run again with `python -m tests.differential --seeds SEED --verbos
 
 from __future__ import annotations
 
+import ast
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +68,21 @@ def test_gradients_of_earlier_draws_survive_a_loss_in_every_draw() -> None:
 def test_many_drawn_histories(first: int) -> None:
     seeds = f"{first}:{first + 250}"
     check(verdicts("tests.differential", "--json", "--seeds", seeds, limit_s=1800.0), 250)
+
+
+@pytest.mark.parametrize("name", SABOTAGE)
+def test_what_is_broken_on_purpose_is_there(name: str) -> None:
+    """A name that the code has no more would be set without an effect, and only --long would tell."""
+    lines = ast.parse(SABOTAGE[name].before).body
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module([n for n in lines if isinstance(n, ast.Import)], []), name, "exec"), names)
+    replaced = [
+        t for n in lines if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Attribute)
+    ]
+    assert replaced
+    for target in replaced:
+        owner = eval(ast.unparse(target.value), names)
+        assert hasattr(owner, target.attr), f"{ast.unparse(target)} is gone"
 
 
 @pytest.fixture(scope="module")
