@@ -120,6 +120,7 @@ class SubmittedJob:
         self.cluster, self.job_id, self.samples, self.epochs = cluster, job_id, samples, epochs
         self.records = cluster.directory / job_id / "ledger"
         self.out = cluster.directory / job_id / "out"
+        self._world_seen_at = 0
         self.out.mkdir(parents=True)
 
     @property
@@ -145,19 +146,22 @@ class SubmittedJob:
         agents = [membership_pb2.Agent.FromString(record.value) for record in records]
         return {agent.node_name for agent in agents if agent.leaving}
 
-    def await_world(self, size: int, after_step: int = 0) -> int:
-        """A committed step above after_step by `size` workers; the step."""
+    def await_world(self, size: int, after_step: int | None = None) -> int:
+        """A committed step above `after_step` by `size` workers; the step.
+
+        Without `after_step` it is one above the step of the last such wait.
+        """
+        above = self._world_seen_at if after_step is None else after_step
 
         def found() -> int:
             if not self.records.is_dir():
                 return 0
-            return next(
-                (x.step for x in self.ledger.lines if x.step > after_step and x.world_size == size), 0
-            )
+            return next((x.step for x in self.ledger.lines if x.step > above and x.world_size == size), 0)
 
-        return eventually(
+        self._world_seen_at = eventually(
             found, DEADLINE_S, lambda: f"{self.job_id}: a step by {size}\n{self.cluster.logs()}", POLL_S
         )
+        return self._world_seen_at
 
     @property
     def step(self) -> int:

@@ -158,6 +158,7 @@ class Job:
         self.samples = samples
         self.epochs = epochs
         self.nodes: list[Node] = []
+        self._world_seen_at = 0
         self._load = MachineLoad()
         self._load.start()
         self._options = ["--nnodes", nodes, "--rdzv-id", self.job_id, "--ledger", str(self.records), *options]
@@ -242,15 +243,20 @@ class Job:
         alone = self.await_world(1)
         return self.await_world(2, after_step=alone)
 
-    def await_world(self, size: int, after_step: int = 0, deadline_s: float = START_S) -> int:
-        """A committed step above `after_step` by `size` workers; the step."""
+    def await_world(self, size: int, after_step: int | None = None, deadline_s: float = START_S) -> int:
+        """A committed step above `after_step` by `size` workers; the step.
+
+        Without `after_step` it is one above the step of the last such wait: nodes start one by one, so a job of three
+        has had steps by one and by two before a fault makes it smaller again.
+        """
+        above = self._world_seen_at if after_step is None else after_step
 
         def found() -> int:
-            return next(
-                (x.step for x in self.ledger.lines if x.step > after_step and x.world_size == size), 0
-            )
+            return next((x.step for x in self.ledger.lines if x.step > above and x.world_size == size), 0)
 
-        return self._await_in_ledger(found, deadline_s, f"a step by {size} workers after {after_step}")
+        what = f"a step by {size} workers after {above}"
+        self._world_seen_at = self._await_in_ledger(found, deadline_s, what)
+        return self._world_seen_at
 
     def await_stall(self, for_s: float, deadline_s: float = DEADLINE_S) -> int:
         """Until no step was committed for so long: the fault is there. The newest step."""
