@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from benchmarks import result_file
 from benchmarks.plots import keep_plots
-from benchmarks.scaling import plots, presets, published, report, study
+from benchmarks.scaling import end_to_end, plots, presets, published, report, study
 from benchmarks.scaling.lab.calibrate import calibrate
 from benchmarks.scaling.lab.observations import ALGORITHMS
 
@@ -64,14 +64,15 @@ def _study(seed: int, quick: bool, keep: bool, about: dict[str, object]) -> int:
         lives = study.lives(bert, link, seed=seed)
         costs = study.membership_costs(seed=seed)
     found = published.points(seed)
+    whole = end_to_end.gains(seed)
     slow = study.stragglers(vgg16, link, 64, _STRAGGLER, seed)
     votes = study.vote_of_leaders(vgg16, link, 1024, seed)
-    words = report.in_words(points, lives, costs, found, slow, votes)
+    words = report.in_words(points, lives, costs, found, whole, slow, votes)
     print(words)
     print(f"took {time.monotonic() - began_s:.0f} s", file=sys.stderr)
     if keep:
-        paths = result_file.keep("scaling", about, words, report.values(points, lives, found))
-        paths += keep_plots(paths[0], plots.figures(points, lives, found))
+        paths = result_file.keep("scaling", about, words, report.values(points, lives, found, whole))
+        paths += keep_plots(paths[0], plots.figures(points, lives, found, whole))
         for path in paths:
             print(f"wrote {path.relative_to(result_file.ROOT)}")
     return 0

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.plots import Figure, round_ticks, style
+from benchmarks.scaling.end_to_end import PUBLISHED_GAIN, Gain
 from benchmarks.scaling.published import Point as PublishedPoint
 from benchmarks.scaling.study import FAILURES, Life, Point
 
@@ -19,13 +20,17 @@ _CONDITION_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc3377", "#e69f00")
 
 
 def figures(
-    points: Sequence[Point], lives: Sequence[Life], published: Sequence[PublishedPoint]
+    points: Sequence[Point],
+    lives: Sequence[Life],
+    published: Sequence[PublishedPoint],
+    whole: Sequence[Gain],
 ) -> dict[str, Figure]:
     return {
         "efficiency": partial(_efficiency, points),
         "goodput": partial(_goodput, lives),
         "membership": partial(_membership, lives),
         "published": partial(_published, published),
+        "end-to-end": partial(_whole, whole),
     }
 
 
@@ -153,5 +158,25 @@ def _published(points: Sequence[PublishedPoint], pyplot: Any) -> Any:
         panel.grid(alpha=0.3)
         panel.legend(fontsize=7)
     panels[0].set_ylabel("predicted step, s")
+    figure.tight_layout()
+    return figure
+
+
+def _whole(gains: Sequence[Gain], pyplot: Any) -> Any:
+    figure, panel = pyplot.subplots(figsize=(7.2, 3.6))
+    for row, gain in enumerate(gains):
+        panel.plot([gain.over_fp16, gain.over_ddp], [row, row], color="#bbbbbb", linewidth=3, zorder=1)
+        for value, colour in ((gain.over_fp16, "#56b4e9"), (gain.over_ddp, "#111111")):
+            panel.plot([value], [row], "o", color=colour, zorder=2)
+    panel.axvline(PUBLISHED_GAIN, color="#d55e00", linestyle="--", label=f"published: up to {PUBLISHED_GAIN}")
+    panel.plot([], [], "o", color="#56b4e9", label="predicted, over 16-bit allreduce")
+    panel.plot([], [], "o", color="#111111", label="predicted, over DDP")
+    names = [f"{gain.model}, {gain.algorithm}, {gain.gbit} Gbit/s" for gain in gains]
+    panel.set_yticks(range(len(names)), names, fontsize=8)
+    panel.invert_yaxis()
+    panel.set_xlim(left=1)
+    panel.set_xlabel("times the speed")
+    panel.grid(alpha=0.3, axis="x")
+    panel.legend(fontsize=8)
     figure.tight_layout()
     return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.scaling import presets, published, report, study
+from benchmarks.scaling import end_to_end, presets, published, report, study
 from benchmarks.scaling.__main__ import main
 
 
@@ -15,6 +15,7 @@ def test_the_short_form_reports_every_part(capsys: pytest.CaptureFixture[str]) -
         "## Steps and efficiency",
         "## Goodput under failures",
         "## Published points",
+        "## Whole trainings",
         "streaming_diloco_int4",
     ):
         assert part in told
@@ -31,6 +32,14 @@ def test_most_published_points_are_close() -> None:
     times = published.speedups(found, "BERT-Large", "1 Gbit/s")
     assert times["bytegrad"][0] == pytest.approx(3.7, abs=0.05)  # the published 3.7 times
     assert times["bytegrad"][1] == pytest.approx(3.7, rel=0.1)
+
+
+def test_the_published_gain_lies_between_those_over_ddp_and_over_sixteen_bits() -> None:
+    """At 100 Gbit/s, where it was published, of the model with the larger gain."""
+    found = [gain for gain in end_to_end.gains() if gain.gbit == 100]
+    assert {gain.model for gain in found} == {"VGG16", "BERT-Large"}
+    largest = max(found, key=lambda gain: gain.over_ddp)
+    assert largest.over_fp16 < end_to_end.PUBLISHED_GAIN < largest.over_ddp
 
 
 def test_a_study_of_a_sharded_model_has_the_algorithms_that_it_can_use() -> None:

@@ -65,6 +65,7 @@ def _streaming(workers: Workers, buckets: tuple[BucketPlan, ...], load: Workload
 
 ALGORITHMS: dict[str, Make] = {
     "ddp": lambda w, b, _: exchanges.Allreduce(w, b),
+    "ddp_fp16": lambda w, b, _: exchanges.Allreduce(w, b, share=0.5),
     "gradient_allreduce": lambda w, b, _: exchanges.Allreduce(w, b),
     "bytegrad": lambda w, b, _: exchanges.bytegrad(w, b),
     "qadam_8bit": lambda w, b, _: exchanges.qadam_8bit(w, b),
@@ -76,7 +77,7 @@ ALGORITHMS: dict[str, Make] = {
     "streaming_diloco_int4": _streaming,
     "async": lambda w, b, load: AsyncAverage(w, b, load.async_interval_s),
 }
-WITHOUT_VOTE = frozenset({"ddp"})
+WITHOUT_VOTE = frozenset({"ddp", "ddp_fp16"})
 
 
 @dataclass(frozen=True, slots=True)
