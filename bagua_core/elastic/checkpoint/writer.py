@@ -149,11 +149,12 @@ class Writer:
             header = replace(job.header, digest=part_file.digest(job.data))
             part_file.write(self._storage, place.directory_name, header, job.data, self._at_edge)
         except OSError as error:
-            self.problem = str(error)
+            # the error of a write does not name its file
+            self.problem = str(error) if error.filename else f"{self._storage}: {error}"
             if not self._failing:
                 self._failing = True
                 self._say(
-                    f"the checkpoint of step {job.header.name.step} could not be written: {error}; training "
+                    f"the checkpoint of step {job.header.name.step} could not be written: {self.problem}; training "
                     "goes on, and the next one is tried when it is due"
                 )
             return

@@ -260,7 +260,7 @@ assert [f.place.name.step for f in catalogue.find(LocalStorage(root)) if f.is_co
 rank.step()
 rank.step()
 assert [f.place.name.step for f in catalogue.find(LocalStorage(root)) if f.is_complete] == [1]
-assert len(rank.said) == 1 and "No space left" in rank.said[0], rank.said
+assert len(rank.said) == 1 and f"written: {root}: [Errno 28] No space left" in rank.said[0], rank.said
 assert not list(root.glob("*/.*")), "the half part takes no room"
 subprocess.run(["mount", "-o", "remount,size=64m", str(root)], check=True)
 rank.step()
