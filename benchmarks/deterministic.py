@@ -4,8 +4,8 @@
 
 Throughput: the character model on two lab hosts with a worker each, once as a deterministic job and once as a normal
 one. Both jobs run at the same time and take turns, a block of steps each, so that both see the same machine. Digests:
-three models, trained by 1, 2, 3 and 4 workers and by a job that loses, gains and is left by workers. Needs root
-(network namespaces).
+three models, trained by 1, 2, 3 and 4 workers and by a job that loses, gains and is left by workers. Beside the
+throughput stands what plain torch loses to batches of a shard's size. Needs root (network namespaces).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks import result_file
 from benchmarks.deterministic_digests import MODELS, Digests, digests_of
+from benchmarks.deterministic_parts import throughput_in_parts
 from benchmarks.worker_environment import worker_environment
 from tests.lab import namespaces
 from tests.lab.network import Lab
@@ -57,13 +58,15 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Seconds a step, of each block in turn. normal_cpu_s, deterministic_cpu_s: of rank 0's processor."""
+    """Seconds a step, of each block in turn. normal_cpu_s, deterministic_cpu_s: of rank 0's processor. plain_parts: the
+    throughput of plain torch in batches of a shard, over that in one batch of a worker."""
 
     setting: Setting
     normal_s: tuple[float, ...]
     deterministic_s: tuple[float, ...]
     normal_cpu_s: tuple[float, ...]
     deterministic_cpu_s: tuple[float, ...]
+    plain_parts: float
 
     @property
     def ratios(self) -> list[float]:
@@ -99,7 +102,8 @@ class Bench:
         self._lab.shape(None)
         clocks = [tuple(zip(*found[mode][WARM_UP_BLOCKS:], strict=True)) for mode in MODES]
         (normal_s, normal_cpu_s), (deterministic_s, deterministic_cpu_s) = clocks
-        return Comparison(setting, normal_s, deterministic_s, normal_cpu_s, deterministic_cpu_s)
+        parts = throughput_in_parts(setting.samples, SHARDS // HOSTS)
+        return Comparison(setting, normal_s, deterministic_s, normal_cpu_s, deterministic_cpu_s, parts)
 
     def _start(self, mode: str, setting: Setting) -> tuple[Path, list[LabProcess]]:
         self._jobs += 1
@@ -160,6 +164,7 @@ def in_words(comparisons: Sequence[Comparison], digests: Sequence[Digests]) -> s
                 result_file.spread([t * 1e3 for t in c.deterministic_s], "ms", 1),
                 result_file.spread(c.ratios, "", 3),
                 f"{statistics.median(c.cpu_ratios):.3f}",
+                f"{c.plain_parts:.3f}",
             ]
             for c in comparisons
         ]
@@ -171,6 +176,7 @@ def in_words(comparisons: Sequence[Comparison], digests: Sequence[Digests]) -> s
             "deterministic step",
             "throughput, of normal",
             "by CPU time",
+            "plain torch in batches of a shard",
         ]
         parts += [f"Character model, {HOSTS} hosts, {SHARDS} virtual shards, blocks in turn:", ""]
         parts += [result_file.table(head, rows), ""]
