@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -41,7 +42,8 @@ class Meddled(Store):
 def store(plain_store: Store) -> Meddled:
     node = pb.Node(protocol=PROTOCOL, node_name="n0", slots=2)
     plain_store.put(cluster_keys.node("n0"), node.SerializeToString())
-    return Meddled(plain_store.config)
+    # long: a transaction without an answer within the usual second is repeated, as the one of the tests is
+    return Meddled(replace(plain_store.config, request_timeout_s=60.0, attempt_timeout_s=60.0))
 
 
 def drain(store: Store, reason: str) -> str:
