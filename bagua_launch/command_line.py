@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -17,13 +16,13 @@ from click.shell_completion import CompletionItem, get_completion_class
 from bagua_agent.base.errors import InfrastructureLost, PeerViolation, UserError
 from bagua_agent.base.plain_text import plain_line
 from bagua_launch.errors import refuse
+from bagua_launch.option_suggestions import nearest
 from bagua_launch.options import Option
 from bagua_launch.precedence import Said
 
 PROGRAM = "bagua-launch"
 INTERRUPTED = 130
 _LEFT_COLUMN = 32
-_MOST_SUGGESTED = 3
 
 CONTEXT: MutableMapping[str, Any] = {
     "help_option_names": ["-h", "--help"],
@@ -71,16 +70,6 @@ def whole_flags(words: Sequence[str], rows: Iterable[Option]) -> list[str]:
             continue
         at += 2 if row is not None and not row.is_switch and not equals else 1
     return found
-
-
-def nearest(word: str, flags: Iterable[str]) -> list[str]:
-    """At most three options that `word` may mean, the likeliest first: those that begin so, else the most alike ones.
-
-    An option of which the word is the beginning is no near miss for `get_close_matches` where it is much longer. Pure.
-    """
-    known = sorted({flag for flag in flags if flag.startswith("--")})
-    begin = [flag for flag in known if word.startswith("--") and flag.startswith(word)]
-    return begin[:_MOST_SUGGESTED] or get_close_matches(word, known, 1)
 
 
 class GroupedCommand(click.Command):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bagua_launch.errors import RequestError
+from bagua_launch.option_suggestions import nearest
 from bagua_launch.options import Option
 from bagua_launch.precedence import Said
 
@@ -54,10 +55,9 @@ def read_config_file(environ: Mapping[str, str], options: Iterable[Option]) -> d
 
 
 def _nearest(key: str, options: Iterable[Option]) -> str:
-    from difflib import get_close_matches
-
-    names = [option.name for option in options if not option.hidden]
-    return " or ".join(get_close_matches(key.replace("_", "-"), names)) or ", ".join(names)
+    flags = [option.flag for option in options if not option.hidden]
+    near = nearest("--" + key.replace("_", "-"), flags) or flags
+    return " or ".join(flag.removeprefix("--") for flag in near)
 
 
 def _as_text(path: Path, key: str, value: object) -> str:

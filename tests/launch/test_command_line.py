@@ -16,6 +16,7 @@ from bagua_agent.service.main import cli as agent_cli
 from bagua_agent.workers.exits.exit_cause import FAULT_SIGNALS
 from bagua_contract.distribution import own_version
 from bagua_launch.command_line import whole_flags
+from bagua_launch.option_suggestions import OF_OTHER_LAUNCHERS, nearest
 from bagua_launch.options import RUN_OPTIONS
 from tests.launch.launcher import Launcher, LaunchProcess, asked_of
 from tests.launch.torchrun_options import SWITCHES, WITH_VALUE
@@ -176,6 +177,7 @@ def test_one_file_for_all_commands(launch: Launcher) -> None:
     ("content", "line"),
     [
         ('nnode = "2"', "'nnode': no such option; use nnodes"),
+        ("workers = 2", "'workers': no such option; use nproc-per-node"),
         ("nnodes = ", 'Invalid value (at end of document); use TOML such as nnodes = "2:8"'),
         ('nnodes = "3:2"', "nnodes '3:2': the least is more than the most; use MIN:MAX such as 2:3"),
         ("nnodes = 2020-01-01", "nnodes '2020-01-01': not text, number, list or table; use a string"),
@@ -195,8 +197,42 @@ def test_a_file_that_is_named_must_be_there(launch: Launcher) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("--proc", ["--nproc-per-node"]),
+        ("--nprocs", ["--nproc-per-node"]),
+        ("--num-proc", ["--nproc-per-node"]),
+        ("--workers", ["--nproc-per-node"]),
+        ("--gpus", ["--nproc-per-node"]),
+        ("--ncores", ["--nproc-per-node"]),
+        ("-n", ["--nproc-per-node"]),  # of -np too
+        ("--nodes", ["--nnodes"]),
+        ("--nndoes", ["--nnodes"]),
+        ("--dir", ["--checkpoint-dir", "--log-dir"]),
+        ("--log-directory", ["--log-dir"]),
+        ("--num-restarts", ["--max-restarts"]),
+        ("--master-address", ["--master-addr"]),
+        ("--autotune", ["--autotune-algorithms", "--autotune-level", "--autotune-max-samples"]),
+        ("--no-such", []),
+        ("--verbose", []),
+        ("-z", []),
+    ],
+)
+def test_what_a_mistyped_option_may_mean(word: str, meant: list[str]) -> None:
+    assert nearest(word, [flag for option in RUN_OPTIONS for flag in option.flags]) == meant
+
+
+def test_another_launchers_word_is_an_option_of_ours_and_suggested_only_where_the_command_has_it() -> None:
+    ours = {option.flag for option in RUN_OPTIONS}
+    assert set(OF_OTHER_LAUNCHERS.values()) <= ours and not OF_OTHER_LAUNCHERS.keys() & ours
+    assert nearest("--workers", ["--etcd", "--follow"]) == []
+
+
+@pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["--proc", "2", "train.py"], "--proc: no such option; use --nproc-per-node"),
+        (["-np", "2", "train.py"], "-n: no such option; use --nproc-per-node"),
         (["--nnodez", "2", "train.py"], "--nnodez: no such option; use --nnodes"),
         (["--nproc_per_knot", "2", "train.py"], "--nproc-per-knot: no such option; use --nproc-per-node"),
         (["--checkpoint", "d", "train.py"],
