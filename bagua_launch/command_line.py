@@ -160,11 +160,7 @@ def _reporting(go: Callable[[], Any], hints: Mapping[str, str] | None = None) ->
         if hint is not None:
             complain(f"{error.option_name}: no such option here; {hint}")
             return UserError.exit_code
-        flags = (
-            [f for p in error.ctx.command.params if isinstance(p, OptionOf) for f in p.row.flags]
-            if error.ctx
-            else []
-        )
+        flags = [] if error.ctx is None else _shown_flags(error.ctx)
         near = " or ".join(nearest(error.option_name.replace("_", "-"), flags)) or "--help to see them all"
         complain(f"{error.option_name}: no such option; use {near}")
     except click.ClickException as error:
@@ -172,6 +168,11 @@ def _reporting(go: Callable[[], Any], hints: Mapping[str, str] | None = None) ->
     except click.Abort:
         return INTERRUPTED
     return UserError.exit_code
+
+
+def _shown_flags(ctx: click.Context) -> list[str]:
+    options = [p for p in ctx.command.get_params(ctx) if isinstance(p, click.Option) and not p.hidden]
+    return [flag for option in options for flag in option.opts]
 
 
 def program_argument() -> click.Argument:

@@ -239,6 +239,11 @@ def test_another_launchers_word_is_an_option_of_ours_and_suggested_only_where_th
          "--checkpoint: no such option; use --checkpoint-dir or --checkpoint-every"),
         (["events", "--etc", "127.0.0.1:1", "x"],
          "--etc: no such option; use --etcd or --etcd-ca or --etcd-cert"),
+        (["logs", "--follw", "x"], "--follw: no such option; use --follow"),
+        (["events", "x", "--plt"], "--plt: no such option; use --plot"),
+        (["scale", "--jsn", "x", "2"], "--jsn: no such option; use --json"),
+        (["--hlep"], "--hlep: no such option; use --help"),
+        (["--failpoint=x"], "--failpoint: no such option; use --help to see them all"),  # hidden
         (["--zzz", "train.py"], "--zzz: no such option; use --help to see them all"),
         (["-z", "train.py"], "-z: no such option; use --help to see them all"),
         (["--nnodes"], "Option '--nnodes' requires an argument; use --help to see how"),
