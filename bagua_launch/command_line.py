@@ -80,17 +80,23 @@ class GroupedCommand(click.Command):
         return super().parse_args(ctx, args if ctx.resilient_parsing else whole_flags(args, rows))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                title = parameter.row.group if isinstance(parameter, OptionOf) else "Other"
-                groups.setdefault(title, []).append(record)
-        for title, rows in groups.items():
-            with formatter.section(title):
-                # padded, so that the descriptions of all groups stand in one column
-                padded = [(left.ljust(_LEFT_COLUMN), right) for left, right in rows]
-                formatter.write_dl(padded, col_max=_LEFT_COLUMN)
+        _write_options(ctx, formatter, self.get_params(ctx))
+
+
+def _write_options(
+    ctx: click.Context, formatter: click.HelpFormatter, parameters: Iterable[click.Parameter]
+) -> None:
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in parameters:
+        record = parameter.get_help_record(ctx)
+        if record is not None and isinstance(parameter, click.Option):
+            title = parameter.row.group if isinstance(parameter, OptionOf) else "Other"
+            groups.setdefault(title, []).append(record)
+    for title, rows in groups.items():
+        with formatter.section(title):
+            # padded, so that the descriptions of all groups stand in one column
+            padded = [(left.ljust(_LEFT_COLUMN), right) for left, right in rows]
+            formatter.write_dl(padded, col_max=_LEFT_COLUMN)
 
 
 class DefaultRunGroup(click.Group):
@@ -124,7 +130,9 @@ class DefaultRunGroup(click.Group):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         run = self.commands[self.default_command]
-        run.format_options(click.Context(run, info_name=run.name, parent=ctx, **CONTEXT), formatter)
+        in_run = click.Context(run, info_name=run.name, parent=ctx, **CONTEXT)
+        # self.params and not get_params: --help is among the options of `run`
+        _write_options(in_run, formatter, [*run.get_params(in_run), *self.params])
         self.format_commands(ctx, formatter)
 
     def main(

@@ -305,7 +305,9 @@ def test_help_shows_every_option_but_the_hidden_in_groups(launch: Launcher) -> N
         shown = [o.flag for o in RUN_OPTIONS if re.search(f"{o.flag}[ ,]", result.output)]
         assert shown == [option.flag for option in RUN_OPTIONS if option.name != "failpoints"]
         assert "\nRendezvous:\n" in result.output and "_" not in "".join(shown)
-    assert "scale" in launch("--help").output
+    whole = launch("--help").output
+    assert "scale" in whole
+    assert re.findall(r"^  (-h|--version)", whole, re.MULTILINE) == ["-h", "--version"]
 
 
 def test_help_names_the_signals_that_count_as_failures_of_the_script() -> None:
