@@ -95,6 +95,8 @@ def test_the_wheel_holds_all_code_and_the_sources_in_c(built: tuple[Path, Path])
         "bagua_contract/__pycache__"
     }
     assert not {name for name in names if name.startswith(("tests/", "benchmarks/"))}
+    licences = {name.partition(".dist-info/licenses/")[2] for name in names}
+    assert {"LICENSE", "bagua_agent/dashboard/static/uPlot.LICENSE"} <= licences
     if shutil.which("cc"):
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
         assert f"bagua_core/kernels/_cpu{suffix}" in names

@@ -26,6 +26,49 @@ def test_all_files_name_one_version_and_licence() -> None:
     assert f"| {PROJECT['version'].rpartition('.')[0]}.x | yes |" in (ROOT / "SECURITY.md").read_text()
 
 
+def test_the_readme_names_the_version_and_links_licence_and_changelog() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert re.findall(r"^Version ([\d.]+\d)\b", readme, re.MULTILINE) == [PROJECT["version"]]
+    released = f"## {PROJECT['version']} (unreleased)" not in (ROOT / "CHANGELOG.md").read_text()
+    assert ("not released yet" in readme) != released
+    for name in (
+        "LICENSE",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "CONTRIBUTING.md",
+        "CODE_OF_CONDUCT.md",
+        "CITATION.cff",
+    ):
+        assert f"]({name})" in readme, name
+
+
+def test_the_package_has_the_licence_of_everything_in_it() -> None:
+    licences = {str(path.relative_to(ROOT)) for path in (ROOT / "bagua_agent").rglob("*LICENSE*")}
+    assert {"LICENSE", *licences} == set(PROJECT["license-files"]) and len(licences) == 1
+    assert all((ROOT / name).is_file() for name in PROJECT["license-files"])
+
+
+def test_the_classifiers_name_each_python_that_a_wheel_is_built_for() -> None:
+    release = (ROOT / ".github/workflows/release.yml").read_text()
+    built = {f"3.{minor}" for minor in re.findall(r"cp3(\d+)-manylinux", release)}
+    classifiers = PROJECT["classifiers"]
+    named = {
+        c.rpartition(" ")[2]
+        for c in classifiers
+        if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", c)
+    }
+    assert built == named and f">={min(named)}" == PROJECT["requires-python"]
+    # a licence is an expression; the index refuses a classifier beside it
+    assert not [c for c in classifiers if c.startswith("License ::")]
+    assert len(set(classifiers)) == len(classifiers)
+
+
+def test_the_package_says_what_it_is() -> None:
+    assert PROJECT["readme"] == "README.md" and PROJECT["authors"]
+    assert "PyTorch" in PROJECT["description"] and len(PROJECT["description"]) <= 512
+    assert PROJECT["keywords"] == sorted(set(PROJECT["keywords"]), key=str.lower)
+
+
 def test_every_entry_point_leads_to_a_function() -> None:
     points = {**PROJECT["scripts"], **PROJECT["entry-points"]["torchrun.handlers"]}
     for target in points.values():
