@@ -148,7 +148,9 @@ class Job:
         script: Sequence[str] = (),
         file: Path | None = None,
         program: Sequence[str] | None = None,
+        imports: str = "",
     ) -> None:
+        """imports: modules that the workers share, imported once in their warm parent (tests/lab/zygote.py)."""
         self.directory = directory
         self.endpoints = endpoints
         self.job_id = f"faults-{os.getpid()}-{directory.name}"[-60:]
@@ -165,6 +167,7 @@ class Job:
         if endpoints:
             self._options += ["--rdzv-endpoint", endpoints]
         self._program = program
+        self._imports = {zygote.IMPORTS_VARIABLE: imports} if imports else {}
         self._script = [
             str(file or SCRIPT),
             "--out",
@@ -192,7 +195,8 @@ class Job:
         words += ["--nproc-per-node", str(slots)]
         if failpoints:
             words += ["--failpoints", failpoints]
-        more = {**environment, **({"BAGUA_AGENT_FAILPOINTS": agent_failpoints} if agent_failpoints else {})}
+        points = {"BAGUA_AGENT_FAILPOINTS": agent_failpoints} if agent_failpoints else {}
+        more = {**self._imports, **environment, **points}
         process = _start_agent(host, [*words, *(self._program or self._script)], self._log_file(), more)
         node = Node(process, host)
         self.nodes.append(node)

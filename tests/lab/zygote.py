@@ -5,7 +5,8 @@ most tests start several. One process of the test run, the zygote, imports every
 process that will be the agent, which enters the host, forks its warm parent and then runs the agent's command line: it
 finds a child that waits for its orders. A daemon of service mode starts its units in this way. Another module
 (`python -m MODULE`) runs in a forked process too, without a warm parent. A command line that names no module, or has
-another import path, is executed as a program of its own. The zygote starts no thread.
+another import path, is executed as a program of its own. The zygote starts no thread. A framework that all workers of
+a job import (seconds of processor time each) can be imported once for them: IMPORTS_VARIABLE.
 
 A start that differs in what libraries read when they are loaded, or whose host has a clock of its own, is not for it.
 """
@@ -34,6 +35,9 @@ from bagua_agent.workers.start.worker_command import PREIMPORT, beside_runner
 from tests.lab.wait import patiently
 
 REAL_START_VARIABLE = "BAGUA_TESTS_REAL_START"
+IMPORTS_VARIABLE = (
+    "BAGUA_TESTS_IMPORTS"  # of an agent: further modules that its warm parent imports, with commas
+)
 _PROGRAM = Path(__file__).with_name("zygote_main.py")
 _ROOT = Path(__file__).resolve().parents[2]
 # Its frames are below every worker's script, so they have no file's name: a traceback's last frame is the script's.

@@ -33,6 +33,7 @@ LENGTH = struct.Struct("!I")
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000
 ADOPTION_TIMEOUT_MS = 10_000
 AGENTS = ("bagua_launch", "bagua_core.distributed.launch", "bagua_core.distributed.run")
+IMPORTS_VARIABLE = "BAGUA_TESTS_IMPORTS"  # as zygote.py has it
 DAEMON, UNIT = "bagua_agent.service", "bagua_agent.service.units.run_unit"
 
 
@@ -152,6 +153,7 @@ def be_agent(request: dict[str, Any], between: int, loaded: Loaded) -> Callable[
         if file is not None:
             replace_descriptor(number, file)
     module, argv, environment = request["module"], request["argv"], request["env"]
+    more_imports = environment.pop(IMPORTS_VARIABLE, "")
     if module not in (None, *AGENTS, DAEMON, UNIT):
         move(request)
         return lambda: run_module(module, argv, environment, loaded)
@@ -169,7 +171,7 @@ def be_agent(request: dict[str, Any], between: int, loaded: Loaded) -> Callable[
     if warm == 0:
         own.close()
         leave_terminal()
-        return lambda: become_warm_parent(loaded, other)
+        return lambda: become_warm_parent(loaded, other, more_imports)
     other.close()
     own.set_inheritable(True)
     environment[loaded.offer_variable] = f"{own.detach()}:{warm}"
@@ -242,8 +244,8 @@ def enter(holder: int) -> None:
     os.close(pidfd)
 
 
-def become_warm_parent(loaded: Loaded, control: socket.socket) -> None:
-    """Does not return, but in a worker, as its script's end."""
+def become_warm_parent(loaded: Loaded, control: socket.socket, more_imports: str) -> None:
+    """Does not return, but in a worker, as its script's end. more_imports: modules that workers share too."""
     order = receive(control)
     if order is None:
         os._exit(0)  # the agent ended before it had use for it
@@ -251,6 +253,8 @@ def become_warm_parent(loaded: Loaded, control: socket.socket) -> None:
         del sys.modules[name]
     line = order["line"]
     line[line.index("--warm-fd") + 1] = str(control.detach())
+    if more_imports:
+        line[line.index("--preimport") + 1] += f",{more_imports}"
     loaded.run_script.main(line, loaded.before)
 
 

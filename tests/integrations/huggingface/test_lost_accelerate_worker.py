@@ -30,8 +30,16 @@ def accelerate_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
             "--epochs",
             str(EPOCHS),
         ]
+        program += script
         made.append(
-            Job(tmp_path, samples=SAMPLES, epochs=EPOCHS, options=options, program=[*program, *script])
+            Job(
+                tmp_path,
+                samples=SAMPLES,
+                epochs=EPOCHS,
+                options=options,
+                program=program,
+                imports="accelerate",
+            )
         )
         return made[-1]
 

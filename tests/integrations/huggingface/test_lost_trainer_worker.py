@@ -30,7 +30,16 @@ def trainer_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     def make(*script: str, options: Sequence[str] = ()) -> Job:
         program = [str(SCRIPT), "--out", str(tmp_path / "out")]
         program += ["--samples", str(SAMPLES), "--epochs", str(EPOCHS), *script]
-        made.append(Job(tmp_path, samples=SAMPLES, epochs=EPOCHS, options=options, program=program))
+        made.append(
+            Job(
+                tmp_path,
+                samples=SAMPLES,
+                epochs=EPOCHS,
+                options=options,
+                program=program,
+                imports="transformers.trainer",
+            )
+        )
         return made[-1]
 
     yield make

@@ -20,7 +20,14 @@ class LightningJob(Job):
     def __init__(
         self, directory: Path, *script: str, samples: int = 480, epochs: int = 2, options: Sequence[str] = ()
     ) -> None:
-        super().__init__(directory, samples=samples, epochs=epochs, options=options, program=[str(SCRIPT)])
+        super().__init__(
+            directory,
+            samples=samples,
+            epochs=epochs,
+            options=options,
+            program=[str(SCRIPT)],
+            imports="lightning",
+        )
         self._program = [
             *(str(SCRIPT), "--out", str(self.out), "--samples", str(samples), "--epochs", str(epochs)),
             *script,
