@@ -6,6 +6,7 @@ Handwritten digits by a loop of accelerate's (`pip install 'bagua-elastic[huggin
 minute.
 """
 
+import argparse
 import os
 import signal
 import time
@@ -17,10 +18,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bagua_core.integrations.huggingface import ElasticAccelerator
 
-EPOCHS = 15
-
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=15)
+    epochs = parser.parse_args().epochs
     torch.set_num_threads(1)
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
@@ -30,7 +32,7 @@ def main():
     accelerator = ElasticAccelerator("bytegrad", cpu=True)
     module = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
     adam = torch.optim.AdamW(module.parameters(), lr=2e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, EPOCHS * 1440 // 64)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, epochs * 1440 // 64)
     model, optimizer, loader, evaluation, scheduler = accelerator.prepare(
         module,
         adam,
@@ -38,7 +40,7 @@ def main():
         DataLoader(validation, batch_size=64),
         schedule,
     )
-    for epoch in loader.epochs(EPOCHS):
+    for epoch in loader.epochs(epochs):
         for x, y in loader:
             accelerator.backward(F.cross_entropy(model(x), y))
             optimizer.step()

@@ -6,6 +6,7 @@ bagua-launch --nproc-per-node 2 examples/lightning_digits.py        # the same
 Handwritten digits by Lightning's Trainer (`pip install 'bagua-elastic[lightning]' scikit-learn`); less than a minute.
 """
 
+import argparse
 import os
 import signal
 import time
@@ -56,6 +57,9 @@ class Fault(Callback):
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=15)
+    epochs = parser.parse_args().epochs
     torch.set_num_threads(1)
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
@@ -66,7 +70,7 @@ def main():
         strategy=BaguaStrategy(algorithm="bytegrad"),
         accelerator="cpu",
         devices=2,
-        max_epochs=15,
+        max_epochs=epochs,
         callbacks=[Fault()],
         logger=False,
         enable_checkpointing=False,

@@ -6,6 +6,7 @@ Handwritten digits by transformers' Trainer and a small vision transformer, made
 (`pip install 'bagua-elastic[huggingface]' scikit-learn`); about a minute.
 """
 
+import argparse
 import os
 import signal
 import tempfile
@@ -43,6 +44,9 @@ def accuracy(predictions):
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=15)
+    epochs = parser.parse_args().epochs
     torch.set_num_threads(1)
     set_seed(0)
     train, validation = random_split(Digits(), [1440, 357], generator=torch.Generator().manual_seed(0))
@@ -60,7 +64,7 @@ def main():
     )
     arguments = TrainingArguments(
         tempfile.mkdtemp(),
-        num_train_epochs=15,
+        num_train_epochs=epochs,
         per_device_train_batch_size=32,
         gradient_accumulation_steps=2,  # 64 samples are a step of the job, with any number of workers
         learning_rate=2e-3,

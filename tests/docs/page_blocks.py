@@ -2,7 +2,8 @@
 
 Marks of Python blocks: none, or `given: NAME, NAME` (what the block uses and does not define; block_context.py has it),
 or `long, given: ...` (needs a package of another project), or `not run: REASON`.
-Marks of shell blocks: `run`, or `not run: REASON`. `file: NAME` before a Python block names it for the shell blocks.
+Marks of shell blocks: `run` (its commands are jobs of one node), or `not run: REASON`. `file: NAME` before a Python
+block names it for the shell blocks.
 """
 
 from __future__ import annotations

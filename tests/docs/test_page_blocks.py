@@ -1,8 +1,8 @@
 """Every code block of the manual runs, or says why it does not.
 
-tests/docs/page_blocks.py lists the pages and the marks. All Python runs in one process, block after block. Shell runs
-with `--long`, beside the files that the page names. Words for bagua-launch and bagua-agent go through their parsers in
-every block.
+tests/docs/page_blocks.py lists the pages and the marks. All Python runs in one process, block after block. The jobs of
+shell blocks run beside the files that the page names. Words for bagua-launch and bagua-agent go through their parsers
+in every block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from bagua_agent.service.main import cli as agent_cli
 from bagua_launch.main import cli as launch_cli
 from tests.deploy.parsed import parsed
 from tests.docs.block_context import DEFINITIONS, before
-from tests.docs.page_blocks import GIVEN, GUIDES, KINDS, NOT_RUN, OTHERS, PAGES, ROOT, Block, blocks, commands
+from tests.docs.page_blocks import GIVEN, GUIDES, KINDS, NOT_RUN, OTHERS, PAGES, ROOT, blocks, commands
+from tests.lab.launched import launch
 
 RUN_S = 300
 
@@ -91,6 +92,20 @@ def test_files_of_the_repository_that_blocks_and_marks_name_exist(page: Path) ->
             assert (ROOT / path).exists(), f"{page}:{block.line}: {path}"
 
 
+def test_a_test_that_a_mark_names_has_the_example_of_the_block() -> None:
+    named = 0
+    for page in PAGES:
+        for block in blocks(page):
+            examples = set(re.findall(r"examples/(?:\w+/)*(\w+\.(?:py|ipynb))", block.mark + block.text))
+            for test in re.findall(r"(?:^|\s)(tests/[\w./-]*\w)", block.mark):
+                files = [ROOT / test] if test.endswith(".py") else (ROOT / test).rglob("*.py")
+                code = "\n".join(file.read_text() for file in files)
+                missing = {example for example in examples if example not in code}
+                assert not missing, f"{page}:{block.line}: {test} does not name {missing}"
+                named += len(examples)
+    assert named > 5
+
+
 def scripts_of(folder: Path, long: bool) -> list[str]:
     """Writes what runs into `folder`: a guide's Python as one script, each block of other pages as its own."""
     written = []
@@ -139,28 +154,24 @@ def test_no_name_is_given_without_use() -> None:
     assert set(DEFINITIONS) <= used | needed
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.mark == "run" for b in blocks(p))], ids=name_of)
 def test_shell_that_is_marked_runs(page: Path, tmp_path: Path) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    """Beside the files that the page names, and the folder examples/."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     for block in blocks(page):
         if block.mark.startswith("file: "):
             (tmp_path / block.mark.removeprefix("file: ")).write_text(block.text)
         elif block.mark == "run":
-            said = shell(block, tmp_path, path)
-            assert "every worker has committed its last step" in said
-            if "--failpoints" in block.text:
-                assert "did not happen" in said and "ended: killed by SIGKILL" in said
+            for words in commands(block):
+                said = launched(words, tmp_path)
+                if "--failpoints" in words:
+                    assert "did not happen" in said and "ended: killed by SIGKILL" in said
 
 
-def shell(block: Block, folder: Path, path: str) -> str:
-    done = subprocess.run(
-        ["sh", "-ec", block.text],
-        cwd=folder,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
+def launched(words: list[str], folder: Path) -> str:
+    """What this command prints, a launch of one node on this machine."""
+    assert words[0] == "bagua-launch", f"{words}: only jobs are run"
+    done = launch(*words[1:], limit_s=RUN_S, directory=folder)
+    assert done.returncode == 0, done.said
+    assert "every worker has committed its last step" in done.said
+    return done.said
