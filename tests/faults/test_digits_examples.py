@@ -17,21 +17,23 @@ VIT = "transformers.trainer,transformers.models.vit.modeling_vit"
 
 
 @pytest.mark.parametrize(
-    ("example", "package", "imports"),
+    ("example", "package", "imports", "failpoint"),
     [
-        ("lightning_digits.py", "lightning", "sklearn.datasets,lightning"),
-        ("accelerate_digits.py", "accelerate", "sklearn.datasets,accelerate"),
-        ("transformers_digits.py", "transformers", f"sklearn.datasets,{VIT}"),
+        ("digits.py", "sklearn", "sklearn.datasets", f"step.begin=kill@{LOST_AT}#1"),
+        # these kill a worker themselves
+        ("lightning_digits.py", "lightning", "sklearn.datasets,lightning", ""),
+        ("accelerate_digits.py", "accelerate", "sklearn.datasets,accelerate", ""),
+        ("transformers_digits.py", "transformers", f"sklearn.datasets,{VIT}", ""),
     ],
 )
 def test_a_worker_is_killed_and_the_other_learns_on(
-    job: MakeJob, example: str, package: str, imports: str
+    job: MakeJob, example: str, package: str, imports: str, failpoint: str
 ) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip(package)
     program = [str(EXAMPLES / example), "--epochs", str(EPOCHS)]
     one = job(program=program, samples=IMAGES, epochs=EPOCHS, imports=imports)
-    node = one.start(slots=2)
+    node = one.start(slots=2, failpoints=failpoint)
     one.finish(deadline_s=90)
     node.await_line("worker in slot 1 ended: killed by SIGKILL", "starting another")
     assert not node.says("fresh interpreter"), "a worker's start is a fork"
