@@ -1,4 +1,4 @@
-"""Notes told apart by their spectrograms, which are computed once: in the first epoch.
+"""Notes told apart by their spectrograms, which are computed once. Watch the misses: they are in the first epoch.
 
 python examples/cached_dataset.py                                # one process
 bagua-launch --nproc-per-node 2 examples/cached_dataset.py       # two, which share what either has computed

@@ -1,4 +1,4 @@
-"""A small character transformer on the sources of Python's standard library.
+"""A small character transformer on Python's own sources. Watch for: the loss falls on when you kill a worker.
 
     python examples/char_lm.py                                  # one process
     bagua-launch --nproc-per-node 2 examples/char_lm.py         # two, elastic

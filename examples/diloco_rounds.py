@@ -1,10 +1,10 @@
-"""DiLoCo in rounds: workers train on their own for a round, at their own speed, and send 4 bits a weight at its end.
+"""DiLoCo in rounds. Watch the last lines: the slow worker trained on fewer samples, and the other did not wait for it.
 
     bagua-launch --nproc-per-node 2 examples/diloco_rounds.py --slow 3
 
-Watch the last lines: worker 1, which sleeps to be three times slower, has trained on about a third of worker 0's
-samples, and worker 0 has not waited for it. Kill a worker: no local step of the other is undone, and the lost samples
-are used again.
+Workers train on their own for a round, at their own speed, and send 4 bits a weight at its end. Worker 1 sleeps to be
+three times slower, and trains on about a third of worker 0's samples. Kill a worker: no local step of the other is
+undone, and the lost samples are used again.
 """
 
 import argparse

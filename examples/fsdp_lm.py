@@ -1,4 +1,4 @@
-"""A small GPT-style model, sharded by torch's fully_shard, on the sources of Python's standard library.
+"""A GPT-style model, sharded by torch's fully_shard. Watch for: a killed worker takes only its replica with it.
 
     python examples/fsdp_lm.py                                                      # one process
     bagua-launch --replica-size 2 --nproc-per-node 4 examples/fsdp_lm.py            # two replicas of two workers

@@ -1,9 +1,9 @@
-"""An optimizer that torch has no fused step for, on blocks of parameters instead of on each.
+"""An optimizer that torch has no fused step for. Watch the last lines: its time alone and fused, and the same bits.
 
     python examples/fused_optimizer.py                          # one process
     bagua-launch --nproc-per-node 2 examples/fused_optimizer.py  # two, elastic
 
-Prints how long its step takes alone and fused, and how far the two models are apart (not at all).
+It steps blocks of parameters instead of each. At the end both ways train equal models, which stay equal.
 """
 
 import argparse

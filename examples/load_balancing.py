@@ -1,4 +1,4 @@
-"""Texts of very different length, dealt out so that every worker has as many words in every step.
+"""Texts of very different length. Watch the last figure: rank 0 gets about as many words as the mean, 1.0.
 
 bagua-launch --nproc-per-node 2 examples/load_balancing.py
 """

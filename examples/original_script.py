@@ -1,4 +1,4 @@
-"""A script as it was written for the original Bagua: nothing but its import has changed.
+"""A script of the original Bagua. Watch for: it trains with nothing but its import changed.
 
     bagua-launch --nproc-per-node 2 examples/original_script.py --algorithm bytegrad
 

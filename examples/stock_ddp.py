@@ -1,9 +1,10 @@
-"""A stock torchrun script: plain DistributedDataParallel, its own sampler, its own checkpoint. Nothing of Bagua in it.
+"""A stock torchrun script: DDP. Watch for: after a loss the processes start again, at the epoch that was saved last.
 
     bagua-launch --nnodes 1:4 --nproc-per-node 2 --max-restarts 3 examples/stock_ddp.py
 
-It fits a small network to a noisy spiral. Each change of membership starts its processes again; they go on from the
-last checkpoint, as under torchrun, only sooner.
+Nothing of Bagua is in it: plain DistributedDataParallel, its own sampler, its own checkpoint. It fits a small network
+to a noisy spiral. Each change of membership starts its processes again; they go on from the last checkpoint, as under
+torchrun, only sooner.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A stock torchrun script: FSDP2 (`fully_shard`) and torch.distributed.checkpoint. Nothing of Bagua in it.
+"""A stock torchrun script: FSDP2. Watch for: after a loss the processes start again, at the step that was saved last.
 
     bagua-launch --nnodes 1:4 --nproc-per-node 2 --max-restarts 3 examples/stock_fsdp2.py
 
-A small transformer learns to copy its input reversed. Each process keeps a shard of the parameters; the sharded
-checkpoint is read again by any number of processes, so a change of membership costs a start and a load.
+Nothing of Bagua is in it: `fully_shard` and torch.distributed.checkpoint. A small transformer learns to copy its input
+reversed. Each process keeps a shard of the parameters; the sharded checkpoint is read again by any number of processes,
+so a change of membership costs a start and a load.
 """
 
 from __future__ import annotations

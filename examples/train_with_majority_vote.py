@@ -1,4 +1,7 @@
-"""Trains by majority_vote.py: bagua-launch --nproc-per-node 3 examples/train_with_majority_vote.py"""
+"""Trains by majority_vote.py. Watch for: the loss falls, though workers send only the signs of their gradients.
+
+bagua-launch --nproc-per-node 3 examples/train_with_majority_vote.py
+"""
 
 import torch
 import torch.nn.functional as F
