@@ -72,6 +72,7 @@ class GroupCommunicator:
         self._fill(recv_tensor, collectives.allreduce(send_tensor, op, self.group))
 
     def allreduce_inplace(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
+        """As allreduce, into `tensor`."""
         self.allreduce(tensor, tensor, op)
 
     def reduce(
@@ -83,6 +84,7 @@ class GroupCommunicator:
             self._fill(recv_tensor, result)
 
     def reduce_inplace(self, tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM) -> None:
+        """As reduce; `tensor` is written on rank `dst` alone."""
         self.reduce(tensor, tensor, dst, op)
 
     def reduce_scatter(
@@ -158,6 +160,7 @@ class GroupCommunicator:
         self._fill(recv_tensor, collectives.alltoall(self._rows(send_tensor), self.group))
 
     def alltoall_inplace(self, tensor: torch.Tensor) -> None:
+        """As alltoall, into `tensor`."""
         self.alltoall(tensor, tensor)
 
     def alltoall_v(
@@ -188,11 +191,13 @@ class GroupCommunicator:
                 room[at : at + n] = part
 
     def alltoall_v_inplace(self, tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int]) -> None:
+        """As alltoall_v, into `tensor`: what comes from a rank replaces what goes there."""
         self.alltoall_v(tensor, counts, displs, tensor, counts, displs)
 
     # -- between two workers, and all
 
     def send(self, tensor: torch.Tensor, dst: int) -> None:
+        """To rank `dst`, which calls recv."""
         collectives.send(tensor, dst, group=self.group)
 
     def recv(self, tensor: torch.Tensor, src: int) -> None:
