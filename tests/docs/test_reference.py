@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+import bagua_core as bagua
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/api.md"
 DIRECTIVE = re.compile(r"^\.\. auto(module|class):: ([\w.]+)\n((?:   :.*\n)*)", re.MULTILINE)
@@ -42,6 +44,8 @@ def test_each_public_name_of_a_module_is_shown(name: str) -> None:
     """automodule without a list takes `__all__`, and leaves out modules and what has no docstring."""
     module, shown = importlib.import_module(name), sections()
     assert re.search(r":members:\n", shown[name]) and ":imported-members:" in shown[name]
+    excluded = set(", ".join(re.findall(r":exclude-members: (.+)", shown[name])).split(", ")) - {""}
+    assert all(getattr(module, of_both) is getattr(bagua, of_both) for of_both in excluded), "shown above"
     for public in module.__all__:
         thing = getattr(module, public)
         if isinstance(thing, ModuleType):
