@@ -36,6 +36,7 @@ Page = dict[str, Any]
 USES: tuple[tuple[TimeUse, str], ...] = (
     (TimeUse.STEP, "steps"),
     (TimeUse.FAILED_STEP, "steps done again"),
+    (TimeUse.HANG, "hangs"),
     (TimeUse.FAILOVER, "failover"),
     (TimeUse.SWITCH, "joins and leaves"),
     (TimeUse.HEAL, "copies of the state"),

@@ -15,8 +15,9 @@ class TimeUse(Enum):
     its agent.
 
     START: before its first generation. STEP: steps that were committed, with what the script does between them.
-    FAILED_STEP: steps that were rolled back, with the wait for a peer that was lost. FAILOVER: from there to the next
-    step, with the wait for another node where too few are left. SWITCH: to a planned generation. HEAL: copies of the
+    FAILED_STEP: steps that were rolled back, with the wait for a peer that was lost. HANG: the last wait of such a
+    step, if it was long: a peer was silent and not lost. FAILOVER: from there to the next step, with the wait for
+    another node where too few are left. SWITCH: to a planned generation. HEAL: copies of the
     state, unless a step goes on beside them. WAITING: all workers had stepped aside for an empty generation. STANDBY:
     the job needed this worker not. CHECKPOINT: what writing one took of this thread.
     """
@@ -24,6 +25,7 @@ class TimeUse(Enum):
     START = "start"
     STEP = "step"
     FAILED_STEP = "failed_step"
+    HANG = "hang"
     FAILOVER = "failover"
     SWITCH = "switch"
     HEAL = "heal"
@@ -33,4 +35,6 @@ class TimeUse(Enum):
 
 
 # What a change of membership costs a worker that trained before it.
-LOST_TO_CHANGES = (TimeUse.FAILED_STEP, TimeUse.FAILOVER, TimeUse.SWITCH, TimeUse.HEAL, TimeUse.WAITING)
+LOST_TO_CHANGES = (
+    TimeUse.FAILED_STEP, TimeUse.HANG, TimeUse.FAILOVER, TimeUse.SWITCH, TimeUse.HEAL, TimeUse.WAITING,
+)  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
+from tests.faults.scraped_metrics import await_uses, port_of
 
 NOTICE_S, TIMEOUT_S = 1.0, 4.0
 SHORT = ["--rdzv-conf", f"hang_notice={NOTICE_S},hang_renew=2"]
@@ -18,9 +19,12 @@ SHORT = ["--rdzv-conf", f"hang_notice={NOTICE_S},hang_renew=2"]
 REPLACED_BOUND_S = TIMEOUT_S + 12.0
 
 
-def hanging(job: MakeJob, *words: str, timeout: str = f"{TIMEOUT_S:g}") -> tuple[Job, Node]:
+def hanging(
+    job: MakeJob, *words: str, timeout: str = f"{TIMEOUT_S:g}", metrics: bool = False
+) -> tuple[Job, Node]:
     """Two workers on this machine, of which slot 1 hangs where `words` say."""
-    one = job(script=words, options=[*SHORT, "--hang-timeout", timeout])
+    served = ["--metrics-port", "0"] if metrics else []
+    one = job(script=words, options=[*SHORT, "--hang-timeout", timeout, *served])
     node = one.start(slots=2)
     one.await_world(2, after_step=10)
     return one, node
@@ -33,7 +37,7 @@ def stacks(node: Node, worker_id: str) -> str:
 
 
 def test_a_worker_that_sleeps_in_its_step_is_named_and_replaced(job: MakeJob) -> None:
-    one, node = hanging(job, "--hang-at", "20", "--hang-in-slot", "1")
+    one, node = hanging(job, "--hang-at", "20", "--hang-in-slot", "1", metrics=True)
     victim = node.workers[1]
     node.await_line("1 of 2 wait for global rank 1", "outside the step's collectives")
     node.await_line("stacks of worker", victim.worker_id)
@@ -41,7 +45,9 @@ def test_a_worker_that_sleeps_in_its_step_is_named_and_replaced(job: MakeJob) ->
     stalled = one.step
     node.await_line("worker in slot 1 ended: hung: 1 of 2 wait for global rank 1", "killed by SIGKILL")
     alone = one.await_world(1, after_step=stalled - 1, deadline_s=REPLACED_BOUND_S)
+    node.await_line("did not happen", "for a silent peer", "a hang")
     one.await_world(2, after_step=alone)
+    await_uses(port_of(node), {"hang", "failover"})
     one.finish()
     one.check(finished=2)
 

@@ -45,7 +45,7 @@ function showNow(page) {
 
 function showGoodput({ parts, share, computing_share: computing }) {
   const total = parts.reduce((sum, part) => sum + part.seconds, 0);
-  const order = ["step", "failed_step", "failover", "switch", "heal", "checkpoint", "waiting", "standby", "start"];
+  const order = ["step", "failed_step", "hang", "failover", "switch", "heal", "checkpoint", "waiting", "standby", "start"];
   const shown = parts.map((part) => ({
     share: part.seconds / total,
     text: `${part.name} ${seconds(part.seconds)} (${percent(part.seconds / total)})`,

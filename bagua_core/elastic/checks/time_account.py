@@ -6,9 +6,14 @@ Arithmetic over times that the caller measures; no clock. The engine closes a la
 from __future__ import annotations
 
 import bisect
+from dataclasses import dataclass
 
 from bagua_contract.records import Generation, GenerationKind
 from bagua_contract.time_use import LOST_TO_CHANGES, STEP_TIME_BOUNDS_S, TimeUse
+
+HANG_FROM_S = (
+    2.0  # twice the recovery from a host that vanishes; a cut link is acted on from here on (hang_cut_s)
+)
 
 
 def use_of_entry(aside: TimeUse | None, entered: Generation) -> TimeUse:
@@ -17,6 +22,28 @@ def use_of_entry(aside: TimeUse | None, entered: Generation) -> TimeUse:
     if aside is not None:
         return aside
     return TimeUse.FAILOVER if entered.kind is GenerationKind.FAILOVER else TimeUse.SWITCH
+
+
+@dataclass(frozen=True, slots=True)
+class FailedWait:
+    """A wait in a collective that ended with a failure. threshold_s: from there on it is longer than usual."""
+
+    waited_s: float = 0.0
+    threshold_s: float = 0.0
+
+
+def use_of_failed_wait(wait: FailedWait) -> tuple[TimeUse, str]:
+    """What the last wait of a step that was rolled back was for, and why.
+
+    The length of the wait decides. A process that ends closes its connections, and a host that vanishes is noticed
+    within a second by probes, so a longer silence is that of a peer that lives: hung, stopped, or cut off."""
+    least_s = max(HANG_FROM_S, wait.threshold_s)
+    if wait.waited_s < least_s:
+        return (
+            TimeUse.FAILED_STEP,
+            f"the failure ended its wait of {wait.waited_s:.1f} s within {least_s:.1f} s",
+        )
+    return TimeUse.HANG, f"it waited {wait.waited_s:.1f} s for a silent peer, {least_s:.1f} s or more: a hang"
 
 
 class TimeAccount:

@@ -18,7 +18,7 @@ from bagua_core.communication import traffic
 from bagua_core.communication.step_interface import DataSource, Model
 from bagua_core.elastic.checks.step_timing import Pace
 from bagua_core.elastic.checks.stragglers import Findings
-from bagua_core.elastic.checks.time_account import TimeAccount, use_of_entry
+from bagua_core.elastic.checks.time_account import TimeAccount, use_of_entry, use_of_failed_wait
 from bagua_core.elastic.membership.member import Member
 
 PROGRESS_EVERY_S = 0.25
@@ -102,9 +102,14 @@ class AgentReports:
         self._account.step(step_s, waited_s)
         self._account.lap(TimeUse.STEP, time.monotonic())
 
-    def step_failed(self) -> None:
-        """It was rolled back."""
+    def step_failed(self) -> str:
+        """It was rolled back. Returns why its last wait counts apart; empty: it does not."""
+        wait = self._member.failed_wait
+        use, reason = use_of_failed_wait(wait)
+        if use is not TimeUse.FAILED_STEP:
+            self._account.part(use, wait.waited_s)
         self._account.lap(TimeUse.FAILED_STEP, time.monotonic())
+        return "" if use is TimeUse.FAILED_STEP else reason
 
     def spent(self, use: TimeUse, since_s: float) -> None:
         """The time from since_s, of the monotonic clock, to now was for `use`, whatever the rest is for."""

@@ -14,6 +14,7 @@ from bagua_contract.records import Generation
 from bagua_core import tracing
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, Pending
 from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor
+from bagua_core.elastic.checks.time_account import FailedWait
 from bagua_core.elastic.membership.session import News, Session
 from bagua_core.elastic.membership.stall_reports import StallReports
 from bagua_core.elastic.waiting.operation_trail import BOUNDARY, STEP, OperationTrail
@@ -31,13 +32,22 @@ class MemberWaits:
         self.generation: Generation | None = None
         self.communicator: Communicator | None = None
         self.trail = OperationTrail()
-        self.waited_s = 0.0  # in collectives, since the engine reset it to 0
+        self.waited_s = 0.0  # in collectives, since begin_step
+        self.failed_wait = FailedWait()  # the newest since then
         self._waits = WaitMonitor()
+
+    def begin_step(self) -> None:
+        """What is measured of a step begins anew."""
+        self.waited_s, self.failed_wait = 0.0, FailedWait()
 
     def wait(self, pending: Pending, what: str = STEP) -> None:
         """what: the name of the runtime's operation, for operation_trail.py."""
-        began_s = time.monotonic()
-        self.wait_unlearned(pending, what)
+        began_s, threshold_s = time.monotonic(), self._waits.threshold_s
+        try:
+            self.wait_unlearned(pending, what)
+        except CollectiveFailed:
+            self.failed_wait = FailedWait(time.monotonic() - began_s, threshold_s)
+            raise
         waited_s = time.monotonic() - began_s
         self.waited_s += waited_s
         self._waits.ended(waited_s)

@@ -185,7 +185,7 @@ class Engine(Places):
         )
         self._step_from_s = time.monotonic()
         if self.member is not None:
-            self.member.waited_s = 0.0
+            self.member.begin_step()
         if (recorder := tracing.active) is not None:
             recorder.boundary_ends()
 

@@ -124,9 +124,8 @@ class RoundEnd(StepEnd):
             self.newcomers = frozenset()
             self._drop_copy()
             self.states.take(Event.ROLL_BACK)
-        if self._reports is not None:
-            self._reports.step_failed()
+        apart = "" if self._reports is None else self._reports.step_failed()
         self._say(
             f"round {state.name.step} in generation {self.plan.generation} was not averaged: {why}; its local steps "
-            "are kept, and the average is repeated"
+            f"are kept, and the average is repeated{'; ' + apart if apart else ''}"
         )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bagua_contract.records import Generation, GenerationKind
 from bagua_contract.time_use import STEP_TIME_BOUNDS_S, TimeUse
-from bagua_core.elastic.checks.time_account import TimeAccount, use_of_entry
+from bagua_core.elastic.checks.time_account import FailedWait, TimeAccount, use_of_entry, use_of_failed_wait
 
 seconds = st.floats(0.0, 1e4)
 
@@ -69,6 +69,23 @@ def test_what_the_time_before_a_generation_was_for(
     aside: TimeUse | None, kind: GenerationKind, use: TimeUse
 ) -> None:
     assert use_of_entry(aside, Generation(number=4, base=3, kind=kind, members=())) is use
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "threshold_s", "use"),
+    [
+        (0.0, 0.25, TimeUse.FAILED_STEP),  # a connection was closed
+        (0.9, 0.25, TimeUse.FAILED_STEP),  # a host vanished
+        (2.0, 0.25, TimeUse.HANG),
+        (9.0, 12.0, TimeUse.FAILED_STEP),  # its waits are long
+        (13.0, 12.0, TimeUse.HANG),
+    ],
+)
+def test_the_length_of_the_last_wait_tells_a_hang_from_a_loss(
+    waited_s: float, threshold_s: float, use: TimeUse
+) -> None:
+    found, reason = use_of_failed_wait(FailedWait(waited_s, threshold_s))
+    assert found is use and f"{waited_s:.1f} s" in reason
 
 
 def test_what_a_change_took_is_counted_once() -> None:
