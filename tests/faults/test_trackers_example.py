@@ -1,6 +1,6 @@
 """The examples of trackers, as a reader would run them: one curve, though the worker that writes it is killed.
 
-Each needs its tracker: `pip install '.[trackers]'`.
+TensorBoard is there with the tests' packages. The others need theirs: `pip install '.[trackers]'`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def needs(package: str) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[trackers]'")
 
 
-def run_and_lose_the_writer(job: MakeJob, program: str, *words: str) -> None:
-    one = job(program=[str(EXAMPLES / program), *words, "--epochs", str(EPOCHS)])
+def run_and_lose_the_writer(job: MakeJob, program: str, *words: str, imports: str = "") -> None:
+    one = job(program=[str(EXAMPLES / program), *words, "--epochs", str(EPOCHS)], imports=imports)
     node = one.start(slots=2, failpoints=f"step.begin=kill@{LOST_AT}#0")
     assert node.process.wait(2 * START_S) == 0
     assert node.says("worker in slot 0 ended: killed by SIGKILL"), "the writer was lost"
@@ -48,7 +48,9 @@ def test_tensorboard_shows_each_step_once_and_the_changes(job: MakeJob, tmp_path
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     runs = tmp_path / "runs"
-    run_and_lose_the_writer(job, "tensorboard_run.py", "--logdir", str(runs))
+    run_and_lose_the_writer(
+        job, "tensorboard_run.py", "--logdir", str(runs), imports="torch.utils.tensorboard"
+    )
     written: Counter[int] = Counter()
     sizes: dict[int, float] = {}
     files = list(runs.iterdir())
