@@ -203,7 +203,13 @@ def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Itera
     )
     yield make.counter(
         "heal_bytes",
-        "Bytes of copies of the state that a worker received; time_seconds has the time of those that it waited for.",
-        ("slot",),
-        {(s,): p.copied_bytes for s, p in told.items()},
+        "Bytes of copies of the state that a worker received, by the network interface of this host.",
+        ("slot", "interface"),
+        {(s, p.interface): p.copied_bytes for s, p in told.items()},
+    )
+    yield make.counter(
+        "heal_seconds",
+        "Time in which these copies came; time_seconds has the part of it for which the script waited.",
+        ("slot", "interface"),
+        {(s, p.interface): p.copied_s for s, p in told.items()},
     )

@@ -25,7 +25,24 @@ class Counter:
         return self._bytes
 
 
+class Copies(Counter):
+    """Of the state, received. seconds: from the first byte of each to its last, whatever the script did meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seconds = 0.0
+
+    def received(self, count: int, seconds: float) -> None:
+        self.add(count)
+        with self._lock:
+            self._seconds += seconds
+
+    @property
+    def total_s(self) -> float:
+        return self._seconds
+
+
 to_collectives = (
     Counter()
 )  # payload as it is sent, so compressed where it is; once, however many ranks receive it
-copied = Counter()  # of the state, received
+copied = Copies()

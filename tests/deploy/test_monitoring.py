@@ -62,6 +62,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, set[str]]]:
         step_samples=1,
         gradient_bytes=1,
         algorithm="bytegrad",
+        interface="eth0",
     )
     picture = JobPicture(
         job_id="$job",

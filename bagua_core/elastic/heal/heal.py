@@ -8,6 +8,7 @@ silent; who heals from whom is decided in heal_plan.py, when the copy is swapped
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,6 +75,7 @@ def receive_state(
         communicator.receive(header, holders[0], TAG).wait()
     else:
         _receive(communicator, header, holders[0])
+    began_s = time.monotonic()  # after the wait for the holders' scripts
     manifest_bytes, total_bytes, checksum = (int(v) for v in header)
     if not 0 < manifest_bytes <= LARGEST_MANIFEST_BYTES:
         raise HealMismatch(f"a manifest of {manifest_bytes} bytes was announced; nothing of it is taken")
@@ -109,7 +111,7 @@ def receive_state(
         thread.join()  # it ends: each of its waits does, by an abort or by SILENCE_S
     if failures:
         raise failures[0]
-    traffic.copied.add(total_bytes)
+    traffic.copied.received(total_bytes, time.monotonic() - began_s)
     return where.state()
 
 

@@ -11,10 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from bagua_contract import session_pb2
+from bagua_contract.addresses import parted
 from bagua_contract.records import Generation
 from bagua_contract.time_use import TimeUse
 from bagua_core import tracing
 from bagua_core.communication import traffic
+from bagua_core.communication.local_interface import interface_of
 from bagua_core.communication.step_interface import DataSource, Model
 from bagua_core.elastic.checks.step_timing import Pace
 from bagua_core.elastic.checks.stragglers import Findings
@@ -32,6 +34,8 @@ class AgentReports:
         self._entered = 0
         self._measured: list[tuple[int, str]] = []  # models, with their algorithms
         self._gradient_bytes = 0  # of these models
+        # Gloo listens and connects at this address
+        self._interface = interface_of(parted(member.rendezvous.address)[0]) or ""
         self._account = TimeAccount(time.monotonic())
         self._aside: TimeUse | None = TimeUse.START  # why this worker has no generation
 
@@ -84,6 +88,8 @@ class AgentReports:
                 step_samples=0 if source is None else source.global_batch_size,
                 sent_bytes=traffic.to_collectives.total_bytes,
                 copied_bytes=traffic.copied.total_bytes,
+                copied_s=traffic.copied.total_s,
+                interface=self._interface,
                 gradient_bytes=self._gradient_bytes,
                 algorithm=named[0][1] if named else "",
                 order=order,

@@ -6,10 +6,8 @@ A job whose replicas are single workers gets a group of one, and only if the scr
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -18,13 +16,14 @@ import torch
 import torch.distributed
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from bagua_core.communication.local_interface import interface_of
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 TIMEOUT = timedelta(days=1)  # of an operation; the death of a mate ends it
 CONNECT_TIMEOUT = timedelta(seconds=60)
 _PORT = "port"  # of the replica's store, in the meeting store
-_SIOCGIFADDR = 0x8915
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 _is_made = False
@@ -108,23 +107,6 @@ def _bind_gloo_to(host: str) -> None:
     """Have torch's Gloo listen on the interface of `host`, by its environment variable, unless the variable is set.
 
     Otherwise Gloo resolves the host's name. The variable stays set, since the script may make further groups."""
-    name = None if _INTERFACE in os.environ else _interface_of(host)
+    name = None if _INTERFACE in os.environ else interface_of(host)
     if name is not None:
         os.environ[_INTERFACE] = name
-
-
-def _interface_of(host: str) -> str | None:
-    """The name of the interface with this IPv4 address; None if there is none."""
-    try:
-        wanted = socket.inet_aton(socket.gethostbyname(host))
-    except OSError:
-        return None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            try:
-                found = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # it has no IPv4 address
-            if found[20:24] == wanted:
-                return name
-    return None

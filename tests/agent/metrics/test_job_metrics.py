@@ -29,6 +29,8 @@ PROGRESS = session_pb2.Progress(
     sent_bytes=4000,
     gradient_bytes=900,
     copied_bytes=70,
+    copied_s=0.5,
+    interface="eth0",
     algorithm="bytegrad",
 )
 
@@ -101,7 +103,8 @@ def test_what_a_picture_says_is_in_its_metrics() -> None:
     assert value("bagua_computing_seconds_total", slot="0") == 0.003
     assert value("bagua_sent_bytes_total", slot="0", algorithm="bytegrad") == 4000
     assert value("bagua_gradient_bytes", slot="0", algorithm="bytegrad") == 900
-    assert value("bagua_heal_bytes_total", slot="0") == 70
+    assert value("bagua_heal_bytes_total", slot="0", interface="eth0") == 70
+    assert value("bagua_heal_seconds_total", slot="0", interface="eth0") == 0.5
     assert ("bagua_total_steps", frozenset({("slot", "0")})) not in found, "unknown"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from bagua_core.communication import traffic
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, Pending
 from bagua_core.elastic.heal import heal
 from bagua_core.elastic.heal.heal import HealMismatch, Transfer, receive_state, send_state
@@ -49,6 +50,13 @@ def heal_in(
         return receive_state(communicator, holders) if communicator.global_rank in receivers else None
 
     return run_ranks(world, act)
+
+
+def test_copies_are_counted_in_bytes_and_seconds() -> None:
+    before = traffic.copied.total_bytes, traffic.copied.total_s
+    heal_in(build_in_process(2), (0,), (1,), {"weights": torch.zeros(1000)})
+    assert traffic.copied.total_bytes >= before[0] + 4000
+    assert traffic.copied.total_s > before[1]
 
 
 @pytest.mark.parametrize(
