@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from bagua_agent.metrics.job_picture import JobPicture
 from bagua_contract import session_pb2
-from bagua_contract.time_use import STEP_TIME_BOUNDS_S
+from bagua_contract.time_use import STEP_TIME_BOUNDS_S, goodput_of
 
 LABELS = ("bagua_job", "node")
 Samples = Mapping[tuple[str, ...], float]  # by the values of the further labels
@@ -166,7 +166,20 @@ def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
         ("slot", "use"),
         {(s, use): seconds for s, p in told.items() for use, seconds in p.spent_s.items()},
     )
+    goodputs = {s: goodput_of(p.spent_s) for s, p in told.items()}
+    yield make.gauge(
+        "goodput_ratio",
+        "Share of committed steps in a worker's time since its first generation, without standby.",
+        ("slot",),
+        {(s,): share for s, share in goodputs.items() if share is not None},
+    )
     yield make.step_times(picture)
+
+
+def compression_of(progress: session_pb2.Progress) -> float | None:
+    """Bytes of gradients of a worker's committed steps for each byte that it sent; None before both are known."""
+    gradients = progress.gradient_bytes * sum(progress.step_counts)
+    return gradients / progress.sent_bytes if gradients and progress.sent_bytes else None
 
 
 def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Iterator[Metric]:
@@ -182,6 +195,12 @@ def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Itera
         "Samples of the whole job a second, lately; absent where batches have no known size.",
         ("slot",),
         {(s,): p.steps_per_s * p.step_samples for s, p in told.items() if p.step_samples},
+    )
+    yield make.counter(
+        "samples",
+        "Samples of the whole job in the steps that this worker committed; a smaller last batch counts as a full one.",
+        ("slot",),
+        {(s,): sum(p.step_counts) * p.step_samples for s, p in told.items() if p.step_samples},
     )
     yield make.counter(
         "computing_seconds",
@@ -200,6 +219,13 @@ def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Itera
         "Size of the trained parameters' gradients, uncompressed: what plain data parallelism exchanges in a step.",
         ("slot", "algorithm"),
         {(s, p.algorithm): p.gradient_bytes for s, p in told.items() if p.gradient_bytes},
+    )
+    ratios = {s: compression_of(p) for s, p in told.items()}
+    yield make.gauge(
+        "compression_ratio",
+        "Bytes of gradients for each byte handed to Gloo, since the worker started; absent before it sends any.",
+        ("slot", "algorithm"),
+        {(s, told[s].algorithm): ratio for s, ratio in ratios.items() if ratio is not None},
     )
     yield make.counter(
         "heal_bytes",

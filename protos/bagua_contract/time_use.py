@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 # Upper bounds of the histogram of step times, in seconds; one more count is of what is longer.
@@ -38,3 +39,11 @@ class TimeUse(Enum):
 LOST_TO_CHANGES = (
     TimeUse.FAILED_STEP, TimeUse.HANG, TimeUse.FAILOVER, TimeUse.SWITCH, TimeUse.HEAL, TimeUse.WAITING,
 )  # fmt: skip
+
+
+def goodput_of(spent_s: Mapping[str, float]) -> float | None:
+    """The share of STEP in a worker's time since its first generation, without STANDBY; None before there is any.
+    spent_s: by the names of uses; those of a newer version count as lost."""
+    aside = (TimeUse.START.value, TimeUse.STANDBY.value)
+    total_s = sum(seconds for use, seconds in spent_s.items() if use not in aside)
+    return spent_s.get(TimeUse.STEP.value, 0.0) / total_s if total_s > 0 else None

@@ -61,6 +61,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, set[str]]]:
         steps_per_s=1.0,
         step_samples=1,
         gradient_bytes=1,
+        sent_bytes=1,
         algorithm="bytegrad",
         interface="eth0",
     )

@@ -10,10 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bagua_agent.metrics import endpoint
 from bagua_agent.metrics.endpoint import exposition, readiness
+from bagua_agent.metrics.families import compression_of
 from bagua_agent.metrics.job_picture import JobPicture, WorkerPicture, how_it_ended
 from bagua_contract import session_pb2
 from bagua_contract.net_counters import NoCountersError
-from bagua_contract.time_use import STEP_TIME_BOUNDS_S
+from bagua_contract.time_use import STEP_TIME_BOUNDS_S, goodput_of
 
 PROGRESS = session_pb2.Progress(
     generation=3,
@@ -103,9 +104,19 @@ def test_what_a_picture_says_is_in_its_metrics() -> None:
     assert value("bagua_computing_seconds_total", slot="0") == 0.003
     assert value("bagua_sent_bytes_total", slot="0", algorithm="bytegrad") == 4000
     assert value("bagua_gradient_bytes", slot="0", algorithm="bytegrad") == 900
+    assert value("bagua_samples_total", slot="0") == 3 * 32
+    assert value("bagua_goodput_ratio", slot="0") == pytest.approx(8.0 / 8.5)
+    assert value("bagua_compression_ratio", slot="0", algorithm="bytegrad") == 3 * 900 / 4000
     assert value("bagua_heal_bytes_total", slot="0", interface="eth0") == 70
     assert value("bagua_heal_seconds_total", slot="0", interface="eth0") == 0.5
     assert ("bagua_total_steps", frozenset({("slot", "0")})) not in found, "unknown"
+
+
+def test_no_ratio_is_shown_of_what_has_not_begun() -> None:
+    assert goodput_of({"start": 3.0, "standby": 4.0}) is None
+    assert goodput_of({"start": 3.0, "step": 1.0, "standby": 4.0, "hang": 3.0}) == 0.25
+    assert compression_of(session_pb2.Progress(gradient_bytes=900, step_counts=[0, 2])) is None
+    assert compression_of(session_pb2.Progress(sent_bytes=900)) is None
 
 
 def test_workers_of_a_sharded_model_have_replica_and_shard() -> None:
