@@ -27,6 +27,7 @@ _OF_SYSTEM = {
     "torchft": "#999999",
     "torch HSDP": "#555555",
     "torchrun": "#555555",
+    "torch": "#555555",
     "ddp": "#555555",
 }
 
@@ -223,11 +224,36 @@ def sharded(values: Any) -> dict[str, Bars]:
     }
 
 
+def deterministic(values: Any) -> dict[str, Bars]:
+    steps = Bars("milliseconds of a step (median, range)")
+    for row in values["throughput"]:
+        setting = row["setting"]
+        case = f"{setting['samples']} samples a shard, {setting['rate'] or 'unshaped'}"
+        for series in ("normal", "deterministic"):
+            steps.add(case, series, *(1e3 * s for s in row[f"{series}_s"]))
+    return {"steps": steps}
+
+
+def group_rebuild(values: Any) -> dict[str, Bars]:
+    times = Bars("milliseconds until the first collective of the new group ends (median, range)")
+    released: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for trial in values:
+        case = trial["situation"], trial["system"]
+        if trial["first_s"] is not None:
+            times.add(*case, 1e3 * trial["first_s"])
+        if trial["situation"] in ("one killed", "one silent"):
+            released[case].append(trial["released_s"] is not None)
+    ended = Bars("percent of the trials in which a wait in the old group ended")
+    for case, trials in released.items():
+        ended.add(*case, 100.0 * statistics.mean(trials))
+    return {"times": times, "released": ended}
+
+
 KINDS: dict[str, Callable[[Any], dict[str, Bars]]] = {
     function.__name__: function
     for function in (
         faults, chaos, cluster_scale, submit_start, scale_effect, steps, kernels, load_balancing, cached_dataset,
-        fused_optimizer, uneven_workers, rendezvous_churn, sharded,
+        fused_optimizer, uneven_workers, rendezvous_churn, sharded, deterministic, group_rebuild,
     )
 }  # fmt: skip
 
@@ -256,9 +282,14 @@ def draw(result: Path) -> list[Path]:
     return paths
 
 
+def without_plot(results: Iterable[Path]) -> list[Path]:
+    """Those that have no plot yet; a benchmark that KINDS does not name draws its own."""
+    return [r for r in results if not list(r.parent.glob(f"{r.stem}-[a-z]*.png"))]
+
+
 def missing(results: Iterable[Path]) -> list[Path]:
     """Those that have no plot yet, and could have one."""
-    return [r for r in results if kind_of(r) in KINDS and not list(r.parent.glob(f"{r.stem}-[a-z]*.png"))]
+    return [r for r in without_plot(results) if kind_of(r) in KINDS]
 
 
 def main(words: Sequence[str]) -> None:

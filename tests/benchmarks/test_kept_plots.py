@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks.kept_plots import KINDS, Bars, draw, figures_of, missing
+from benchmarks.kept_plots import KINDS, Bars, draw, figures_of, missing, without_plot
 from benchmarks.result_file import RESULTS
 
 
-def test_every_kept_result_of_these_benchmarks_has_its_plot() -> None:
-    assert missing(RESULTS.glob("*.json")) == [], "python -m benchmarks.kept_plots draws them"
+def test_every_kept_result_has_a_plot_that_its_table_shows() -> None:
+    results = sorted(RESULTS.glob("*.json"))
+    assert results and missing(results) == [], "python -m benchmarks.kept_plots draws them"
+    assert without_plot(results) == [], (
+        "a benchmark without a function in KINDS that draws no plot of its own"
+    )
+    for plot in RESULTS.glob("*.png"):
+        [result] = [r for r in results if re.fullmatch(rf"{re.escape(r.stem)}-[a-z][a-z-]*", plot.stem)]
+        assert f"({plot.name})" in result.with_suffix(".md").read_text()
 
 
 @pytest.mark.parametrize("name", KINDS)
