@@ -13,6 +13,7 @@ from typing import Any
 from bagua_agent.base.plain_text import shortened
 from bagua_agent.history.job_history import EventKind, JobEvent
 from bagua_agent.membership.failures import root_cause
+from bagua_agent.metrics.families import compression_of
 from bagua_agent.observation.agent_calls import AgentSeen
 from bagua_agent.observation.job_facts import JobFacts
 from bagua_agent.observation.series import JobSeries
@@ -212,7 +213,23 @@ def _worker(agent: AgentSeen, worker: control_pb2.WorkerNow, series: JobSeries) 
         "computing_s": computing.get(rank) if rank is not None else None,
         "heal_s": progress.spent_s.get(TimeUse.HEAL.value, 0.0),
         "metrics": dict(sorted(progress.metrics.items())),
-        "net": dict(sorted(worker.net.items())),
+        "network": _network(worker, series),
+    }
+
+
+def _network(worker: control_pb2.WorkerNow, series: JobSeries) -> Page:
+    """What the worker sends, and the copies of the state that it received. net: Bagua-Net's counters, for what NCCL
+    sends, which is in no other value here; None where no value is known."""
+    progress, sent = worker.progress, series.sent.get(worker.worker_id)
+    return {
+        "interface": progress.interface or None,
+        "sent_per_s": sent.bytes_per_s if sent is not None else None,
+        "sent_a_step": sent.bytes_a_step if sent is not None else None,
+        "sent_bytes": progress.sent_bytes if worker.HasField("progress") else None,
+        "compression": compression_of(progress),
+        "net_bytes": worker.net.get("bytes_sent"),
+        "heal_bytes": progress.copied_bytes,
+        "heal_s": progress.copied_s,
     }
 
 

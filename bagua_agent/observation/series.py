@@ -33,6 +33,14 @@ class Point:
     computing_s: Mapping[int, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a worker hands to Gloo, over its reports since the look before. a_step: None without a new step."""
+
+    bytes_per_s: float
+    bytes_a_step: float | None
+
+
 @dataclass(slots=True)
 class JobSeries:
     """points: the oldest first. step_since_unix_s: when the newest step was first seen."""
@@ -48,6 +56,11 @@ class JobSeries:
     _before: dict[str, tuple[int, float]] = field(
         default_factory=dict
     )  # worker id -> its steps, computing seconds
+
+    sent: dict[str, Sent] = field(default_factory=dict)  # worker id -> while it reports
+    _sent_before: dict[str, tuple[float, int, int]] = field(
+        default_factory=dict
+    )  # worker id -> time of the look, its bytes, its steps
 
     def take(self, facts: JobFacts) -> None:
         """Facts later than those before."""
@@ -70,6 +83,7 @@ class JobSeries:
                 self._computing(reports),
             )
         )
+        self._take_sent(facts.at_unix_s, reports)
         if step != self.step or not self.step_since_unix_s:
             self.step, self.step_since_unix_s = step, facts.at_unix_s
         silent = [agent.agent_id for agent in facts.agents if agent.node is None]
@@ -115,6 +129,18 @@ class JobSeries:
         """Steps per second over the newest points; None where none is known."""
         rates = [p.steps_per_s for p in self.points[-points:] if p.steps_per_s is not None]
         return fmean(rates) if rates else None
+
+    def _take_sent(self, at_s: float, reports: Mapping[str, control_pb2.WorkerNow]) -> None:
+        self.sent = {id: sent for id, sent in self.sent.items() if id in reports}
+        before_all, self._sent_before = self._sent_before, {}
+        for worker_id, worker in reports.items():
+            sent_bytes, steps = worker.progress.sent_bytes, sum(worker.progress.step_counts)
+            self._sent_before[worker_id] = at_s, sent_bytes, steps
+            before_s, before_bytes, before_steps = before_all.get(worker_id, (at_s, sent_bytes, steps))
+            if at_s > before_s and sent_bytes >= before_bytes:
+                grown, new_steps = sent_bytes - before_bytes, steps - before_steps
+                a_step = grown / new_steps if new_steps > 0 else None
+                self.sent[worker_id] = Sent(grown / (at_s - before_s), a_step)
 
     def _computing(self, reports: Mapping[str, control_pb2.WorkerNow]) -> dict[int, float]:
         found = {}

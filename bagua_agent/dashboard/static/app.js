@@ -92,11 +92,6 @@ function workerName(worker) {
   return `${worker.rank === null ? "slot" : `rank ${worker.rank}, slot`} ${worker.slot} of ${worker.node}`;
 }
 
-function networkOf(net) {
-  const sent = net.bytes_sent ?? net.sent_bytes;
-  return sent === undefined ? "–" : bytes(sent);
-}
-
 function showWorkers(workers) {
   const times = workers.map((w) => w.computing_s).filter((v) => v !== null).sort((a, b) => a - b);
   const middle = times.length > 1 ? times[Math.floor((times.length - 1) / 2)] : Infinity;
@@ -106,7 +101,7 @@ function showWorkers(workers) {
     className: (w) => (w.computing_s > SLOWER_BY * middle ? "slow" : ""),
     cells: (w) => [
       w.rank === null ? "none" : String(w.rank), w.node, String(w.slot), w.step === null ? "–" : number(w.step),
-      w.computing_s === null ? "–" : `${seconds(w.computing_s)} a step`, w.heal_s ? seconds(w.heal_s) : "–", networkOf(w.net),
+      w.computing_s === null ? "–" : `${seconds(w.computing_s)} a step`,
       (cell) => {
         const worker = { agent: w.agent, slot: w.slot, name: workerName(w) };
         const log = element("button", "Output");
@@ -121,6 +116,19 @@ function showWorkers(workers) {
         collectives.addEventListener("click", () => panel.openCollectives(worker));
         cell.append(log, stacks, collectives);
       },
+    ],
+  });
+}
+
+function showNetwork(workers) {
+  rows(byId("network"), workers, {
+    key: (w) => `${w.agent} ${w.slot}`,
+    cells: ({ network: n, ...w }) => [
+      w.rank === null ? "none" : String(w.rank), w.node, String(w.slot), n.interface ?? "–",
+      n.sent_per_s === null ? "–" : `${bytes(n.sent_per_s)}/s`, bytes(n.sent_a_step), bytes(n.sent_bytes),
+      n.compression === null ? "–" : `${number(n.compression)} : 1`, bytes(n.net_bytes),
+      n.heal_bytes ? `${bytes(n.heal_bytes)} in ${seconds(n.heal_s)}` : "–",
+      w.heal_s ? seconds(w.heal_s) : "–",
     ],
   });
 }
@@ -189,6 +197,7 @@ function show(page) {
   showTimeline(page.generations);
   heat.show(page.heat);
   showWorkers(page.workers);
+  showNetwork(page.workers);
   showNodes(page.nodes);
   showEvents(page.events);
 }

@@ -18,13 +18,14 @@ export function number(value) {
 }
 
 export function bytes(value) {
+  if (value === null || value === undefined) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;
   while (value >= 1024 && at < units.length - 1) {
     value /= 1024;
     at += 1;
   }
-  return `${at ? value.toPrecision(PLACES) : value} ${units[at]}`;
+  return `${at ? value.toPrecision(PLACES) : Math.round(value)} ${units[at]}`;
 }
 
 export function percent(share) {

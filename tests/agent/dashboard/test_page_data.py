@@ -8,6 +8,7 @@ from dataclasses import replace
 from bagua_agent.dashboard.page_data import finite, goodput, page_data
 from bagua_agent.history.job_history import EventKind, JobEvent
 from bagua_agent.membership.view import FailureView
+from bagua_agent.observation.job_facts import JobFacts
 from bagua_agent.observation.series import JobSeries
 from tests.agent.observation.facts import NOW_S, agent, facts, worker
 
@@ -56,3 +57,35 @@ def test_goodput_leaves_out_the_start_and_shows_unknown_uses() -> None:
     assert found["share"] == 0.9
     assert [part["use"] for part in found["parts"]] == ["step", "failover", "start", "new_use"]
     assert goodput({})["share"] is None
+
+
+def test_the_network_of_a_worker_is_what_it_sent_since_the_look_before() -> None:
+    def at(looks: int) -> JobFacts:
+        sends = worker(
+            0,
+            step=10 * looks,
+            sent_bytes=4000 * looks,
+            gradient_bytes=1200,
+            copied_bytes=70,
+            copied_s=0.5,
+            interface="eth0",
+        )
+        return facts(NOW_S + 2 * looks, agents=(agent(0, sends), agent(1, worker(1))))
+
+    series = JobSeries()
+    series.take(at(1))
+    before = page_data(at(1), series, "h0")["workers"][0]["network"]
+    assert (before["sent_per_s"], before["sent_a_step"]) == (None, None), "one look gives no rate"
+    series.take(at(2))
+    first, second = (w["network"] for w in page_data(at(2), series, "h0")["workers"])
+    assert first == {
+        "interface": "eth0",
+        "sent_per_s": 2000.0,
+        "sent_a_step": 400.0,
+        "sent_bytes": 8000,
+        "compression": 3.0,
+        "net_bytes": None,
+        "heal_bytes": 70,
+        "heal_s": 0.5,
+    }
+    assert (second["interface"], second["compression"], second["sent_bytes"]) == (None, None, 0)
