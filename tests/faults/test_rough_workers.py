@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -61,6 +64,18 @@ def peak_bytes(pid: int) -> int:
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
 
 
+def page_of(node: Node) -> str:
+    node.await_line("dashboard at http://")
+    found = re.search(r"dashboard at (http://[0-9.:]+/)", node.log)
+    assert found is not None
+    return found[1]
+
+
+def get(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=40) as answer:
+        return str(answer.read().decode())
+
+
 def await_file(path: Path, deadline_s: float = 40.0) -> str:
     eventually(path.exists, deadline_s, f"{path.name} is written")
     return path.read_text()
@@ -72,7 +87,8 @@ def await_file(path: Path, deadline_s: float = 40.0) -> str:
 def test_a_worker_floods_its_stdout(
     job: MakeJob, rough: MakeRough, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100 MB through the agent into a file: all of it is there, and none of it stays in the agent."""
+    """100 MB through the agent into a file: all of it is there, and none of it stays in the agent, which serves the
+    dashboard meanwhile."""
     monkeypatch.setenv(REAL_START_VARIABLE, "1")  # a forked agent's memory is the zygote's too
     rough("""
 def flood():
@@ -83,10 +99,19 @@ if SLOT == 0:
     threading.Thread(target=flood, daemon=True).start()
 """)
     logs = tmp_path / "logs"
-    one = job(options=["--log-dir", str(logs), "--redirects", "1"])
+    one = job(options=["--log-dir", str(logs), "--redirects", "1", "--dashboard=0"])
     node = one.start(slots=2)
+    page = page_of(node)
     one.await_step(5)
     await_file(tmp_path / "flooded")
+
+    def ranks() -> list[int | None]:
+        return [worker["rank"] for worker in json.loads(get(page + "api/page"))["workers"]]
+
+    eventually(lambda: ranks() == [0, 1], 40.0, "the page shows both workers")
+    for _ in range(20):
+        assert ranks() == [0, 1] and "app.js" in get(page)
+    assert "bagua_step" in get(page + "metrics")
     assert peak_bytes(node.pid) < MOST_OF_AN_AGENT_BYTES
     one.finish()
     one.check(finished=2)
