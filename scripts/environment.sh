@@ -40,6 +40,20 @@ bagua_packages() {
   fi
 }
 
+bagua_browser() {
+  # A Chromium for the tests of the dashboard's page; without one they are skipped, with the reason. Not every distribution
+  # has a package of it that apt can install alone.
+  local program
+  for program in chromium chromium-browser google-chrome; do
+    command -v $program >/dev/null && return 0
+  done
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing chromium"
+    bagua_apt update && bagua_apt install -y --no-install-recommends chromium && return 0
+  fi
+  echo "not installed: chromium; tests of the dashboard's page are skipped" >&2
+}
+
 bagua_python() {
   local candidate
   for candidate in ${BAGUA_PYTHON:-python3.11 python3.12 python3.13 python3.14 python3}; do

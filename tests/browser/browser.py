@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,9 @@ def chromium() -> Iterator[Any]:
     """A browser of Playwright's."""
     api = pytest.importorskip(
         "playwright.sync_api", reason="the dashboard's page is not tested: pip install bagua-elastic[browser]"
+    )
+    pytest.importorskip(
+        "axe_playwright_python", reason="accessibility is not checked: no axe-playwright-python"
     )
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
@@ -51,10 +55,7 @@ class Page:
 
     def violations(self) -> list[str]:
         """What axe finds against accessibility; the rules and the elements."""
-        axe = pytest.importorskip(
-            "axe_playwright_python.sync_playwright",
-            reason="accessibility is not checked: no axe-playwright-python",
-        )
+        axe = importlib.import_module("axe_playwright_python.sync_playwright")
         found = axe.Axe().run(self.tab).response["violations"]
         return [f"{v['id']}: {node['html'][:200]}" for v in found for node in v["nodes"]]
 
