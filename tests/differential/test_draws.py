@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.differential import short_form
 from tests.differential.short_form import KINDS, choices, counted
 from tests.differential.test_differential import LONG_SEEDS, said
@@ -24,6 +26,7 @@ def without_effect(*arguments: str) -> list[str]:
     return said("tests.differential.effects", *arguments, limit_s=600.0)
 
 
+@pytest.mark.long  # of the draws, which change rarely, and not of the package
 def test_every_drawn_feature_changes_what_the_script_does() -> None:
     assert not without_effect("short")
 
