@@ -133,11 +133,15 @@ def test_jobs_of_two_workers_run_from_the_wheel(
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')  # the command, on this machine
     ssh.chmod(0o755)
-    for words in (
+    jobs = [
         (home / "bin" / "bagua-launch", "--nproc-per-node", "2"),
-        (python, "-m", "bagua_core.distributed.launch", "--nproc_per_node=2"),
-        (python, "-m", "bagua_core.distributed.run", "--nproc_per_node=2"),
         (home / "bin" / "baguarun", "--host_list", "127.0.0.1", "--nproc_per_node", "2"),
-    ):
+    ]
+    for module in ("bagua_core.distributed.launch", "bagua_core.distributed.run"):
+        if brings_its_own:
+            jobs.append((python, "-m", module, "--nproc_per_node=2"))
+        else:  # its job is the first one's
+            assert "--nproc-per-node" in run(python, "-m", module, "--help", timeout_s=JOB_S, cwd=tmp_path)
+    for words in jobs:
         said = run(*words, script, timeout_s=JOB_S, cwd=tmp_path, path=tmp_path)
         assert f"trained by 2 workers from {home}" in said, (words, said)
