@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.wait import HANG_S
+
 ROOT = Path(__file__).parents[1]
 
 IMPORT_ALL = """
@@ -24,7 +26,7 @@ print(len(names), *sorted({{name.partition(".")[0] for name in sys.modules}}))
 def packages_loaded_by(program: str) -> tuple[int, set[str]]:
     """The number that the program prints, and the top-level packages that it has loaded by then."""
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
     count, *packages = done.stdout.split()

@@ -23,6 +23,7 @@ from benchmarks.chaos_schedule import (
     schedule,
 )
 from benchmarks.result_file import ROOT
+from tests.lab.wait import HANG_S
 
 FIRST_OF_SEED_0 = [
     "   1    +7.21 s  agent killed, target 654",
@@ -60,7 +61,9 @@ def test_another_process_makes_the_same_schedule() -> None:
     words = [sys.executable, "-m", "benchmarks.chaos", "--schedule", "--events", "25", "--seed", "3"]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
     env = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "77"}
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG_S, check=True
+    )
     assert done.stdout.splitlines() == [str(event) for event in schedule(3, 25, 6.0)]
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import bagua_contract
+from tests.lab.wait import HANG_S
 
 
 def test_generated_code_loads_where_warnings_are_errors() -> None:
@@ -24,7 +25,7 @@ def test_generated_code_loads_where_warnings_are_errors() -> None:
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

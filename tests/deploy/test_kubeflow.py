@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.deploy.parsed import parsed
+from tests.lab.wait import HANG_S
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
 RUNTIME = KUBERNETES / "kubeflow/cluster-training-runtime.yaml"
@@ -121,7 +122,7 @@ def test_the_count_of_pods_becomes_the_most_nodes(path: Path, tmp_path: Path) ->
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **of_trainer},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=True,
     )
     words, environment = json.loads(done.stdout)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.service.units.systemd_units import PROPERTIES
+from tests.lab.wait import HANG_S
 
 UNITS = Path(__file__).parents[2] / "deploy/systemd"
 
@@ -38,7 +39,7 @@ def test_jobs_together_leave_tasks_to_the_daemon() -> None:
 )
 def test_systemd_reads_the_slice() -> None:
     line = ["systemd-analyze", "verify", str(UNITS / "bagua.slice")]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert "bagua.slice" not in done.stderr, done.stderr
 
 

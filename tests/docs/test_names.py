@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.wait import HANG_S
+
 ROOT = Path(__file__).resolve().parents[2]
 DATED = ("CHANGELOG.md", "benchmarks/results/")
 # Names that look like paths and are none of this tree.
@@ -30,7 +32,9 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 @cache
 def tracked() -> tuple[str, ...]:
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    output = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+    output = subprocess.run(
+        listing, cwd=ROOT, check=True, capture_output=True, text=True, timeout=HANG_S
+    ).stdout
     return tuple(path for path in output.splitlines() if (ROOT / path).exists())
 
 

@@ -15,6 +15,7 @@ import pytest
 from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION
 from bagua_core.elastic.membership.session import EXIT_CODE_AGENT_LOST
+from tests.lab.wait import HANG_S
 
 ROOT = Path(__file__).parents[2]
 WELCOME = session_pb2.AgentMessage(
@@ -99,7 +100,7 @@ def test_an_agent_that_is_none(impostors: list[Impostor]) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
     )
     codes = {path: int(code) for path, code in map(str.split, worker.stdout.splitlines())}
     for name, impostor in zip(CASES, impostors, strict=True):

@@ -21,7 +21,7 @@ from tests.lab import namespaces
 from tests.lab.clock import why_no_clock
 from tests.lab.fixtures import MakeLab
 from tests.lab.network import Host, Lab
-from tests.lab.wait import eventually
+from tests.lab.wait import HANG_S, eventually
 
 PORT = 7000
 
@@ -307,7 +307,7 @@ def test_what_a_crashed_run_left_is_removed_by_the_next_lab(make_lab: MakeLab, t
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=HANG_S,
         check=False,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )

@@ -10,6 +10,9 @@ from typing import TypeVar
 from tests.lab.machine_load import Deadline
 
 T = TypeVar("T")
+HANG_S = 300.0
+"""A process that a test started and that has not ended by then hangs. It bounds a test and measures nothing: on a busy
+machine an interpreter that imports torch can take a minute."""
 
 
 def eventually(

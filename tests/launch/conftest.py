@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from bagua_agent.config.job_config import JobConfig
+from tests.lab.wait import HANG_S
 from tests.launch.launcher import Completed, Launcher, LaunchProcess
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,7 @@ def launch_process(launch: Launcher) -> LaunchProcess:
             cwd=launch.directory,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=HANG_S,
             check=False,
         )
 

@@ -18,6 +18,7 @@ from bagua_contract.distribution import own_version
 from bagua_launch.command_line import whole_flags
 from bagua_launch.option_suggestions import OF_OTHER_LAUNCHERS, nearest
 from bagua_launch.options import RUN_OPTIONS
+from tests.lab.wait import HANG_S
 from tests.launch.launcher import Launcher, LaunchProcess, asked_of
 from tests.launch.torchrun_options import SWITCHES, WITH_VALUE
 
@@ -372,7 +373,7 @@ def test_a_shell_completes_commands_and_options(words: list[str], completed: lis
     }
     done = subprocess.run(
         [sys.executable, "-c", "from bagua_launch.main import main; main()"],
-        env=environ, cwd=root, capture_output=True, text=True, timeout=30, check=False,
+        env=environ, cwd=root, capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert set(completed) <= set(done.stdout.splitlines()), done.stdout + done.stderr
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from benchmarks.net_driver.process import CallFailedError, Driver
 from tests.lab.network import Host
+from tests.lab.wait import HANG_S
 
 WAIT_S = 30
 NO_INTERFACE = 2  # ncclSystemError
@@ -103,4 +104,4 @@ def close(sender: Driver, receiver: Driver, name: str) -> None:
 def established(host: Host, *options: str) -> str:
     """The TCP connections of a host, one a line."""
     command = ["ss", "-Htn", *options, "state", "established"]
-    return host.inside(lambda: subprocess.check_output(command, text=True, timeout=10))
+    return host.inside(lambda: subprocess.check_output(command, text=True, timeout=HANG_S))

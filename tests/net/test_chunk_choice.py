@@ -10,6 +10,7 @@ import pytest
 
 from bagua_core.kernels import compilation
 from bagua_core.net import build
+from tests.lab.wait import HANG_S
 
 KB, MB = 1024, 1024 * 1024
 FIRST_WINDOW = 14480  # bytes of ten segments
@@ -53,7 +54,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def taken(program: Path, message: int, flows: list[Flow]) -> list[int]:
     """The bytes of the message that each connection takes."""
     text = f"{message}\n" + "".join(flow.line() for flow in flows)
-    done = subprocess.run([program], input=text, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([program], input=text, capture_output=True, text=True, timeout=HANG_S, check=True)
     found = [int(word) for word in done.stdout.split()]
     assert sum(found) == message
     return found

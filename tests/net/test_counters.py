@@ -13,6 +13,7 @@ from bagua_core.net import build
 from bagua_core.net.__main__ import main
 from benchmarks.net_driver.pair import connect
 from benchmarks.net_driver.process import CallFailedError, Driver
+from tests.lab.wait import HANG_S
 from tests.net.conftest import MakeDriver
 from tests.net.exchange import close, move
 
@@ -82,7 +83,7 @@ def test_process_without_the_plugin_is_named(capsys: pytest.CaptureFixture[str])
         assert f"process {other.pid} has not loaded Bagua-Net" in capsys.readouterr().err
         assert other.pid not in dict(counters.processes())
     finally:
-        other.communicate(timeout=10)
+        other.communicate(timeout=HANG_S)
     with pytest.raises(counters.NoCountersError, match="there is no process"):
         counters.read(other.pid)
     assert main(["counters", "first"]) == 2

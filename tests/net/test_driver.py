@@ -13,6 +13,7 @@ from benchmarks.net_driver import build
 from benchmarks.net_driver.pair import Pair, Plan, connect
 from benchmarks.net_driver.process import CallFailedError, Driver, DriverError
 from tests.lab.fixtures import MakeLab
+from tests.lab.wait import HANG_S
 from tests.net.conftest import MakeDriver
 from tests.net.exchange import connect_in_any_order, move
 
@@ -102,10 +103,10 @@ def test_line_that_is_wrong_is_refused_and_the_driver_goes_on(make_driver: MakeD
 def test_library_without_the_symbols_ends_the_driver_with_a_message(tmp_path: Path) -> None:
     source, library = tmp_path / "other.c", tmp_path / "libnccl.so"
     source.write_text("int ncclGetVersion(int* version) { *version = 1; return 0; }\n")
-    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True, timeout=60)
+    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True, timeout=HANG_S)
     with pytest.raises(DriverError, match=r"no symbol cudaGetDevice .*libnccl 2\.30\.7"):
         Driver(build.driver(), ["sockets", library])
-    subprocess.run(["strip", library], check=True, timeout=60)
+    subprocess.run(["strip", library], check=True, timeout=HANG_S)
     with pytest.raises(DriverError, match=r"no symbol table .*stripped"):
         Driver(build.driver(), ["sockets", library])
     with pytest.raises(DriverError, match="libnccl does not load"):

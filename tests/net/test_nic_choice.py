@@ -17,6 +17,7 @@ from benchmarks.net_driver.process import CallFailedError, Driver
 from tests.lab import namespaces
 from tests.lab.fixtures import MakeLab
 from tests.lab.network import Host, Lab
+from tests.lab.wait import HANG_S
 from tests.net.conftest import MakeDriver
 from tests.net.exchange import WAIT_S, begin, close, established, move
 from tests.net.fuzzing import HANDLE
@@ -79,7 +80,7 @@ def more_interfaces(lab: Lab) -> None:
 def links(host: Host) -> list[str]:
     """What `ip` says of each interface of a host but lo, one a line."""
     command = ["ip", "-o", "-n", host.namespace, "link", "show", "type", "veth"]
-    return subprocess.check_output(command, text=True, timeout=10).splitlines()
+    return subprocess.check_output(command, text=True, timeout=HANG_S).splitlines()
 
 
 def addresses(driver: Driver, device: int = 0) -> tuple[bytearray, list[tuple[int, str, int]]]:

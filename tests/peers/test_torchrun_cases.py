@@ -24,6 +24,7 @@ from bagua_launch.errors import RequestError
 from bagua_launch.job_request import parse_request
 from bagua_launch.main import cli
 from bagua_launch.precedence import Said
+from tests.lab.wait import HANG_S
 from tests.peers.conftest import Launch, launch_environment
 
 # A worker as that file's: it looks at its variables and touches a file that is named after its rank.
@@ -262,7 +263,7 @@ def test_torch_sees_that_it_is_not_launched(tmp_path: Path) -> None:
         env=launch_environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=True,
     )
     assert done.stdout == "False\n"

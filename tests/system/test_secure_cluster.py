@@ -15,7 +15,7 @@ from bagua_agent.etcd.server.embedded import find_etcd
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import ROOT, Machine
-from tests.lab.wait import eventually
+from tests.lab.wait import HANG_S, eventually
 from tests.system.site import COMMAND_POLL_S, DEADLINE_S, POLL_S, PROGRAM, SAMPLES, Site
 
 __all__ = ["make_lab"]
@@ -40,7 +40,7 @@ class Authority:
 
     def run(self, command: str, *words: object) -> None:
         line = [str(PROGRAM), "certs", command, *map(str, words)]
-        subprocess.run(line, check=True, capture_output=True, timeout=60)
+        subprocess.run(line, check=True, capture_output=True, timeout=HANG_S)
 
     def issue(self, name: str, role: str, *hosts: str) -> None:
         named = [word for host in hosts for word in ("--host", host)]

@@ -10,6 +10,7 @@ import pytest
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.failpoints import VARIABLE, Failpoint, FailpointRaised, Failpoints, parse
+from tests.lab.wait import HANG_S
 
 
 def test_points_are_read() -> None:
@@ -65,7 +66,7 @@ def test_it_kills_itself() -> None:
         env={VARIABLE: "result.before=kill", "PYTHONPATH": ":".join(filter(None, sys.path))},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL and "lived on" not in done.stdout

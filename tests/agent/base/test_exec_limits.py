@@ -13,13 +13,14 @@ from bagua_agent.base.exec_limits import (
     most_bytes_in_all,
     why_not_passed,
 )
+from tests.lab.wait import HANG_S
 
 TRUE = "/bin/true"
 
 
 def is_executed(arguments: list[str], environment: dict[str, str]) -> bool:
     try:
-        return subprocess.run(arguments, env=environment, check=False, timeout=20).returncode == 0
+        return subprocess.run(arguments, env=environment, check=False, timeout=HANG_S).returncode == 0
     except (OSError, ValueError):
         return False
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.lab.wait import HANG_S
+
 PROGRAM = """
 import logging
 from bagua_agent.base.plain_logging import log_to_stderr
@@ -21,7 +23,7 @@ except OSError:
 
 def test_control_characters_are_escaped_and_later_lines_pass_for_no_message() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=HANG_S, check=True
     )
     lines = done.stderr.splitlines()
     assert lines[0] == r"bagua-launch: writing \x1b]0;title\x07 failed"

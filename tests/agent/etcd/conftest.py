@@ -20,6 +20,7 @@ from bagua_agent.base.readable import readable
 from bagua_agent.etcd.client import Store, StoreConfig
 from bagua_agent.etcd.endpoints import parse_endpoints
 from bagua_agent.etcd.server.embedded import UNIX, EmbeddedEtcd, fresh_directory
+from tests.lab.wait import HANG_S
 
 T = TypeVar("T")
 DEADLINE_S = 10.0
@@ -225,7 +226,7 @@ def certificates(tmp_path: Path) -> Path:
     """ca.pem, server.pem/.key (for 127.0.0.1), client.pem/.key and stranger.pem (another authority)."""
 
     def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=tmp_path, check=True, capture_output=True, timeout=20)
+        subprocess.run(["openssl", *arguments], cwd=tmp_path, check=True, capture_output=True, timeout=HANG_S)
 
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     for name in ("ca", "stranger"):

@@ -20,6 +20,7 @@ from bagua_agent.etcd.endpoints import parse_endpoints
 from bagua_agent.etcd.server import embedded
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd, EtcdEnded, find_etcd
 from tests.agent.etcd.conftest import free_port, wait_until
+from tests.lab.wait import HANG_S
 
 
 def test_starts_in_a_private_directory_and_leaves_nothing() -> None:
@@ -176,7 +177,7 @@ def test_dies_with_its_owner() -> None:
         wait_until(lambda: not _runs(int(pid)))
     finally:
         owner.kill()
-        owner.communicate(timeout=5)
+        owner.communicate(timeout=HANG_S)
     shutil.rmtree(directory)  # no process was left to do it
 
 

@@ -6,6 +6,7 @@ import textwrap
 
 from bagua_agent.etcd.stubs import etcd3
 from bagua_contract import etcd_pb2
+from tests.lab.wait import HANG_S
 
 
 def test_etcd3_finds_everything_it_names() -> None:
@@ -33,4 +34,4 @@ def test_a_process_that_imported_etcd3_before_keeps_what_it_has() -> None:
         assert etcd_stubs.etcd3.etcdrpc is foreign
         assert sys.modules["etcd3.etcdrpc"] is foreign
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=HANG_S)

@@ -19,6 +19,7 @@ from bagua_agent.rpc.control_client import probe, probe_through
 from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.job_identity import JobIdentity, make_identity
 from bagua_contract import control_pb2, control_pb2_grpc
+from tests.lab.wait import HANG_S
 
 ALIVE = control_pb2.ProbeReply.ALIVE
 REFUSED = control_pb2.ProbeReply.REFUSED
@@ -58,7 +59,7 @@ class AgentProcess:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=HANG_S)
 
 
 @pytest.fixture

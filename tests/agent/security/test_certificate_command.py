@@ -11,13 +11,14 @@ import pytest
 from bagua_agent.security import certificate_command
 from bagua_agent.security.certificate_files import files_in, issue_files, read_tls, utc_now
 from bagua_agent.security.certificates import Role
+from tests.lab.wait import HANG_S
 
 ROOT = Path(__file__).parents[3]
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bagua_agent.service", "certs", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 def test_from_nothing_to_a_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from bagua_agent.base.errors import InfrastructureLost
 from bagua_agent.service.units.child_units import ChildUnits
 from bagua_agent.service.units.units import REQUEST
-from tests.lab.wait import eventually
+from tests.lab.wait import HANG_S, eventually
 
 DEADLINE_S = 30.0
 
@@ -58,7 +58,7 @@ def test_a_daemon_killed_before_its_next_instruction_leaves_a_unit_that_is_found
         [sys.executable, "-c", KILLED_DAEMON, folders],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     assert killed.returncode == 9, killed.stderr

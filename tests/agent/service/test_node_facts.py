@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.wait import HANG_S
+
 ASK = "from bagua_agent.service.node.node_facts import gpus_by_nvml; print(gpus_by_nvml())"
 SOURCE = """
 int nvmlInitWithFlags(unsigned flags) { return INIT; }
@@ -31,6 +33,6 @@ def test_as_many_as_nvml_lists(tmp_path: Path, init: int, count: int, answer: st
     subprocess.run(["cc", "-shared", "-fPIC", *defines, "-o", library, source], check=True)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, timeout=HANG_S
     )
     assert done.stdout.strip() == answer, done.stderr

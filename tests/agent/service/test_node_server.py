@@ -19,7 +19,7 @@ from bagua_agent.service.node.caller_limits import MOST_OF_A_CALLER, CallerLimit
 from bagua_agent.service.node.node_server import LEAST_ROLES, NodeServer
 from bagua_contract import node_pb2, node_pb2_grpc
 from tests.agent.service.conftest import People, free_port
-from tests.lab.wait import eventually
+from tests.lab.wait import HANG_S, eventually
 
 DEADLINE_S = 10.0
 WORKER = "slot0-h1-abc.0.def"
@@ -162,7 +162,7 @@ def follow(daemon: Daemon, files: TlsFiles | None, streams: int) -> tuple[list[g
     going, refused = [], []
     stubs = [daemon.stub(files) for _ in range(-(-streams // 50))]
     for n in range(streams):
-        call = stubs[n // 50].ReadLog(FOLLOWED, timeout=60.0)
+        call = stubs[n // 50].ReadLog(FOLLOWED, timeout=HANG_S)
         try:
             assert next(call).data == b"one\ntwo\n"
             going.append(call)

@@ -14,6 +14,7 @@ import pytest
 
 from bagua_agent.config.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.start.spawn import spawn_worker
+from tests.lab.wait import HANG_S
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change accounts")
 
@@ -44,7 +45,7 @@ def home() -> Iterator[Path]:
 def entered(directory: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-c", ENTER, str(directory)],
-        capture_output=True, text=True, timeout=60, check=True, cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, timeout=HANG_S, check=True, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     return done.stdout.strip()
 

@@ -12,6 +12,7 @@ import pytest
 from bagua_agent.workers.exits.exit_watch import ExitWatch
 from bagua_agent.workers.process.worker_process import WorkerProcess
 from tests.agent.workers.worker_lab import Workers, is_running, wait_until
+from tests.lab.wait import HANG_S
 
 Reports = queue.Queue[tuple[WorkerProcess, int, float]]
 
@@ -38,7 +39,7 @@ def test_each_exit_is_reported_once_with_its_code(
         worker = workers.start(script, str(code))
         watch.watch(worker)
         codes[worker] = code
-    seen = [reports.get(timeout=20)[:2] for _ in codes]
+    seen = [reports.get(timeout=HANG_S)[:2] for _ in codes]
     assert dict(seen) == codes
     watch.stop()
     assert reports.empty()
@@ -50,7 +51,7 @@ def test_signal_is_reported_at_once(workers: Workers, watch: ExitWatch, reports:
     workers.read_line(worker)
     killed = time.monotonic()
     worker.signal_group(signal.SIGKILL)
-    _, returncode, at = reports.get(timeout=20)
+    _, returncode, at = reports.get(timeout=HANG_S)
     assert returncode == worker.returncode == -signal.SIGKILL
     assert at - killed < 1.0  # generous: the machine may be busy
 
@@ -61,7 +62,7 @@ def test_worker_that_ended_before_it_was_watched(
     worker = workers.start(workers.script(""))
     wait_until(lambda: not is_running(worker.pid), "ended")
     watch.watch(worker)
-    assert reports.get(timeout=20)[1] == 0
+    assert reports.get(timeout=HANG_S)[1] == 0
 
 
 def test_grandchildren_are_gone_when_the_exit_is_reported(
@@ -75,7 +76,7 @@ print(child.pid, flush=True)
     worker = workers.start(workers.script(source))
     watch.watch(worker)
     grandchild = int(workers.read_line(worker))
-    assert reports.get(timeout=20)[1] == 0
+    assert reports.get(timeout=HANG_S)[1] == 0
     wait_until(lambda: not is_running(grandchild), "grandchild gone", 2.0)
 
 
@@ -91,7 +92,7 @@ def test_a_failing_callback_does_not_end_the_watch(workers: Workers) -> None:
     script = workers.script("")
     for worker_id in ("a", "b"):
         watch.watch(workers.start(script, worker_id=worker_id))
-        assert seen.get(timeout=20) == worker_id
+        assert seen.get(timeout=HANG_S) == worker_id
     watch.stop()
 
 

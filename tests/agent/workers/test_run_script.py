@@ -17,6 +17,7 @@ import pytest
 from bagua_agent.config.job_config import CommandKind
 from bagua_agent.workers.start import worker_command
 from tests.agent.workers.worker_lab import EndedProcess, Workers, is_running, wait_until
+from tests.lab.wait import HANG_S
 
 IDENTITY = """
 import sys, os
@@ -56,7 +57,7 @@ def plain(workers: Workers, *arguments: str) -> EndedProcess:
         cwd=workers.directory,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=HANG_S,
         stdin=subprocess.DEVNULL,
         check=False,
     )
@@ -252,7 +253,7 @@ def test_worker_dies_with_the_thread_that_started_it(workers: Workers) -> None:
 def test_missing_script_under_the_runner(tmp_path: Path) -> None:
     runner = worker_command._script_runner()
     command = [sys.executable, str(runner), "missing.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 2
     assert "can't open file" in done.stderr and "missing.py" in done.stderr
 
@@ -266,7 +267,7 @@ def test_what_is_no_file_is_neither_waited_for_nor_read(
     os.mkfifo(tmp_path / "fifo")
     runner = worker_command._script_runner()
     command = [sys.executable, str(runner), *options, target]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode != 0
     assert "it is no ordinary file" in done.stderr and target in done.stderr
 

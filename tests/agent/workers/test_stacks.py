@@ -27,6 +27,7 @@ from bagua_agent.workers.process.stack_channel import (
 )
 from bagua_agent.workers.stacks import FILES_KEPT, NoAnswer, StackTarget, save_stacks, stacks_of
 from tests.agent.workers.worker_lab import wait_until
+from tests.lab.wait import HANG_S
 
 STACK_DUMP = Path(__file__).parents[3] / "bagua_core" / "worker" / "stack_dump.py"
 PRELUDE = f"""
@@ -78,7 +79,7 @@ class Scripts:
         for process in self._started:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(timeout=10)
+            process.wait(timeout=HANG_S)
             assert process.stdout is not None
             process.stdout.close()
             process.channel.close()
@@ -197,7 +198,7 @@ def test_a_file_that_the_script_closed_is_not_written_to(scripts: Scripts) -> No
 
 def test_ended_process_and_a_directory_that_is_gone(scripts: Scripts, tmp_path: Path) -> None:
     process, _ = scripts.start("ready()\n")
-    process.wait(timeout=10)
+    process.wait(timeout=HANG_S)
     (result,) = save_stacks([process.target(tmp_path / "gone")], "a test", native=False)
     assert result.path is None
     assert "ended" in result.problem and "can't be written" in result.problem
@@ -269,7 +270,7 @@ def test_a_signal_that_the_script_blocks_waits_for_it(scripts: Scripts, tmp_path
     assert "2 threads" in saved(process, tmp_path)[0], "the other thread is up"
     for number in (signal.SIGTERM, signal.SIGUSR1):
         process.send_signal(number)
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=HANG_S) == 0
 
 
 def test_what_the_kernel_says_of_this_process() -> None:

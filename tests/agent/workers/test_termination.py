@@ -10,6 +10,7 @@ import time
 from bagua_agent.workers.exits.exit_watch import ExitWatch
 from bagua_agent.workers.exits.termination import end_groups, is_group_running, kill_group
 from tests.agent.workers.worker_lab import Workers, is_running, wait_until
+from tests.lab.wait import HANG_S
 
 STUBBORN = """
 import os, signal, sys
@@ -67,7 +68,7 @@ def test_several_share_the_grace_and_a_watch_still_reports(workers: Workers) -> 
     begin = time.monotonic()
     assert end_groups(started, grace_s=0.3)
     assert time.monotonic() - begin < 0.3 * 3 + 1.0
-    assert [reports.get(timeout=20) for _ in started] == [-signal.SIGKILL] * 3
+    assert [reports.get(timeout=HANG_S) for _ in started] == [-signal.SIGKILL] * 3
     watch.stop()
 
 

@@ -20,7 +20,7 @@ from bagua_core.cache import sharing_scope
 from bagua_core.cache.fault_notices import FaultNotices
 from tests.core.cache.scripts_with_caches import ROOT, Counted, python, right
 from tests.lab.launched import launch, start
-from tests.lab.wait import eventually
+from tests.lab.wait import HANG_S, eventually
 
 MIB = 1 << 20
 
@@ -212,7 +212,7 @@ raise RuntimeError("the script fails")
 
 def test_nothing_is_left_when_a_script_ends(room: Path, tmp_path: Path) -> None:
     script = python(SCRIPT, str(room), str(tmp_path / "log"), cwd=str(ROOT))
-    _, errors = script.communicate(timeout=60)
+    _, errors = script.communicate(timeout=HANG_S)
     assert script.returncode == 1 and "the script fails" in errors
     assert len(Counted(30, tmp_path / "log").computed()) == 30
     assert list(room.glob("bagua-cache-*/*")) == []

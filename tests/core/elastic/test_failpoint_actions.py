@@ -13,6 +13,7 @@ import pytest
 
 from bagua_core.elastic import failpoints as module
 from bagua_core.elastic.failpoints import POINTS, Failpoint, FailpointRaised, Failpoints, parse
+from tests.lab.wait import HANG_S
 
 CORE = Path(module.__file__).parents[1]
 
@@ -132,7 +133,7 @@ def start(text: str) -> subprocess.Popen[str]:
     [("kill", -signal.SIGKILL, False), ("exit:7", 7, False), ("raise", 1, False), ("sleep:0.01", 0, True)],
 )
 def test_what_a_point_does_to_its_process(action: str, returncode: int, goes_on: bool) -> None:
-    out, err = (process := start(f"step.begin={action}")).communicate(timeout=60)
+    out, err = (process := start(f"step.begin={action}")).communicate(timeout=HANG_S)
     assert process.returncode == returncode, err
     assert out == ("went on\n" if goes_on else "")
     assert f"bagua failpoint step.begin fired: {action.partition(':')[0]} at step 1" in err
@@ -145,8 +146,8 @@ def test_a_stopped_process_stands_still_until_it_is_continued() -> None:
         found = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         assert found is not None and found.si_code == os.CLD_STOPPED
         os.kill(process.pid, signal.SIGCONT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=HANG_S)
         assert (process.returncode, out) == (0, "went on\n")
     finally:
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=HANG_S)

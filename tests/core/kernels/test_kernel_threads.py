@@ -16,6 +16,7 @@ from bagua_core.kernels.fallback import FallbackKernels
 from bagua_core.kernels.on_cpu import CpuKernels
 from tests.core.kernels.conftest import serve
 from tests.core.kernels.samples import normal
+from tests.lab.wait import HANG_S
 
 COUNT = 300_007
 CHILD_DEADLINE_S = 60
@@ -75,14 +76,14 @@ def test_callers_at_once(expected: list[Tensor]) -> None:
     found: list[list[Tensor]] = []
 
     def call() -> None:
-        start.wait(timeout=60)
+        start.wait(timeout=HANG_S)
         found.append(everything())
 
     callers = [threading.Thread(target=call) for _ in range(4)]
     for caller in callers:
         caller.start()
     for caller in callers:
-        caller.join(timeout=60)
+        caller.join(timeout=HANG_S)
     assert len(found) == 4
     for results in found:
         assert_all_same(results, expected)
@@ -155,7 +156,7 @@ def test_a_fork_amid_a_call_harms_neither() -> None:
             assert in_child(compress) == 0
     finally:
         stop.set()
-        caller.join(timeout=60)
+        caller.join(timeout=HANG_S)
     assert calls > 0 and not caller.is_alive()
 
 

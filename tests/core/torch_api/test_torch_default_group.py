@@ -18,6 +18,7 @@ from bagua_core.torch_api import torch_default_group
 from bagua_core.torch_api.torch_default_group import REPLACED, give_back, take_over
 from tests.core.torch_api.test_original_collectives import run
 from tests.lab.launched import launch
+from tests.lab.wait import HANG_S
 
 OWN = {name: getattr(dist, name) for name in REPLACED}
 
@@ -160,6 +161,11 @@ except RuntimeError as error:
     root = Path(__file__).parents[3]
     environment["PYTHONPATH"] = f"{root}:{root / 'protos'}"
     ended = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
     )
     assert ended.stdout == "refused\n", ended.stderr

@@ -21,6 +21,7 @@ from bagua_core.communication.transports.meeting_store import (
     MeetingStore,
     MeetingStoreError,
 )
+from tests.lab.wait import HANG_S
 
 HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[4]
@@ -71,7 +72,7 @@ def test_an_absent_host_is_one_error():
     "junk", [b"GET / HTTP/1.1\r\n\r\n" * 10, b"\xff" * 100, b"\x00\x00\x00\x02\x09\x00\x01ab"]
 )
 def test_a_stranger_is_hung_up_on_and_others_are_served(server, junk):
-    with socket.create_connection((HOST, server.port), timeout=5.0) as stranger:
+    with socket.create_connection((HOST, server.port), timeout=HANG_S) as stranger:
         stranger.sendall(junk)
         assert stranger.recv(1) == b""
     store = MeetingStore(HOST, server.port, 5.0)
@@ -169,6 +170,6 @@ def test_without_a_descriptor_callers_wait_and_the_others_are_served():
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60.0,
+        timeout=HANG_S,
     )
     assert ended.returncode == 0 and ended.stdout.endswith("served\n"), ended.stdout

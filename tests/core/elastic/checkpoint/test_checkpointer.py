@@ -20,6 +20,7 @@ from bagua_core.elastic.checkpoint.writer import Saved
 from tests.core.communication.worlds import run_ranks
 from tests.core.elastic.checkpoint.checkpoint_worlds import DEADLINE_S, Rank, together, world
 from tests.core.elastic.state.trainings import Training, wire_form
+from tests.lab.wait import HANG_S
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -275,7 +276,7 @@ print("all well")
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
 def test_a_full_disk_is_said_once_and_tried_again(tmp_path: Path) -> None:
-    probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False, timeout=20)
+    probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False, timeout=HANG_S)
     if probe.returncode != 0:
         pytest.skip("needs the right to make mount namespaces")
     ended = subprocess.run(
@@ -283,7 +284,7 @@ def test_a_full_disk_is_said_once_and_tried_again(tmp_path: Path) -> None:
         env={"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
     assert ended.stdout.strip() == "all well", ended.stderr

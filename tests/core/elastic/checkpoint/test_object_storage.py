@@ -26,6 +26,7 @@ from tests.core.elastic.checkpoint.checkpoint_worlds import together, world
 from tests.core.elastic.checkpoint.test_checkpoint_parts import PLACE, Part, part_of
 from tests.core.elastic.state.trainings import Training, wire_form
 from tests.lab.object_store import BUCKET, ObjectStore, variables
+from tests.lab.wait import HANG_S
 
 ROOT = Path(__file__).resolve().parents[4]
 OLDER = Place(1, StateName(1, 2, 0))
@@ -317,7 +318,7 @@ for package in ("s3fs", "gcsfs", "fsspec"):
 
 def test_a_missing_package_is_named_and_none_is_imported_for_a_directory() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", MISSING], cwd=ROOT, check=True, timeout=60, capture_output=True, text=True
+        [sys.executable, "-c", MISSING], cwd=ROOT, check=True, timeout=HANG_S, capture_output=True, text=True
     )
     s3, gs, neither = ended.stdout.splitlines()
     assert "s3fs, which is not installed" in s3 and 'pip install "bagua-elastic[object-storage]"' in s3

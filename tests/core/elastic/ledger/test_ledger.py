@@ -13,6 +13,7 @@ import pytest
 from bagua_core.elastic.ledger import ledger as module
 from bagua_core.elastic.ledger.ledger import LedgerLine, LedgerWriter, Resumption
 from tests.lab.ledger import Ledger, decode_line, read
+from tests.lab.wait import HANG_S
 
 
 def line(
@@ -131,7 +132,7 @@ def test_ledger_needs_no_torch() -> None:
         "spec.loader.exec_module(loaded)\n"
         "assert 'torch' not in sys.modules and 'bagua_core' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG_S)
 
 
 def of(job: str, step: int, generation: int = 1, samples: tuple[int, ...] | None = None) -> LedgerLine:

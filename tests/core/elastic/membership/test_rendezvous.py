@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.lab.wait import HANG_S
+
 PROGRAM = """
 import resource
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -17,6 +19,6 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, MOST_DESCRIPTOR
 
 def test_a_worker_may_open_as_many_files_as_the_system_allows() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=HANG_S, check=True
     )
     assert done.stdout.split() == ["True"]
