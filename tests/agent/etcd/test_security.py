@@ -85,8 +85,9 @@ def guarded(tcp_server: Server) -> Iterator[Server]:
 
 
 def test_user_and_password(guarded: Server, make_store: MakeStore) -> None:
-    store = make_store(guarded.endpoint, user="ann", password="ann-secret")
-    store.connect(5)  # alive, although ann may not read what connect asks for
+    patient_s = 60.0  # a busy machine takes more than the usual 5 s to start etcd again
+    store = make_store(guarded.endpoint, user="ann", password="ann-secret", request_timeout_s=patient_s)
+    store.connect(patient_s)  # alive, although ann may not read what connect asks for
     store.put("/ann/a", b"1")
     assert store.transact([absent("/ann/b")], [Put("/ann/b", b"")]).succeeded
     with pytest.raises(UserError, match=r"(?s)denies.*ann.*grant-permission"):
@@ -96,14 +97,14 @@ def test_user_and_password(guarded: Server, make_store: MakeStore) -> None:
     mirror.start()
     keys = LeasedKeys(store, 2)
     keys.put("/ann/leased", b"")
-    assert keys.flush(5)
+    assert keys.flush(patient_s)
     changes.wait_for(lambda c: "/ann/leased" in mirror.state())
 
     guarded.kill()  # which forgets its tokens
     guarded.restart()
     store.put("/ann/after", b"")
     keys.put("/ann/leased", b"2")
-    assert keys.flush(5)
+    assert keys.flush(patient_s)
     changes.wait_for(lambda c: {"/ann/after", "/ann/leased"} <= mirror.state().keys())
     changes.wait_for(lambda c: mirror.state()["/ann/leased"].value == b"2")
     keys.close()

@@ -66,12 +66,14 @@ def test_a_record_keeps_no_operation_and_no_more_than_its_room() -> None:
 
     hung = Open()
     record.collective("barrier", 1, hung)
-    bucket_launched(3, 64, hung)
+    ours = 3_000  # the record is the process's: threads that other tests left may wait for buckets of theirs
+    bucket_launched(ours, 64, hung)
     assert [u["what"] for u in record.answer(time.monotonic_ns())["under_way"]] == ["barrier"]
-    assert [b["bucket"] for b in flight_record.answer()["buckets"]] == [3]
+    assert ours in [b["bucket"] for b in flight_record.answer()["buckets"]]
     del hung
     gc.collect()
-    assert record.answer(0)["under_way"] == [] and flight_record.answer()["buckets"] == []
+    assert record.answer(0)["under_way"] == []
+    assert ours not in [b["bucket"] for b in flight_record.answer()["buckets"]]
     member.abort("the test ends")
 
 
