@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from bagua_agent.base.plain_text import counted, some
+from bagua_agent.base.plain_text import counted
 from bagua_agent.base.sizes import Room
 from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
@@ -18,6 +18,7 @@ from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen
 from bagua_agent.membership.standing import Standing
 from bagua_agent.membership.view import Desired, Evidence, JobView, Waiting
+from bagua_agent.membership.worker_names import named, nodes_of
 from bagua_contract.records import GenerationKind, Stage
 
 
@@ -151,10 +152,10 @@ def too_few(
 
 def asking(case: Case, inquiry: Inquiry) -> Decision:
     """Ask the agents that the suspicions call in question, or wait for their answers."""
-    suspects = some([s.worker_id for s in case.standing.suspicions])
+    suspects = named(case.view, [s.worker_id for s in case.standing.suspicions])
     return Decision(
         AskWhetherAlive(inquiry.ask) if inquiry.ask else None,
-        f"asking whether {some(inquiry.ask + inquiry.awaited)} live: suspected by {suspects}",
+        f"asking whether {nodes_of(case.view, inquiry.ask + inquiry.awaited)} live: suspected by {suspects}",
         inquiry.again_at_s,
     )
 

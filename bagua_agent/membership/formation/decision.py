@@ -58,6 +58,7 @@ from bagua_agent.membership.left_out import WayOut
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import Standing, stand
 from bagua_agent.membership.view import Evidence, JobView, Waiting
+from bagua_agent.membership.worker_names import lost, named
 from bagua_contract.records import Generation, GenerationKind
 
 # A worker that comes while all have stepped aside asks a few of them; see before_loop.py of the core.
@@ -117,7 +118,7 @@ def _who_is_there(case: Case) -> Decision | None:
     if not standing.survivors if record is None else _never_trained(view, record):
         return _first(case)
     if standing.lost:
-        why = f"lost {some(standing.lost)}"
+        why = lost(view, evidence, standing.lost)
         wait_s = gathering_until_s(view, standing, evidence, case.now_s, case.policy)
         if wait_s is not None:
             return Decision(None, f"{why}; asking whether others are too", wait_s)
@@ -126,7 +127,7 @@ def _who_is_there(case: Case) -> Decision | None:
     if not inquiry.settled:
         return asking(case, inquiry)
     if inquiry.broken:
-        broken = some([s.worker_id for s in standing.suspicions if s.broken])
+        broken = named(view, [s.worker_id for s in standing.suspicions if s.broken])
         return _made_again(case, f"the communicator of {broken} is broken and all members live")
     return None
 
@@ -153,7 +154,9 @@ def _who_should_be_there(case: Case) -> Decision:
         # They ended with 0 and so will the others; or they may be back in a moment. A planned change without
         # them would never be brought by all, and if a worker misses them, a suspicion reports it.
         wake_s = standing.missing_until_s if now_s < standing.missing_until_s else None
-        return Decision(None, f"waiting: {some(standing.missing)} gone and no worker suspects them", wake_s)
+        return Decision(
+            None, f"waiting: {named(view, standing.missing)} gone and no worker suspects them", wake_s
+        )
     return _planned(case, record)
 
 

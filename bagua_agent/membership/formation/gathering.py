@@ -31,6 +31,7 @@ from bagua_agent.membership.formation.ending import fail
 from bagua_agent.membership.left_out import WayOut
 from bagua_agent.membership.ranks import Chosen
 from bagua_agent.membership.view import AgentView
+from bagua_agent.membership.worker_names import lost, named
 from bagua_contract.records import Generation, GenerationKind, Placement, Stage
 
 # One at a step boundary is of a script that asks for nothing before its loop on this rank.
@@ -141,9 +142,9 @@ def _gathered(case: Case, record: Generation) -> Decision:
 def _who_is_missing(case: Case) -> Decision | None:
     """What the absence of members, or the suspicion of it, calls for; None: all of them are there."""
     standing, now_s = case.standing, case.now_s
-    lost = (*standing.lost, *standing.newcomers_gone)
-    if lost:
-        return _restart(case, f"lost {some(lost)} before the first step")
+    gone = (*standing.lost, *standing.newcomers_gone)
+    if gone:
+        return _restart(case, f"{lost(case.view, case.evidence, gone)} before the first step")
     inquiry = inquire(case.view, standing, case.evidence, now_s, case.policy)
     if not inquiry.settled:
         return asking(case, inquiry)
@@ -152,14 +153,16 @@ def _who_is_missing(case: Case) -> Decision | None:
     if standing.missing:
         # They ended with 0, and so may the others; or they put their keys again in a moment.
         wake_s = standing.missing_until_s if standing.missing and now_s < standing.missing_until_s else None
-        return Decision(None, f"waiting: {some(standing.missing)} gone before the first step", wake_s)
+        return Decision(
+            None, f"waiting: {named(case.view, standing.missing)} gone before the first step", wake_s
+        )
     return None
 
 
 def _broken(case: Case) -> Decision:
     """A communicator is broken and all live: the cohort starts again, each time later, in the end without a node."""
     attempts, policy = case.view.attempts, case.policy
-    broken = some([s.worker_id for s in case.standing.suspicions if s.broken])
+    broken = named(case.view, [s.worker_id for s in case.standing.suspicions if s.broken])
     why = f"the communicator of {broken} is broken and all members live (attempt {attempts.count + 1})"
     wait_s = delay_s(attempts.count, policy.rebuild_first_delay_s, policy.rebuild_longest_delay_s)
     again_s = attempts.newest_since_s + wait_s

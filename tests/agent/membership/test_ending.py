@@ -88,7 +88,7 @@ def test_workers_that_leave_their_loop_together_succeed_and_one_alone_is_no_loss
     view = picture([agent("a"), agent("b")], [member("b0")], record(2, "a0 b0"), finished=frozenset({"a0"}))
     assert (
         decided(replace(view, committed_generation=2)).reason
-        == "waiting: a0 gone and no worker suspects them"
+        == "waiting: global rank 0 on host-a gone and no worker suspects them"
     )
     assert outcome(decided(replace(view, finished=frozenset({"a0", "b0"})))) is ResultOutcome.SUCCEEDED
 

@@ -172,7 +172,10 @@ def test_below_the_minimum_survivors_hold() -> None:
     del view.members["b0"]  # type: ignore[attr-defined]
     decision = decided(view)
     assert decision.waiting is Waiting.MINIMUM
-    assert decision.reason == "waiting: 1 of 2 nodes (host-b has 0 of 1 workers ready); lost b0"
+    assert (
+        decision.reason
+        == "waiting: 1 of 2 nodes (host-b has 0 of 1 workers ready); lost global rank 1 on host-b"
+    )
     policy = replace(POLICY, below_minimum_timeout_s=5.0)
     waited = replace(LEADER, waiting=Waiting.MINIMUM, waiting_since_s=5.0)
     assert isinstance(decided(view, evidence=waited, policy=policy).action, WriteResult)

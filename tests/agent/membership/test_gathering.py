@@ -153,7 +153,7 @@ def test_a_placement_on_another_agent_than_its_worker_is_no_member(
     odd = replace(made, members=(replace(made.members[0], agent_id=agent_id), made.members[1]))
     for stage in (PREPARING, LOOP):
         found = decided(picture([agent("a"), agent("b")], at(stage, "a0", "b0"), odd))
-        assert "lost a0" in found.reason, found.reason
+        assert "lost global rank 0 on host-a" in found.reason, found.reason
 
 
 def test_a_worker_that_was_answered_is_ended_though_the_gathering_lists_it() -> None:
