@@ -120,9 +120,12 @@ def in_force(entered: session_pb2.Entered) -> str:
     return f"{text}; {sum(lost.values()):.2g} s without steps: {uses}"
 
 
-def progress(told: session_pb2.Progress, metrics: Mapping[str, float]) -> str:
-    """Of the job, by a worker's report. metrics: what is shown in the place of the worker's own."""
+def progress(told: session_pb2.Progress, metrics: Mapping[str, float], *, whole_job: bool = True) -> str:
+    """Of the job, by a worker's report. metrics: what is shown in the place of the worker's own. whole_job: whether
+    they are of all its workers; else the line says that they are of this node."""
     shown = "".join(f"  {name} {value:.4g}" for name, value in sorted(metrics.items()))
+    if shown and not whole_job:
+        shown = f"  of this node:{shown[1:]}"
     rate = told.steps_per_s  # 0: not known yet after the first step
     pace = f"  {rate:.1f} steps/s" if rate else ""
     if rate and told.step_samples:
