@@ -97,7 +97,7 @@ class StepEnd(CurrentStep):
             self.states.take(Event.ROLL_BACK)
         apart = "" if self._reports is None else self._reports.step_failed()
         what = f"step {self.state.name.step} in generation {self.plan.generation} did not happen: {why}"
-        self._say(f"{what}; {apart}" if apart else what)
+        self._say(f"{what.removesuffix('.')}; {apart}" if apart else what)
         if parts := self.state.final_parts:
             self._say(
                 f"warning: without a copy {parts} of its optimizer steps stay, and the rest is done again"
