@@ -21,6 +21,7 @@ from tests.lab.network import Host, Lab
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
 WIDTH = 132
+COMMAND = ("examples/char_lm.py", "--epochs", "4")  # long enough for the join on a machine that does nothing else
 GREEN, GREY, RESET = "\x1b[32m", "\x1b[90m", "\x1b[0m"
 
 
@@ -70,7 +71,8 @@ def start(host: Host, endpoint: str, output: Path) -> None:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     output.touch()
-    host.run([*words, "--rdzv-id", "demo", str(ROOT / "examples/char_lm.py")], env=env, output=output)
+    words += ["--rdzv-id", "demo", str(ROOT / COMMAND[0]), *COMMAND[1:]]
+    host.run(words, env=env, output=output)
 
 
 def record(recording: Recording, lab: Lab, directory: Path, ended: threading.Event) -> None:
@@ -78,7 +80,7 @@ def record(recording: Recording, lab: Lab, directory: Path, ended: threading.Eve
     endpoint = lab.etcd(keeper, members=1).endpoints
     recording.add(
         f"{GREEN}{first.name} ${RESET} bagua-launch --nnodes 2:3 --rdzv-endpoint {endpoint} --rdzv-id demo "
-        "examples/char_lm.py"
+        + " ".join(COMMAND)
     )
     outputs = [directory / f"{host.name}.txt" for host in (first, lost, third)]
     start(first, endpoint, outputs[0])

@@ -159,9 +159,12 @@ def relays_for(view: JobView, evidence: Evidence, asked: Sequence[str]) -> dict[
     return {target: next((a.agent_id for a in others if a.agent_id != target), "") for target in asked}
 
 
-def judge_probe(probe: Probe) -> tuple[ProbeVerdict, str] | None:
-    """What the answers so far say, and how it is known; None: wait for the other answer."""
-    relay = probe.relay_agent_id
+def judge_probe(probe: Probe, relay_name: str = "") -> tuple[ProbeVerdict, str] | None:
+    """What the answers so far say, and how it is known; None: wait for the other answer.
+
+    relay_name: how the agent that asks for us is called in what people read; else by its id.
+    """
+    relay = probe.relay_agent_id and (relay_name or probe.relay_agent_id)
     if probe.direct is ProbeVerdict.ALIVE:
         return ProbeVerdict.ALIVE, "answered"
     if probe.relayed is ProbeVerdict.ALIVE:

@@ -283,7 +283,8 @@ def _answer(
     if probe is None or probe.sequence != event.sequence:
         return evidence, f"ignored: {event.agent_id} answered question {event.sequence}, which is settled"
     probe = replace(probe, relayed=event.verdict) if event.relayed else replace(probe, direct=event.verdict)
-    judged = judge_probe(probe)
+    relay = view.agents.get(probe.relay_agent_id)
+    judged = judge_probe(probe, "" if relay is None else relay.node_name)
     if judged is None:
         return replace(evidence, probes=_with(evidence.probes, probe.agent_id, probe)), ""
     verdict, how = judged
