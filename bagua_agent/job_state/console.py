@@ -125,7 +125,7 @@ def progress(told: session_pb2.Progress, metrics: Mapping[str, float], *, whole_
     they are of all its workers; else the line says that they are of this node."""
     shown = "".join(f"  {name} {value:.4g}" for name, value in sorted(metrics.items()))
     if shown and not whole_job:
-        shown = f"  of this node:{shown[1:]}"
+        shown += " on this node"
     rate = told.steps_per_s  # 0: not known yet after the first step
     pace = f"  {rate:.1f} steps/s" if rate else ""
     if rate and told.step_samples:

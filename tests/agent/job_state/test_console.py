@@ -143,7 +143,7 @@ def test_progress_in_one_line() -> None:
     numbers = {"loss": 0.123456, "acc": 1.0}
     assert progress(told, numbers) == "epoch 1  step 20  3.5 steps/s  acc 1  loss 0.1235  (generation 4)"
     assert progress(told, numbers, whole_job=False) == (
-        "epoch 1  step 20  3.5 steps/s  of this node: acc 1  loss 0.1235  (generation 4)"
+        "epoch 1  step 20  3.5 steps/s  acc 1  loss 0.1235 on this node  (generation 4)"
     )
     assert "of this node" not in progress(told, {}, whole_job=False)
     told.total_steps, told.step_samples = 500, 64
