@@ -21,7 +21,8 @@ from tests.lab.network import Host, Lab
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
 WIDTH = 132
-COMMAND = ("examples/char_lm.py", "--epochs", "4")  # long enough for the join on a machine that does nothing else
+# long enough for the join on a machine that does nothing else
+COMMAND = ("examples/char_lm.py", "--epochs", "4")
 GREEN, GREY, RESET = "\x1b[32m", "\x1b[90m", "\x1b[0m"
 
 
