@@ -71,6 +71,30 @@ def test_ports_that_policies_open_are_those_that_are_listened_on() -> None:
         assert container[probe]["httpGet"]["port"] in ports
 
 
+def test_the_patch_for_gpus_fits_the_job() -> None:
+    """Applied as JSON patch (RFC 6902) says: to a path whose parent is there."""
+    gpu = yaml.safe_load((BASE.parent / "gpu/kustomization.yaml").read_text())
+    assert [(BASE.parent / "gpu" / name).resolve() for name in gpu["resources"]] == [BASE]
+    (patch,) = gpu["patches"]
+    trainer = one(patch["target"]["kind"], patch["target"]["name"])
+    for change in yaml.safe_load(patch["patch"]):
+        *way, last = (w.replace("~1", "/").replace("~0", "~") for w in change["path"].split("/")[1:])
+        parent: Any = trainer
+        for step in way:
+            parent = parent[int(step) if isinstance(parent, list) else step]
+        assert change["op"] == "add"
+        if isinstance(parent, list):
+            parent.insert(int(last), change["value"])
+        else:
+            parent[last] = change["value"]
+    (container,) = trainer["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    environment = {e["name"]: e["value"] for e in container["env"]}
+    flag, _, value = container["args"][0].partition("=")
+    assert value == "gpu"  # what a node has; this machine may have none
+    assert parsed([f"{flag}=3", *container["args"][1:]], environment).slots == 3
+
+
 def test_volumes_are_there() -> None:
     for kind, name in (("Job", "trainer"), ("StatefulSet", "etcd")):
         spec = one(kind, name)["spec"]
