@@ -22,7 +22,7 @@ from bagua_agent.observation.verdict import verdict
 from bagua_agent.observation.verdict_parts import Level
 from bagua_contract import control_pb2
 from bagua_contract.records import Generation
-from bagua_contract.time_use import TimeUse
+from bagua_contract.time_use import TimeUse, goodput_of
 
 MOST_EVENTS = 200
 MOST_GENERATIONS = 60
@@ -98,14 +98,12 @@ def _progress(facts: JobFacts, series: JobSeries) -> Page:
 
 
 def goodput(spent_s: Mapping[str, float]) -> Page:
-    """share: of the time of all workers, without their start; None before there is any. parts: in a fixed order."""
-    total_s = sum(spent_s.values()) - spent_s.get(TimeUse.START.value, 0.0)
-    step_s = spent_s.get(TimeUse.STEP.value, 0.0)
+    """share: of the time of all workers (`goodput_of`); None before there is any. parts: in a fixed order."""
     named = [(use.value, name) for use, name in USES]
     known = {use for use, _ in named}
     named += [(use, use.replace("_", " ")) for use in sorted(spent_s.keys() - known)]  # of a newer version
     return {
-        "share": step_s / total_s if total_s > 0 else None,
+        "share": goodput_of(spent_s),
         "parts": [
             {"use": use, "name": name, "seconds": spent_s[use]}
             for use, name in named

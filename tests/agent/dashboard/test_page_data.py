@@ -52,10 +52,10 @@ def test_the_first_failure_comes_before_those_that_it_explains() -> None:
     ]
 
 
-def test_goodput_leaves_out_the_start_and_shows_unknown_uses() -> None:
-    found = goodput({"start": 100.0, "step": 9.0, "failover": 0.5, "new_use": 0.5})
+def test_goodput_leaves_out_start_and_standby_and_shows_unknown_uses() -> None:
+    found = goodput({"start": 100.0, "step": 9.0, "failover": 0.5, "new_use": 0.5, "standby": 7.0})
     assert found["share"] == 0.9
-    assert [part["use"] for part in found["parts"]] == ["step", "failover", "start", "new_use"]
+    assert [part["use"] for part in found["parts"]] == ["step", "failover", "standby", "start", "new_use"]
     assert goodput({})["share"] is None
 
 
