@@ -41,7 +41,7 @@ def test_a_cluster_is_seen_from_its_page_alone(
         page.await_text("#what", "1 job runs on 2 of 2 nodes; 1 job waits, next first")
         page.await_text("#queue", "waits for 1 of 1 node")
         page.await_text("#jobs", f"of {run.epochs * run.samples // BATCH}")
-        page.tab.wait_for_function("document.querySelector('#queue tr').textContent.includes('in ')")
+        page.tab.wait_for_function("() => document.querySelector('#queue tr').textContent.includes('in ')")
         assert page.violations() == []
 
         page.tab.focus("#jobs a")

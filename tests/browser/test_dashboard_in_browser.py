@@ -27,7 +27,7 @@ def test_a_killed_worker_is_told_with_its_cause_and_cost(
     page.await_text("#what", "trains with 2 workers on 1 node")
     assert one.job_id in page.text("h1")
     assert "up to 2 nodes" in page.text("#why")
-    page.tab.wait_for_function("document.querySelectorAll('#workers tr').length === 2")
+    page.tab.wait_for_function("() => document.querySelectorAll('#workers tr').length === 2")
 
     page.tab.get_by_role("button", name=re.compile("Output of rank 1")).click()
     page.await_text("#panel-text", "hello from slot")
@@ -51,7 +51,7 @@ def test_a_killed_worker_is_told_with_its_cause_and_cost(
     page.await_text("#timeline", "failover")
     page.await_text("#goodput-legend", "failover")
     page.tab.wait_for_function(
-        "document.querySelector('#heat').getAttribute('aria-label').includes('slowest')"
+        "() => document.querySelector('#heat').getAttribute('aria-label').includes('slowest')"
     )
     page.tab.focus("#heat")
     page.tab.keyboard.press("ArrowLeft")
@@ -93,7 +93,7 @@ def test_the_page_goes_on_when_its_agent_is_gone_and_fits_a_phone(
     page = Page(chromium, address_of(first), dark=True, width=390)
     one.await_world(2)
     page.await_text("#what", "trains with 2 workers on 2 nodes")
-    page.tab.wait_for_function("document.querySelectorAll('#nodes a').length === 2")
+    page.tab.wait_for_function("() => document.querySelectorAll('#nodes a').length === 2")
     wide = page.tab.evaluate("document.documentElement.scrollWidth > innerWidth")
     assert not wide, "the page scrolls sideways on a phone"
     assert page.violations() == []
