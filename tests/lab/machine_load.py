@@ -1,8 +1,9 @@
-"""How much more work the machine has than a run of the suite gives it.
+"""How much longer the same takes on this machine than where the bounds of tests were set.
 
-Bounds of seconds in tests hold while the suite's own lanes run (scripts/test: two more than processors). If other work
-shares the machine, every process takes longer in proportion, and so do the bounds: a test does not depend on the
-machine's speed. A promise that is broken still fails, later.
+Bounds of seconds in tests hold while the suite's own lanes run (scripts/test: two more than processors), on a processor
+that adds half a million numbers in a loop in 10 ms. If other work shares the machine, or its processor is slower,
+every process takes longer in proportion, and so do the bounds: a test does not depend on the machine's speed. A promise
+that is broken still fails, later.
 """
 
 from __future__ import annotations
@@ -12,17 +13,33 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 
 _LANES = (os.cpu_count() or 1) + 2
 _SAMPLE_EVERY_S = 0.1
 _KEPT = int(120 / _SAMPLE_EVERY_S)
+_ADDITIONS, _ADDITIONS_S = 500_000, 0.0097
 
 
 def crowding() -> float:
-    """Processes that want to run now, as a multiple of what the suite's lanes are; at least 1."""
+    """Processes that want to run now, as a multiple of what the suite's lanes are, times `slowness`; at least 1."""
     with open("/proc/loadavg") as file:  # three means, then running/all
         running = int(file.read().split()[3].split("/")[0])
-    return max(1.0, running / _LANES)
+    return max(1.0, running / _LANES) * slowness()
+
+
+@cache
+def slowness() -> float:
+    """How many times longer this processor takes for the same work; at least 1. By the thread's own time, so other work
+    does not count."""
+    return max(1.0, min(_additions_s() for _ in range(3)) / _ADDITIONS_S)
+
+
+def _additions_s() -> float:
+    total, began_s = 0, time.thread_time()
+    for number in range(_ADDITIONS):
+        total += number
+    return time.thread_time() - began_s
 
 
 class Deadline:

@@ -27,6 +27,14 @@ def test_crowding_is_at_least_one_and_the_mean_is_of_what_was_sampled(
     load.stop()
 
 
+def test_bounds_are_longer_on_a_slow_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = iter([0.05, 0.03, 0.04])
+    monkeypatch.setattr(machine_load, "_ADDITIONS_S", 0.01)
+    monkeypatch.setattr(machine_load, "_additions_s", lambda: next(times_s))
+    monkeypatch.setattr(machine_load, "slowness", machine_load.slowness.__wrapped__)
+    assert crowding() >= 3.0
+
+
 def test_a_wait_lasts_longer_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_load, "crowding", lambda: 4.0)
     began_s = time.monotonic()
