@@ -13,7 +13,6 @@ from typing import Any
 from bagua_agent.base.plain_text import shortened
 from bagua_agent.history.job_history import EventKind, JobEvent
 from bagua_agent.membership.failures import root_cause
-from bagua_agent.metrics.families import compression_of
 from bagua_agent.observation.agent_calls import AgentSeen
 from bagua_agent.observation.job_facts import JobFacts
 from bagua_agent.observation.series import JobSeries
@@ -21,6 +20,7 @@ from bagua_agent.observation.trouble_rules import checkpoint_step, losses
 from bagua_agent.observation.verdict import verdict
 from bagua_agent.observation.verdict_parts import Level
 from bagua_contract import control_pb2
+from bagua_contract.compression_ratio import compression_of
 from bagua_contract.records import Generation
 from bagua_contract.time_use import TimeUse, goodput_of
 

@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from bagua_agent.metrics.job_picture import JobPicture
 from bagua_contract import session_pb2
+from bagua_contract.compression_ratio import compression_of
 from bagua_contract.time_use import STEP_TIME_BOUNDS_S, goodput_of
 
 LABELS = ("bagua_job", "node")
@@ -174,12 +175,6 @@ def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
         {(s,): share for s, share in goodputs.items() if share is not None},
     )
     yield make.step_times(picture)
-
-
-def compression_of(progress: session_pb2.Progress) -> float | None:
-    """Bytes of gradients of a worker's committed steps for each byte that it sent; None before both are known."""
-    gradients = progress.gradient_bytes * sum(progress.step_counts)
-    return gradients / progress.sent_bytes if gradients and progress.sent_bytes else None
 
 
 def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Iterator[Metric]:
