@@ -14,8 +14,9 @@ from typing import Any
 Figure = Callable[[Any], Any]
 """Draws one figure with the pyplot module that it is given, and returns it."""
 
-# One colour and mark for a system in all plots; rivals in grey. Hues that differ for colour-blind eyes too.
+# One colour and mark for a system in all plots; in grey what is not Bagua. Hues that differ for colour-blind eyes too.
 STYLES: dict[str, tuple[str, str]] = {
+    "alone": ("#555555", "_"),
     "ddp": ("#111111", "s"),
     "ddp_fp16": ("#777777", "D"),
     "ddp_powersgd": ("#aaaaaa", "^"),
@@ -42,8 +43,8 @@ DPI = 130
 def style(system: str) -> dict[str, Any]:
     """Keywords for matplotlib's plot."""
     colour, mark = STYLES[system]
-    is_rival = system.startswith("ddp")
-    return {"color": colour, "marker": mark, "linestyle": "--" if is_rival else "-", "linewidth": 1.6}
+    is_bagua = system != "alone" and not system.startswith("ddp")
+    return {"color": colour, "marker": mark, "linestyle": "-" if is_bagua else "--", "linewidth": 1.6}
 
 
 def round_ticks(

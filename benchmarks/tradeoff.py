@@ -2,6 +2,7 @@
 
     python -m benchmarks.tradeoff --delay-ms 0,5 --keep
     python -m benchmarks.tradeoff --links 100mbit --only ddp --only bagua --algorithm bytegrad --repeat 1
+    python -m benchmarks.tradeoff --links 100mbit --only alone --only bagua --algorithm diloco_rounds_int4
 
 Four hosts of the lab with a worker each, a model of 17 M parameters, links at 100 Mbit/s, 1 and 10 Gbit/s; with a
 delay too, by a relay (benchmarks/relay.py). One job a system, condition and repeat; systems in turn. Needs root
@@ -23,8 +24,8 @@ from benchmarks.relay import Relay
 from benchmarks.tradeoff_systems import (
     HOSTS,
     LINKS,
-    RIVALS,
     SYSTEMS,
+    WITHOUT_BAGUA,
     Condition,
     Job,
     Run,
@@ -75,7 +76,7 @@ class Bench:
             print(f"{what}: {error}", file=sys.stderr, flush=True)
             return
         self.runs.append(run)
-        shown = tradeoff_table.row([run], None)
+        shown = tradeoff_table.row([run])
         took_s = time.monotonic() - began_s
         print(f"{what}: {shown.spread} ({took_s:.0f} s in all)", file=sys.stderr, flush=True)
 
@@ -103,8 +104,8 @@ def chosen_systems(only: Sequence[str], algorithms: Sequence[str]) -> list[Syste
     return [
         system
         for name, system in SYSTEMS.items()
-        if not only or (name if system.is_rival else "bagua") in only
-        if system.is_rival or not algorithms or name in algorithms
+        if not only or ("bagua" if system.is_bagua else name) in only
+        if not system.is_bagua or not algorithms or name in algorithms
     ]
 
 
@@ -118,8 +119,8 @@ def _conditions(links: str, delays_ms: str) -> list[Condition]:
 def main(arguments: Sequence[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--only", choices=("bagua", *RIVALS), action="append", default=[])
-    bagua = [name for name, system in SYSTEMS.items() if not system.is_rival]
+    parser.add_argument("--only", choices=("bagua", *WITHOUT_BAGUA), action="append", default=[])
+    bagua = [name for name, system in SYSTEMS.items() if system.is_bagua]
     parser.add_argument("--algorithm", choices=bagua, action="append", default=[], help="of Bagua's")
     parser.add_argument(
         "--links", default=",".join(LINKS), help="rates as tc takes them; default %(default)s"
@@ -166,8 +167,10 @@ def _about(run: Run) -> str:
         "fp32 on CPUs over Gloo, one torch thread a worker. A step: median (least to most, number of steps) of rank "
         "0's whole iterations after the warm-up; for async, local_sgd and DiLoCo the mean over whole rounds, as most "
         "steps are cheap and some are not. Busy: the median of these steps over the mean. x DDP: DDP's step over this "
-        "one's, in the same run. Sent: by a host's interface, the agent's traffic included. QAdam is measured after "
-        "its warm-up."
+        "one's, in the same run. Utilisation: samples a second of all workers over the whole window, over those of the "
+        "same workers that train at the same time without any communication (alone), in the same round of the run; the "
+        "mean (least to most). Windows contain whole rounds of local SGD and DiLoCo. Sent: by a host's interface for a "
+        "global batch, the agent's traffic included. QAdam is measured after its warm-up."
     )
 
 

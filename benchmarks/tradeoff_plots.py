@@ -107,7 +107,7 @@ def _loss(runs: Sequence[Run], pyplot: Any) -> Any:
         panel.set_ylabel("loss")
         panel.set_ylim(0, _HIGHEST_LOSS)  # one that leaves it has lost its way
     title = f"Training loss against time, the workers' mean over {_SMOOTHED_OVER} steps; a mark ends a run"
-    if any(not SYSTEMS[run.system].learns for run in runs):
+    if any(run.system.startswith("qadam") for run in runs):
         title += "\nQAdam is left out: its warm-up was cut short to measure what the steps after it cost"
     figure.suptitle(title, fontsize=10)
     _legend(figure, panels)

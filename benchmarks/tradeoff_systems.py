@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.algorithm_choices import IN_ROUNDS
-from benchmarks.tradeoff_window import Enough
-from benchmarks.tradeoff_worker import POWER_SGD_START, SETTINGS
+from benchmarks.tradeoff_window import Enough, WindowError, check_whole_rounds
+from benchmarks.tradeoff_worker import ALONE, POWER_SGD_START, ROUNDS, SETTINGS
 from benchmarks.worker_environment import worker_environment
 from tests.lab.network import Host, Lab
 from tests.lab.process import LabProcess
@@ -22,6 +22,7 @@ from tests.lab.process import LabProcess
 HOSTS = 4
 RIVALS = ("ddp", "ddp_fp16", "ddp_powersgd")
 BASELINE = "ddp"
+WITHOUT_BAGUA = (ALONE, *RIVALS)
 LINKS = ("100mbit", "1gbit", "10gbit")
 _WARM_UP = 2
 _ROUNDS_OF_ASYNC = 4
@@ -34,8 +35,9 @@ _MASTER_PORT = 29800
 @dataclass(frozen=True, slots=True)
 class System:
     """warm_up: steps that do not count. is_uneven: some steps cost far more than others, so the mean over whole rounds
-    counts. learns: its settings here are good for more than measuring what a step costs. aims: times DDP's throughput
-    on a link without delay."""
+    counts. learns: its settings here are good for more than measuring what a step costs. cycle: steps of a round, of
+    which a window contains whole ones. aims: times DDP's throughput on a link without delay. least_utilisation: of the
+    throughput of the same workers without communication, there too."""
 
     name: str
     warm_up: int = _WARM_UP
@@ -44,10 +46,11 @@ class System:
     rounds: int = 0
     learns: bool = True
     aims: dict[str, float] = field(default_factory=dict)
+    least_utilisation: dict[str, float] = field(default_factory=dict)
 
     @property
-    def is_rival(self) -> bool:
-        return self.name in RIVALS
+    def is_bagua(self) -> bool:
+        return self.name not in WITHOUT_BAGUA
 
     def enough(self, asked: Enough) -> Enough:
         windows = _UNEVEN_WINDOWS if self.is_uneven else 1
@@ -64,6 +67,7 @@ class System:
 SYSTEMS: dict[str, System] = {
     system.name: system
     for system in (
+        System(ALONE, is_uneven=True, learns=False),
         System("ddp"),
         System("ddp_fp16"),
         System("ddp_powersgd", warm_up=_WARM_UP + POWER_SGD_START),
@@ -81,8 +85,8 @@ SYSTEMS: dict[str, System] = {
         ),
         System("async", is_uneven=True, rounds=_ROUNDS_OF_ASYNC, aims={"100mbit": 15.0}),
         System("local_sgd", is_uneven=True, cycle=SETTINGS.sync_every),
-        System("diloco_rounds_uint8", is_uneven=True),
-        System("diloco_rounds_int4", is_uneven=True),
+        System("diloco_rounds_uint8", is_uneven=True, least_utilisation={"100mbit": 0.94}),
+        System("diloco_rounds_int4", is_uneven=True, least_utilisation={"100mbit": 0.94}),
         System("streaming_diloco_int4", is_uneven=True, cycle=SETTINGS.diloco_every),
     )
 }
@@ -102,7 +106,8 @@ class Condition:
 @dataclass(frozen=True, slots=True)
 class Run:
     """One job's measurement. step_s: rank 0's steps that count. losses: mean of the workers, from the first step
-    on, with the time since it began. sent_bytes: by a host in a step, the mean. rounds: see Enough."""
+    on, with the time since it began. sent_bytes: by a host for a global batch, the mean. rounds: see Enough.
+    samples_per_s: of all workers, over the whole window."""
 
     system: str
     condition: Condition
@@ -113,6 +118,7 @@ class Run:
     losses: tuple[tuple[float, float], ...]
     sent_bytes: float
     rounds: int | None
+    samples_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,7 @@ def measure(lab: Lab, endpoints: str, job: Job, asked: Enough, width: int, batch
     try:
         for rank, host in enumerate(lab.hosts[:HOSTS]):
             words, more = (
-                _rival(lab, rank, number) if job.system.is_rival else _bagua(host, endpoints, number)
+                _bagua(host, endpoints, number) if job.system.is_bagua else _by_itself(lab, rank, number)
             )
             env = worker_environment(GLOO_SOCKET_IFNAME="eth0", **more)
             output = out / f"output-{host.name}.log"
@@ -155,10 +161,13 @@ def measure(lab: Lab, endpoints: str, job: Job, asked: Enough, width: int, batch
     finally:
         for host in lab.hosts[:HOSTS]:
             host.kill_all()
-    return read_run(job, out, batch)
+    try:
+        return read_run(job, out, batch)
+    except WindowError as error:
+        raise RunFailed(str(error)) from error
 
 
-def _rival(lab: Lab, rank: int, number: int) -> tuple[list[str], dict[str, str]]:
+def _by_itself(lab: Lab, rank: int, number: int) -> tuple[list[str], dict[str, str]]:
     return [], {
         "RANK": str(rank),
         "WORLD_SIZE": str(HOSTS),
@@ -189,13 +198,21 @@ def await_all(processes: Sequence[LabProcess], deadline_s: float) -> None:
 
 
 def read_run(job: Job, out: Path, batch: int) -> Run:
-    """What the workers wrote into `out`."""
+    """What the workers wrote into `out`. Raises WindowError."""
     found = [json.loads((out / f"{rank}.json").read_text()) for rank in range(HOSTS)]
     first = found[0]
+    global_batches = sum(worker["samples"] for worker in found) / (batch * HOSTS)
+    in_rounds = job.system.name in IN_ROUNDS
+    if in_rounds:
+        # a round is 100 global batches, whichever workers take their samples
+        check_whole_rounds(job.system.name, global_batches, ROUNDS * SETTINGS.diloco_every)
+    else:
+        check_whole_rounds(job.system.name, len(first["step_s"]), job.system.cycle)
     began_s = min(worker["began_s"][0] for worker in found)
     ends_s = [end_s - began_s for end_s in first["began_s"][1:]]
-    # in rounds some workers take a few steps more than others
-    of_steps = zip(*(w["losses"] for w in found), strict=job.system.name not in IN_ROUNDS)
+    # in rounds and alone some workers take a few steps more than others
+    same_steps = not in_rounds and job.system.name != ALONE
+    of_steps = zip(*(w["losses"] for w in found), strict=same_steps)
     losses = [sum(of_step) / HOSTS for of_step in of_steps]
     return Run(
         system=job.system.name,
@@ -204,7 +221,8 @@ def read_run(job: Job, out: Path, batch: int) -> Run:
         parameters=first["parameters"],
         global_batch=batch * HOSTS,
         step_s=tuple(first["step_s"]),
-        losses=tuple(zip(ends_s, losses, strict=job.system.name not in IN_ROUNDS)),
-        sent_bytes=sum(worker["sent_bytes"] for worker in found) / HOSTS / len(first["step_s"]),
+        losses=tuple(zip(ends_s, losses, strict=same_steps)),
+        sent_bytes=sum(worker["sent_bytes"] for worker in found) / HOSTS / global_batches,
         rounds=first["rounds"],
+        samples_per_s=sum(worker["samples"] / sum(worker["step_s"]) for worker in found),
     )

@@ -2,6 +2,11 @@
 
 Rank 0 decides before it trains a step, and leaves its decision in a file that the workers of a lab share. No step of
 a measured system is complete without rank 0's part of it, so a worker that reaches the next step finds the file.
+Workers that train alone have windows of their own (`Meeting`).
+
+A window of a system that communicates in rounds contains whole rounds (`Enough.cycle`). If it did not, the throughput
+would be that of another ratio of local steps to exchanges: 199 steps with one exchange of every 100 would show half of
+its cost, and 101 steps with two nearly twice. `check_whole_rounds` ends such a run as a failure.
 """
 
 from __future__ import annotations
@@ -39,6 +44,33 @@ class Enough:
             return None
         # one step ahead at least, or peers that are before this step already would not know
         return step + 1 + -(counted + 1) % self.cycle
+
+
+class WindowError(ValueError):
+    """A window does not contain whole rounds."""
+
+
+def check_whole_rounds(system: str, steps: float, cycle: int) -> None:
+    """steps: of a window, in global batches; cycle: those of its rounds. Raises WindowError."""
+    if steps < 1 or steps % cycle:
+        raise WindowError(
+            f"the window of {system} has {steps:g} steps, not a multiple of {cycle}: it ends within a round, so its "
+            "share of exchanges is not that of the training"
+        )
+
+
+class Meeting:
+    """Workers of a lab that train alone meet at a stage, by a file of each in the directory that they share."""
+
+    def __init__(self, directory: Path, stage: str, workers: int) -> None:
+        self._files = [directory / f"{rank}.{stage}" for rank in range(workers)]
+
+    def arrive(self, rank: int) -> None:
+        self._files[rank].touch()
+
+    @property
+    def is_complete(self) -> bool:
+        return all(file.exists() for file in self._files)
 
 
 class Window:

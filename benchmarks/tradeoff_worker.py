@@ -1,7 +1,8 @@
 """One worker of benchmarks.tradeoff: trains under the system that is asked for until its steps are enough.
 
 Same model, batch and samples under every system. Under bagua-launch for Bagua's algorithms, with torch's variables
-(RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) for DDP. Every worker writes its times and losses to <out>/<rank>.json.
+(RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) for DDP, of which a worker that trains alone reads RANK. Every worker
+writes its times and losses to <out>/<rank>.json.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ import torch.nn.functional as F
 from benchmarks import algorithm_choices
 from benchmarks.algorithm_choices import Settings
 from benchmarks.rivals.workload import CLASSES, mlp
-from benchmarks.tradeoff_window import Enough, Window, durations
+from benchmarks.tradeoff_window import Enough, Meeting, Window
 
 POWER_SGD_START = 2  # the least that torch allows
 # Without momentum: with it this model loses its way when batches are as small as one worker's.
 # QAdam hardly moves: after so short a warm-up it would lose its way, and only what its steps cost is asked.
 SETTINGS = Settings("sgd", lr=0.1, adam_lr=1e-6, qadam_warmup_steps=3)
 _ONE_BUCKET_MB = 4096
-ROUNDS = 3  # that are measured, where the round is the unit of commit
+ROUNDS = 3  # whole rounds that are measured, where the round is the unit of commit
+ALONE = "alone"
+STARTED, COUNTED = "started", "json"  # stages of workers that train alone; `write` completes the second
+_LOOK_EVERY_S = 0.01
 POOL = 512
 _SIGNAL = 1.0  # a feature's mean over a class, against its noise: learnt within some dozen steps
 
@@ -68,26 +72,48 @@ class Worker:
         self._sent_before = 0
 
     def window(self, rounds: Callable[[], int | None] = lambda: None) -> Window:
+        return self._window(self._args.out / "stop", self._rank == 0, rounds)
+
+    def own_window(self) -> Window:
+        """One that ends without regard to the other workers."""
+        return self._window(self._args.out / f"stop-{self._rank}", True, lambda: None)
+
+    def _window(self, decision: Path, decides: bool, rounds: Callable[[], int | None]) -> Window:
         args = self._args
         enough = Enough(
             args.warm_up, args.steps, args.window_s, args.most_s, cycle=args.cycle, rounds=args.rounds
         )
-        return Window(enough, args.out / "stop", decides=self._rank == 0, rounds=rounds)
+        return Window(enough, decision, decides=decides, rounds=rounds)
 
     def step(self, window: Window, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if window.is_counting:
             self._sent_before = sent_bytes()
+        window.trained(self.train(model, optimizer))
+
+    def train(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
+        """One step. Returns its loss."""
         x, y = self._batches.draw()
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        window.trained(loss.item())
+        return loss.item()
 
     def write(self, window: Window, net: torch.nn.Module) -> None:
         sent = sent_bytes() - self._sent_before
         counted = window.began_s[self._args.warm_up :]
-        write(self._args.out, self._rank, net, window.began_s, counted, window.losses, window.rounds, sent)
+        samples = len(window.step_s) * self._args.batch
+        write(
+            self._args.out,
+            self._rank,
+            net,
+            window.began_s,
+            counted,
+            window.losses,
+            window.rounds,
+            sent,
+            samples,
+        )
 
 
 def write(
@@ -99,9 +125,10 @@ def write(
     losses: Sequence[float],
     rounds: int | None,
     sent: int,
+    samples: int,
 ) -> None:
     """What a worker measured. began_s: the moments at which its steps began, and the last one's end; counted_s: those
-    after the warm-up. losses: of its steps. sent: bytes since the warm-up."""
+    after the warm-up. losses: of its steps. sent: bytes since the warm-up; samples: that it trained since then."""
     result = {
         "parameters": sum(p.numel() for p in net.parameters()),
         "began_s": list(began_s),
@@ -109,6 +136,7 @@ def write(
         "losses": list(losses),
         "rounds": rounds,
         "sent_bytes": sent,
+        "samples": samples,
     }
     half = out / f"{rank}.half"
     half.write_text(json.dumps(result))
@@ -143,6 +171,28 @@ def train_ddp(args: argparse.Namespace) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def train_alone(args: argparse.Namespace) -> None:
+    """The same steps without any communication, on all hosts at the same time: what the workers can do at most.
+
+    A worker that has finished its window goes on training until the windows of all have ended: the hosts of a lab share
+    processors, and no window may have more of them than the others.
+    """
+    rank = int(os.environ["RANK"])
+    net = mlp(args.width)
+    optimizer = algorithm_choices.plain_optimizer(net.parameters(), SETTINGS)
+    worker = Worker(args, rank)
+    window = worker.own_window()
+    started, counted = Meeting(args.out, STARTED, args.hosts), Meeting(args.out, COUNTED, args.hosts)
+    started.arrive(rank)
+    while not started.is_complete:
+        time.sleep(_LOOK_EVERY_S)
+    while window.goes_on():
+        worker.step(window, net, optimizer)
+    worker.write(window, net)
+    while not counted.is_complete:
+        worker.train(net, optimizer)
 
 
 def train_bagua(args: argparse.Namespace) -> None:
@@ -187,7 +237,11 @@ class Pool(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def train_rounds(args: argparse.Namespace) -> None:
-    """A round that does not count, then ROUNDS; each worker takes its own number of local steps."""
+    """A round that does not count, then ROUNDS; each worker takes its own number of local steps.
+
+    The window begins behind the close of the first round and ends behind the close of the last, so it contains as many
+    exchanges as rounds. The samples of its rounds are counted, since no worker's steps stand for those of the others.
+    """
     import bagua_core as bagua
 
     bagua.init_process_group()
@@ -199,7 +253,7 @@ def train_rounds(args: argparse.Namespace) -> None:
     loader = bagua.ElasticDataLoader(data, global_batch)
     began_s: list[float] = []
     losses: list[float] = []
-    counted, sent_before = 0, 0
+    counted, sent_before, samples = 0, 0, 0
     for _ in loader.epochs(1):
         for x, y in loader:
             if loader.step >= 1 and not counted:
@@ -210,16 +264,17 @@ def train_rounds(args: argparse.Namespace) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.item())
+            samples += len(y) if counted else 0
     if loader.step != 1 + ROUNDS:
         raise RuntimeError(f"{loader.step} rounds instead of {1 + ROUNDS}: a fault")
     began_s.append(time.monotonic())
     sent = sent_bytes() - sent_before
-    write(args.out, bagua.get_rank(), net, began_s, durations(began_s[counted:]), losses, ROUNDS, sent)
+    write(args.out, bagua.get_rank(), net, began_s, began_s[counted:], losses, ROUNDS, sent, samples)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    systems = [*algorithm_choices.CHOICES, "ddp", "ddp_fp16", "ddp_powersgd"]
+    systems = [*algorithm_choices.CHOICES, "ddp", "ddp_fp16", "ddp_powersgd", ALONE]
     parser.add_argument("--system", choices=systems, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--hosts", type=int, required=True)
@@ -236,6 +291,8 @@ def main() -> None:
         train_rounds(args)
     elif args.system in algorithm_choices.CHOICES:
         train_bagua(args)
+    elif args.system == ALONE:
+        train_alone(args)
     else:
         train_ddp(args)
 

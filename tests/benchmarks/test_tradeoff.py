@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks import tradeoff, tradeoff_plots, tradeoff_table
 from benchmarks.plots import STYLES, keep_plots
-from benchmarks.tradeoff_systems import SYSTEMS, Condition, Run
-from benchmarks.tradeoff_window import Enough, Window
+from benchmarks.tradeoff_systems import HOSTS, SYSTEMS, Condition, Job, Run, read_run
+from benchmarks.tradeoff_window import Enough, Meeting, Window, WindowError, check_whole_rounds
+from benchmarks.tradeoff_worker import ROUNDS, SETTINGS, mlp, write
 from tests.lab import namespaces
 
 SLOW, DELAYED = Condition("100mbit"), Condition("100mbit", 5.0)
@@ -53,9 +54,61 @@ def test_workers_stop_before_the_same_step_in_any_order(tmp_path: Path, first: i
     assert windows[0].step_s == windows[1].step_s == [1.0] * 4
 
 
+@pytest.mark.parametrize("steps", [0, 99, 199, 301, 299.5])
+def test_a_window_that_ends_within_a_round_is_refused(steps: float) -> None:
+    with pytest.raises(WindowError, match=f"diloco has {steps:g} steps"):
+        check_whole_rounds("diloco", steps, 100)
+    check_whole_rounds("diloco", 300, 100)
+
+
+def test_every_window_of_a_system_in_rounds_has_whole_rounds() -> None:
+    for name, cycle in (("local_sgd", SETTINGS.sync_every), ("streaming_diloco_int4", SETTINGS.diloco_every)):
+        enough = SYSTEMS[name].enough(Enough(0, 6, 1.0, 9.0))
+        for step in range(enough.warm_up + 2, enough.warm_up + 3 * cycle):
+            last = enough.last(step, 99.0, 0)
+            assert last is not None
+            check_whole_rounds(name, last - enough.warm_up, cycle)
+
+
+def test_workers_that_train_alone_wait_for_each_other(tmp_path: Path) -> None:
+    meetings = [Meeting(tmp_path, "started", 3) for _ in range(3)]
+    for rank in (2, 0):
+        meetings[rank].arrive(rank)
+    assert not any(meeting.is_complete for meeting in meetings)
+    meetings[1].arrive(1)
+    assert all(meeting.is_complete for meeting in meetings)
+
+
+def write_workers(out: Path, steps: list[int], seconds: float, samples: list[int]) -> None:
+    """What workers write that took so many steps each, behind two that do not count, in the same time."""
+    for rank, (count, own) in enumerate(zip(steps, samples, strict=True)):
+        counted = [10.0 + seconds * i / count for i in range(count + 1)]
+        write(out, rank, mlp(16), [8.0, 9.0, *counted], counted, [1.0] * (2 + count), ROUNDS, 4000, own)
+
+
+def test_throughput_counts_the_samples_of_all_workers(tmp_path: Path) -> None:
+    in_rounds = Job(SYSTEMS["diloco_rounds_int4"], SLOW, 1)
+    whole = ROUNDS * SETTINGS.diloco_every * 16 * HOSTS
+    uneven = [whole // 8, whole // 8, whole // 4, whole // 2]
+    write_workers(tmp_path, [50, 50, 100, 200], 40.0, uneven)
+    found = read_run(in_rounds, tmp_path, 16)
+    assert found.samples_per_s == pytest.approx(whole / 40), (
+        "rank 0 has an eighth of the samples, not a quarter"
+    )
+    assert sum(found.step_s) == pytest.approx(40.0)
+    assert found.sent_bytes == 4000 / (ROUNDS * SETTINGS.diloco_every)
+    write_workers(tmp_path, [50, 50, 100, 200], 40.0, [*uneven[:3], uneven[3] - 16])
+    with pytest.raises(WindowError, match="ends within a round"):
+        read_run(in_rounds, tmp_path, 16)
+    write_workers(tmp_path, [3, 4, 5, 6], 2.0, [48, 64, 80, 96])
+    assert read_run(Job(SYSTEMS["alone"], SLOW, 1), tmp_path, 16).samples_per_s == pytest.approx(288 / 2)
+
+
 def run(system: str, condition: Condition, *step_s: float, repeat: int = 1) -> Run:
     losses = tuple((sum(step_s[: i + 1]), 2.0 / (i + 1)) for i in range(len(step_s)))
-    return Run(system, condition, repeat, 1000, 64, step_s, losses, 4e6, 3 if system == "async" else None)
+    per_s = 64 * len(step_s) / sum(step_s)
+    rounds = 3 if system == "async" else None
+    return Run(system, condition, repeat, 1000, 64, step_s, losses, 4e6, rounds, per_s)
 
 
 RUNS = [
@@ -88,11 +141,47 @@ def test_an_aim_is_missed_by_a_hundredth() -> None:
         assert tradeoff_table.rows(runs)[1].is_reached is reached
 
 
+def test_utilisation_is_beside_the_same_workers_alone_in_the_same_repeat() -> None:
+    # the machine has half of its speed in the second repeat
+    runs = [
+        run("alone", SLOW, 0.5, 0.5),
+        run("diloco_rounds_int4", SLOW, 0.5, 0.55),
+        run("alone", SLOW, 1.0, 1.0, repeat=2),
+        run("diloco_rounds_int4", SLOW, 1.0, 1.10, repeat=2),
+        run("diloco_rounds_int4", SLOW, 9.0, 9.0, repeat=3),  # its run alone failed
+        run("diloco_rounds_int4", DELAYED, 9.0),
+    ]
+    alone, beside, delayed = tradeoff_table.rows(runs)
+    assert alone.utilisation == (1.0, 1.0) and alone.busy is None
+    assert beside.utilisation == pytest.approx((1.0 / 1.05, 2.0 / 2.1))
+    assert beside.is_utilised is True and alone.is_utilised is None
+    assert delayed.utilisation == () and delayed.is_utilised is None, "nothing ran alone under this condition"
+    words = tradeoff_table.in_words([beside])
+    assert "| 95.2% (95.2% to 95.2%, n=2); at least 94%: yes |" in words
+    missed = tradeoff_table.rows([run("alone", SLOW, 1.0), run("diloco_rounds_uint8", SLOW, 1.0, 1.2)])
+    assert missed[1].is_utilised is False
+    assert "| 90.9%; at least 94%: no |" in tradeoff_table.in_words(missed)
+
+
+def test_the_baseline_without_communication_is_chosen_by_its_name() -> None:
+    chosen = tradeoff.chosen_systems(["alone", "bagua"], ["diloco_rounds_int4"])
+    assert [system.name for system in chosen] == ["alone", "diloco_rounds_int4"]
+    assert [system.name for system in tradeoff.chosen_systems([], [])] == list(SYSTEMS)
+
+
 def test_words_show_every_condition() -> None:
     words = tradeoff_table.in_words(tradeoff_table.rows(RUNS))
     assert words.index("## 100mbit\n") < words.index("## 100mbit, 5 ms each way\n")
     (line,) = [line for line in words.splitlines() if line.startswith("| bytegrad") and "3.60" in line]
-    assert [cell.strip() for cell in line.split("|")][3:9] == ["25.6", "3.60", "3.3", "yes", "-", "4.0 MB"]
+    assert [cell.strip() for cell in line.split("|")][3:10] == [
+        "25.6",
+        "3.60",
+        "3.3",
+        "yes",
+        "-",
+        "-",
+        "4.0 MB",
+    ]
 
 
 def test_plots_lie_beside_the_table(tmp_path: Path) -> None:
@@ -122,7 +211,7 @@ def test_rates_are_read_as_tc_does(rate: str, bits: float) -> None:
 def test_a_short_measurement_of_real_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     if reason := namespaces.unavailable():
         pytest.skip(reason)
-    words = "--only ddp --only bagua --algorithm async --links 100mbit --delay-ms 2 --repeat 1"
+    words = "--only ddp --only alone --only bagua --algorithm async --links 100mbit --delay-ms 2 --repeat 1"
     small = "--width 128 --batch 4 --steps 2 --window-s 0.2"
     assert tradeoff.main([*words.split(), *small.split()]) == 0
     printed = capsys.readouterr().out
@@ -130,4 +219,6 @@ def test_a_short_measurement_of_real_jobs(capsys: pytest.CaptureFixture[str]) ->
     lines = {line.split("|")[1].strip(): line for line in printed.splitlines() if line.startswith("|")}
     assert "1.00" in lines["ddp"].split("|")[4]
     assert float(lines["async"].split("|")[4]) > 0
+    assert float(lines["async"].split("|")[8].strip("% ")) > 0
+    assert float(lines["alone"].split("|")[4]) > 1, "no exchange, over links with a delay"
     assert "## 100mbit, 2 ms each way" in printed and "the relay forwarded" in printed

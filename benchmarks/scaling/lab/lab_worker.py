@@ -113,7 +113,10 @@ def train(args: argparse.Namespace) -> None:
         done += 1
     counted = window.began_s[WARM_UP:]
     sent = sent_bytes() - sent_before
-    write(args.out, bagua.get_rank(), net, window.began_s, counted, window.losses, window.rounds, sent)
+    samples = len(window.step_s)  # one a step
+    write(
+        args.out, bagua.get_rank(), net, window.began_s, counted, window.losses, window.rounds, sent, samples
+    )
 
 
 if __name__ == "__main__":
