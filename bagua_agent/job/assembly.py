@@ -27,6 +27,7 @@ from bagua_agent.job.outlook import JobOutlook
 from bagua_agent.job.own_answers import OwnAnswers
 from bagua_agent.job.subscription import JobSight
 from bagua_agent.job_state import console
+from bagua_agent.job_state.change_lines import ChangeLines
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.job_state import JobSeen
 from bagua_agent.large_jobs.kept_records import KeptRecords
@@ -155,7 +156,9 @@ def job_parts(
         node.timers,
         node.narrator,
         HistoryKeeper(keys, node.node_name, writer),
+        ChangeLines(node.narrator, node.timers, agent_id),
     )
+    opened.callback(job.change_lines.say_held)  # also when the agent fails
     records = WholeRecords(store, keys, found.identity, agent_id, control.address, kept, limits)
     leadership = Leadership(
         store,

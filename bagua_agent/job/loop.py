@@ -356,6 +356,7 @@ class JobLoop:
         )
 
     def _end(self, ending: Ending) -> int:
+        self._job.change_lines.say_held()
         if ending.end_workers_within_s is not None:
             self._workers.end_all(ending.end_workers_within_s)
         if self._seen.result is not None:

@@ -53,6 +53,7 @@ class StoreNews:
         self._keys = job.keys
         self._seen = job.seen
         self._narrator = job.narrator
+        self._change_lines = job.change_lines
         self._history = job.history
         self._followers = followers
         self._on_leader_changed = on_leader_changed
@@ -106,7 +107,7 @@ class StoreNews:
             seen.generation_revision = change.mod_revision if change.value is not None else 0
         elif change.key == keys.generation and isinstance(event, ev.GenerationSeen):
             seen.generation_revision = change.mod_revision
-            self._generation_seen(event.generation)
+            self._generation_seen(event.generation, now_s)
         elif isinstance(event, ev.ModeSeen):
             if seen.restarts and not event.restarts:
                 seen.spec.mode = pb.JobSpec.LIVE
@@ -174,7 +175,7 @@ class StoreNews:
         own = {self._keys.agent(self._agent_id), *map(self._keys.member, self._followers.ready_workers)}
         return key in own and self._seen.result is None
 
-    def _generation_seen(self, generation: Generation) -> None:
+    def _generation_seen(self, generation: Generation, now_s: float) -> None:
         before = self._seen.generation
         if before is not None and generation.number <= before.number:
             return  # put again by another agent, after the store had lost it
@@ -185,15 +186,14 @@ class StoreNews:
         }:
             self._on_own_key_gone()  # perhaps: these keys are not followed
         self._followers.follow(generation)
-        text = console.generation_written(before, generation)
-        self._narrator.tell(text)
+        self._change_lines.formed(before, generation, now_s)
         if before is not None and generation.kind is GenerationKind.FAILOVER and self._seen.whole:
             # Not when the agent's key goes: after an outage of the store all keys may go and come back.
             staying = {m.agent_id for m in generation.members} | self._agents
             for agent_id, node_name in sorted({(m.agent_id, m.node_name) for m in before.members}):
                 if agent_id not in staying:
                     self._history.of_job(job_history.node_lost(agent_id, node_name, generation.number))
-        self._history.of_job(job_history.formed(generation, text))
+        self._history.of_job(job_history.formed(generation, console.generation_written(before, generation)))
 
     def _unreadable(self, key: str, why: str) -> None:
         self._narrator.tell_once(

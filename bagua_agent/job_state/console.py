@@ -22,7 +22,7 @@ from bagua_contract.replica import Replica
 
 PROGRESS_EVERY_S = 5.0
 MOST_NAMES = 6
-LEAST_LOST_S = 0.01  # less is not worth a word
+LEAST_LOST_S = 0.01  # less has no name of its own
 LONGEST_WORKER_LINE = 4000
 
 
@@ -65,12 +65,14 @@ def generation_written(before: Generation | None, after: Generation) -> str:
             f"{counted(after.node_count, 'node')} "
             f"{'has its rank' if after.world_size == 1 else 'have their ranks'}; {after.reason}"
         )
+    return f"generation {after.number}, {when}: {_members_and_reason(before, after)}"
+
+
+def _members_and_reason(before: Generation | None, after: Generation) -> str:
     if not after.members:
-        return f"generation {after.number}, {when}: no workers; {after.reason}"
-    return (
-        f"generation {after.number}, {when}: {_workers_of(after)} on "
-        f"{counted(after.node_count, 'node')} ({describe_change(before, after)}); {after.reason}"
-    )
+        return f"no workers; {after.reason}"
+    nodes = counted(after.node_count, "node")
+    return f"{_workers_of(after)} on {nodes} ({describe_change(before, after)}); {after.reason}"
 
 
 def _workers_of(generation: Generation) -> str:
@@ -108,16 +110,29 @@ def _nodes_of(replica: Replica) -> str:
     return some(dict.fromkeys(m.node_name for m in replica.members), MOST_NAMES)
 
 
+def change_in_force(before: Generation | None, after: Generation, entered: session_pb2.Entered) -> str:
+    """The whole change in one line: since when, who trains, why, and what it took of the worker that says so."""
+    return f"{_since(entered)}: {_members_and_reason(before, after)}{_cost(entered)}"
+
+
 def in_force(entered: session_pb2.Entered) -> str:
-    """With what the change took of the worker that says so, if it trained before."""
-    text = f"generation {entered.generation} is in force from step {entered.step}"
+    """Without the members; with what the change took of the worker that says so, if it trained before."""
+    return _since(entered) + _cost(entered)
+
+
+def _since(entered: session_pb2.Entered) -> str:
+    return f"generation {entered.generation} is in force from step {entered.step}"
+
+
+def _cost(entered: session_pb2.Entered) -> str:
+    if not entered.lost_s:
+        return ""
     lost = {use: s for use, s in entered.lost_s.items() if s >= LEAST_LOST_S}
     if not lost:
-        return text
-    uses = ", ".join(
-        f"{use.replace('_', ' ')} {s:.2g} s" for use, s in sorted(lost.items(), key=lambda u: -u[1])
-    )
-    return f"{text}; {sum(lost.values()):.2g} s without steps: {uses}"
+        return f"; less than {LEAST_LOST_S:g} s without steps"
+    uses = [f"{use.replace('_', ' ')} {s:.2g} s" for use, s in sorted(lost.items(), key=lambda u: -u[1])]
+    named = ", ".join(uses) if len(uses) > 1 else next(iter(lost)).replace("_", " ")
+    return f"; {sum(lost.values()):.2g} s without steps: {named}"
 
 
 def progress(told: session_pb2.Progress, metrics: Mapping[str, float], *, whole_job: bool = True) -> str:

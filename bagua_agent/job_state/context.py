@@ -10,6 +10,7 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.history.history_keeper import HistoryKeeper
+from bagua_agent.job_state.change_lines import ChangeLines
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.job_state.job_state import JobSeen
 
@@ -28,3 +29,4 @@ class JoinedJob:
     timers: Timers
     narrator: Narrator
     history: HistoryKeeper
+    change_lines: ChangeLines

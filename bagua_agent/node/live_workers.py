@@ -99,7 +99,6 @@ class LiveWorkers:
         self._answered: set[str] = set()  # workers that a job that trained answered before their loops
         self._last_checkpoints: dict[str, pb.LastCheckpoint] = {}  # of workers that left, as they said
         self._company: dict[str, Company] = {}  # of this node's workers
-        self._in_force = 0  # the newest generation that a worker here has entered
         self._interrupted = False  # workers here got SIGINT in the middle of a step
 
     # -- what the job says
@@ -296,16 +295,13 @@ class LiveWorkers:
         if (worker := self._workers.get(worker_id)) is not None:
             worker.has_committed = True
         self._put_member(member)
-        text = console.in_force(entered)
-        if entered.generation > self._in_force:  # its workers' times differ; the line has the first one's
-            self._in_force = entered.generation
-            self._job.narrator.tell_of_worker(now_s, "in force", text)
+        self._job.change_lines.entered(worker_id, entered, now_s)
         record = self._job.seen.generation
         placement = None if record is None else record.placement_of(worker_id)
         is_first = placement is not None and placement.global_rank == 0
         if is_first and record is not None and record.number == entered.generation:
             lost_s = sum(entered.lost_s.values())
-            self._job.history.own(job_history.in_force(entered.generation, text, lost_s))
+            self._job.history.own(job_history.in_force(entered.generation, console.in_force(entered), lost_s))
 
     def _progress(self, worker_id: str, progress: session_pb2.Progress, now_s: float) -> None:
         self._progress_of[worker_id] = progress

@@ -17,6 +17,8 @@ def test_one_of_two_workers_on_one_host_is_killed(job: MakeJob) -> None:
     assert node.workers[1].worker_id != victim.worker_id
     one.finish()
     one.check(finished=2)
+    loss = ("is in force from step", "1 worker on 1 node", "lost global rank 1 on", "without steps")
+    assert node.says(*loss), "one line has what happened, why, and what it cost"
 
 
 def test_the_worker_of_rank_0_is_killed(job: MakeJob) -> None:

@@ -50,7 +50,7 @@ def test_the_next_start_after_ctrl_c_begins_anew_at_once(job: MakeJob, etcd: Emb
     one.hurry()
     again = one.start()
     again.await_line("was stopped before", "begins anew", deadline_s=START_S)
-    again.await_line("generation 2, now", deadline_s=START_S)
+    again.await_line("generation 2 is in force", deadline_s=START_S)
     assert not again.says("holds the state"), "no worker is waited for"
     assert again.process.wait(120) == 0
 
@@ -73,7 +73,7 @@ def test_two_nodes_are_stopped_one_after_the_other_and_started_again(
     one.hurry()
     again = [one.start(), one.start()]
     for node in again:
-        node.await_line("generation 2, now", deadline_s=START_S)
+        node.await_line("generation 2 is in force", deadline_s=START_S)
         assert not node.says("holds the state"), "no worker is waited for"
     assert [node.process.wait(120) for node in again] == [0, 0]
     assert any(node.says(f"goes on from the checkpoint of step {step}") for node in again)

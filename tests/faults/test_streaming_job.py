@@ -60,7 +60,7 @@ def test_a_host_joins_and_one_is_lost(job: MakeJob, make_lab: MakeLab) -> None:
     assert not first.missed_a_peer and not second.missed_a_peer, "a join costs no step"
     one.await_step(both + 12)
     first.kill_agent()
-    second.await_line("lost", "now: 1 worker on 1 node")
+    second.await_line("lost", "1 worker on 1 node")
     alone = one.await_world(1, after_step=one.last_world(2))
     one.await_step(alone + 12)
     one.start(lab.hosts[1])

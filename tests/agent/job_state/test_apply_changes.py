@@ -8,10 +8,12 @@ from typing import cast
 
 import pytest
 
+from bagua_agent.base.timers import Timers
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_state.apply_changes import StoreNews
+from bagua_agent.job_state.change_lines import ChangeLines
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.decode import LeaderKey
@@ -50,12 +52,14 @@ class Node:
         self.seen = JobSeen(SPEC, JobView())
         history = HistoryKeeper(KEYS, "host", self, lambda: 1e9)
         history.leader_is("a", leading=True)
+        tells = Narrator(self.said.append, "host")
         job = SimpleNamespace(
             agent_id="a",
             keys=KEYS,
             seen=self.seen,
-            narrator=Narrator(self.said.append, "host"),
+            narrator=tells,
             history=history,
+            change_lines=ChangeLines(tells, Timers(), "a"),
         )
         self.news = StoreNews(
             cast(JoinedJob, job),

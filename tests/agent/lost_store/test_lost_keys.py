@@ -19,6 +19,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.history.history_keeper import HistoryKeeper
+from bagua_agent.job_state.change_lines import ChangeLines
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.job_state import JobSeen
@@ -50,6 +51,7 @@ class Agent:
         history = HistoryKeeper(KEYS, "host", self, lambda: 1e9)
         history.leader_is("a", leading=True)
         writes = SimpleNamespace(until_done=self.until_done)
+        tells = Narrator(self.said.append, "host")
         self.job = JoinedJob(
             "a",
             "host",
@@ -59,8 +61,9 @@ class Agent:
             None,  # type: ignore[arg-type]
             writes,  # type: ignore[arg-type]
             self.timers,
-            Narrator(self.said.append, "host"),
+            tells,
             history,
+            ChangeLines(tells, self.timers, "a"),
         )
         self.lost_keys = LostKeys(self.job, lambda: None if self.reading else self.found)
 

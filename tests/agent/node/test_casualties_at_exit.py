@@ -19,6 +19,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.history.job_history import EventKind, JobEvent
+from bagua_agent.job_state.change_lines import ChangeLines
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.job_state import JobSeen
@@ -70,8 +71,9 @@ class Node:
         history = cast(HistoryKeeper, SimpleNamespace(own=self.events.append))
         store = cast(Store, SimpleNamespace(put=self._put))
         tells = Narrator(self.said.append, "host-a")
+        lines = ChangeLines(tells, self.timers, "a")
         job = JoinedJob(
-            "a", "host-a", KEYS, self.seen, store, leased, self.writes, self.timers, tells, history
+            "a", "host-a", KEYS, self.seen, store, leased, self.writes, self.timers, tells, history, lines
         )
         sessions = cast(SessionServer, SimpleNamespace(tell_generation=lambda g: None, forget=lambda w: None))
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731

@@ -8,6 +8,7 @@ from typing import cast
 
 from bagua_agent.base.timers import Timers
 from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.job_state.change_lines import ChangeLines
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.policy import Policy
@@ -34,7 +35,13 @@ class Node:
         tells = SimpleNamespace(tell_of_worker=lambda now_s, topic, text: self.told.append(text))
         seen = SimpleNamespace(generation=None, leaving_since_s=None, closing=False, waits={})
         job = SimpleNamespace(
-            keys=KEYS, leased=self, timers=self.timers, narrator=tells, seen=seen, agent_id="a"
+            keys=KEYS,
+            leased=self,
+            timers=self.timers,
+            narrator=tells,
+            seen=seen,
+            agent_id="a",
+            change_lines=ChangeLines(cast(Narrator, tells), self.timers, "a"),
         )
         self.ways = LiveWorkers(
             cast(JoinedJob, job),
@@ -141,6 +148,7 @@ def test_a_worker_that_floods_its_agent_with_words_fills_no_log() -> None:
     lines: list[str] = []
     narrator = Narrator(lines.append, "n0")
     node.ways._job.narrator = narrator  # type: ignore[misc]
+    node.ways._job.change_lines = ChangeLines(narrator, node.timers, "a")  # type: ignore[misc]
     node.ways._members["w"] = pb.Member(worker_id="w")
     for number in range(20_000):  # in one minute
         now_s = 100.0 + number * 60 / 20_000

@@ -17,6 +17,7 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.history.history_keeper import HistoryKeeper
+from bagua_agent.job_state.change_lines import ChangeLines
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.job_state import JobSeen
@@ -94,7 +95,10 @@ class Node:
         store = cast(Store, SimpleNamespace(put=self.stored.__setitem__))
         tells = Narrator(self.said.append, "host")
         self.keys = keys
-        job = JoinedJob("a", "host", keys, self.seen, store, leased, self.writes, self.timers, tells, history)
+        lines = ChangeLines(tells, self.timers, "a")
+        job = JoinedJob(
+            "a", "host", keys, self.seen, store, leased, self.writes, self.timers, tells, history, lines
+        )
         own_key = OwnKey(leased, keys, agent_id="a", node_name="host", control_address="host:1", slots=2)
         self.exits = WorkerExits(job, cast(NodeWorkers, self), self.policy, own_key.one_slot_less)
 
