@@ -19,6 +19,7 @@ import pytest
 COSTS = Path(__file__).with_name("costs.json")
 UNKNOWN_COST_S = 3.0
 _SAY_EVERY_S = 30.0
+_SHOWN_OF_FAILURE = 6000  # characters; pytest shows all of it at the end, of a run that comes to its end
 
 
 def dearest_first(files: Iterable[str], costs: Mapping[str, float]) -> list[str]:
@@ -106,7 +107,8 @@ class _Progress:
         now_s = time.monotonic()
         if report.failed:
             self._failed += 1
-            self._say(f"FAILED {report.nodeid} ({report.when})")
+            why = report.longreprtext[-_SHOWN_OF_FAILURE:]
+            self._say(f"FAILED {report.nodeid} ({report.when})\n{why}")
         if now_s - self._said_s >= _SAY_EVERY_S:
             self._said_s = now_s
             elapsed_s = now_s - self._began_s

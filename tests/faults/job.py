@@ -29,6 +29,7 @@ from tests.lab.etcd import EtcdCluster
 from tests.lab.machine_load import MachineLoad
 from tests.lab.network import Host
 from tests.lab.process import LabProcess
+from tests.lab.stacks import stacks
 from tests.lab.wait import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,7 +286,15 @@ class Job:
             assert value or runs, f"all nodes have ended, with {codes}, without {what}"
             return value
 
-        return eventually(looked_for, deadline_s, lambda: what, 0.05)
+        return eventually(looked_for, deadline_s, lambda: f"{what}\n{self._doing()}", 0.05)
+
+    def _doing(self) -> str:
+        """What a job does that does not come on: the stacks of its workers, and the last lines of its nodes."""
+        shown = []
+        for node in self.nodes:
+            last = "\n".join(node.log.splitlines()[-15:])
+            shown.append(f"---- {node.process}\n{stacks(w.pid for w in node.workers)}\n{last}")
+        return "\n".join(shown)
 
     def last_world(self, size: int) -> int:
         """The newest step so far by `size` workers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.faults.conftest import MakeJob, MakeLab
+from tests.lab.stacks import stacks
 
 
 def test_a_node_joins(job: MakeJob, make_lab: MakeLab) -> None:
@@ -100,6 +101,7 @@ def test_interrupted_twice_ends_at_once(job: MakeJob) -> None:
     one = job(script=["--hang-at", "0"])
     node = one.start(slots=2)
     one.await_hanging_worker()
+    assert "hang_here" in stacks(w.pid for w in node.workers), "a test of a job that hangs shows where"
     node.send(signal.SIGINT)
     node.await_line("leaving at the next step boundary")
     node.send(signal.SIGINT)
