@@ -15,6 +15,7 @@ SEED, EVENTS, EVERY_S = 3, 12, 1.5
 SCRIPT = "--step-s 0.06 --least-steps 400"  # by then the loss is a third of its target
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_starts")
 def test_a_short_run_keeps_all_promises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -9,6 +9,7 @@ from benchmarks.fault_trials import one_trial
 from tests.lab import namespaces
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_starts")
 def test_a_row_is_measured_on_a_real_job() -> None:
     if reason := namespaces.unavailable():

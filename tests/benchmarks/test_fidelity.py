@@ -97,6 +97,7 @@ def characters(tmp_path: Path) -> Path:
     return saved
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_starts")
 def test_short_trainings_come_out_as_under_ddp(tmp_path: Path, characters: Path) -> None:
     task, losses, curves, sent = TASKS["characters"], {}, {}, {}

@@ -21,6 +21,7 @@ def test_more_changes_than_jobs_are_refused() -> None:
         cluster_scale.main(["--nodes", "30", "--jobs", "5", "--changes", "2"])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_starts")
 def test_a_submitted_job_starts_about_as_soon(capsys: pytest.CaptureFixture[str]) -> None:
     if reason := namespaces.unavailable():
@@ -31,6 +32,7 @@ def test_a_submitted_job_starts_about_as_soon(capsys: pytest.CaptureFixture[str]
     assert "in the foreground" in told and "later by" in told
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_starts")
 def test_scaling_takes_effect(capsys: pytest.CaptureFixture[str]) -> None:
     if reason := namespaces.unavailable():

@@ -207,6 +207,7 @@ def test_rates_are_read_as_tc_does(rate: str, bits: float) -> None:
     assert tradeoff_plots.bits_per_s(rate) == bits
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_starts")
 def test_a_short_measurement_of_real_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     if reason := namespaces.unavailable():

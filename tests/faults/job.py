@@ -29,8 +29,8 @@ from tests.lab.etcd import EtcdCluster
 from tests.lab.machine_load import MachineLoad
 from tests.lab.network import Host
 from tests.lab.process import LabProcess
-from tests.lab.stacks import stacks
 from tests.lab.wait import eventually
+from tests.lab.worker_stacks import stacks
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("train.py")

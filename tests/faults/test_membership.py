@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.faults.conftest import MakeJob, MakeLab
-from tests.lab.stacks import stacks
+from tests.lab.worker_stacks import stacks
 
 
 def test_a_node_joins(job: MakeJob, make_lab: MakeLab) -> None:

@@ -117,7 +117,7 @@ def test_a_shard_alone_loses_an_outcome(job: MakeJob, how: str) -> None:
     ("algorithm", "arguments"),
     [
         pytest.param("ByteGrad", "{}", marks=pytest.mark.long),
-        ("LocalSGD", '{"sync_every": 4}'),
+        pytest.param("LocalSGD", '{"sync_every": 4}', marks=pytest.mark.long),
         ("LocalSGD", '{"sync_every": 4, "unit": "round"}'),
         pytest.param("StreamingDiLoCo", '{"sync_every": 8, "delay": 2}', marks=pytest.mark.long),
     ],

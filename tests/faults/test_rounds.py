@@ -77,7 +77,15 @@ def test_a_worker_killed_within_a_round_loses_its_lease_alone(job: MakeJob, opti
 
 
 @pytest.mark.parametrize(
-    "point", ["reduction.before", "reduction.done", "commit.before", "commit.after", "ledger.before"]
+    "point",
+    [
+        "reduction.done",
+        "commit.after",
+        *(
+            pytest.param(p, marks=pytest.mark.long)
+            for p in ("reduction.before", "commit.before", "ledger.before")
+        ),
+    ],
 )
 def test_a_worker_killed_around_the_vote(job: MakeJob, point: str) -> None:
     """Before the vote the survivor repeats the average. Behind it the round is the job's, and the survivor has it."""

@@ -25,7 +25,9 @@ def test_mutated_exchanges_are_received_refused_or_fail() -> None:
     assert kinds(fuzzing.run(range(100))) >= {"refused", "failed"}
 
 
-@pytest.mark.parametrize(("sanitizer", "threads"), [("address", "0"), ("thread", "2")])
+@pytest.mark.parametrize(
+    ("sanitizer", "threads"), [("address", "0"), pytest.param("thread", "2", marks=pytest.mark.long)]
+)
 def test_mutated_exchanges_under_a_sanitizer(sanitizer: str, threads: str) -> None:
     outcomes = fuzzing.run(range(1000, 1030), sanitizer, BAGUA_NET_THREADS=threads)
     assert kinds(outcomes) >= {"refused", "failed"}

@@ -24,7 +24,7 @@ while bagua.next_step() < 3:
 AGAIN = "it starts again in a fresh interpreter"
 
 
-@pytest.mark.parametrize("start_method", ["warm", "spawn"])
+@pytest.mark.parametrize("start_method", ["warm", pytest.param("spawn", marks=pytest.mark.long)])
 def test_set_by_the_script(launch: Launch, start_method: str) -> None:
     done = launch("--nproc-per-node", "2", script=SETS + SHOWS, start_method=start_method)
     assert sorted(done.stdout.splitlines()) == ["0 2", "1 2"], done.stderr

@@ -16,7 +16,12 @@ SAMPLES, EPOCHS = 1800, 4
     ("fuse_first", "environment"),
     [
         pytest.param(True, {}, id="fused, then wrapped"),
-        pytest.param(False, {"BAGUA_STAGING_BYTES": "0"}, id="wrapped, then fused, healed in place"),
+        pytest.param(
+            False,
+            {"BAGUA_STAGING_BYTES": "0"},
+            id="wrapped, then fused, healed in place",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_worker_is_killed_in_a_step(job: MakeJob, fuse_first: bool, environment: dict[str, str]) -> None:
