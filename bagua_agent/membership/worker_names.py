@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from bagua_agent.base.plain_text import shortened, some
 from bagua_agent.membership.standing import in_force
-from bagua_agent.membership.view import Evidence, JobView
+from bagua_agent.membership.view import Evidence, FailureView, JobView
 from bagua_contract.records import Placement
 
 _LONGEST_WHY = 160  # a reason travels in the record that each agent reads
@@ -29,6 +29,12 @@ def lost(view: JobView, evidence: Evidence, worker_ids: Iterable[str]) -> str:
         causes = dict.fromkeys(filter(None, found))
         parts.append(f"{ranks} on {node}" + (f" ({some(causes, 2, '; ')})" if causes else ""))
     return f"lost {some(parts)}"
+
+
+def named_failure(failure: FailureView) -> str:
+    """As "global rank 1 on h2 (ValueError: bad)"; by its slot if it was in no generation yet."""
+    rank = f"global rank {failure.global_rank}" if failure.global_rank >= 0 else f"slot {failure.slot}"
+    return f"{rank} on {failure.node_name} ({failure.summary})"
 
 
 def nodes_of(view: JobView, agent_ids: Iterable[str]) -> str:

@@ -96,7 +96,7 @@ def test_a_script_fails_on_one_shard(job: MakeJob, etcd: EmbeddedEtcd) -> None:
     assert "[rank0]: Traceback" not in mate.log and "RuntimeError" not in mate.log, mate.log
     for node in nodes:
         assert node.says(
-            "failed: 1 script failures, 0 allowed; first:", "ValueError: a mistake of the script"
+            "failed: 1 script failure, none allowed: global rank ", "ValueError: a mistake of the script"
         )
     one.check_nothing_left()
 

@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bagua_agent.base import backoff
+from bagua_agent.base.plain_text import counted
 from bagua_agent.membership.failures.root_cause import first_cause, is_casualty, tells_of_another
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import FailureView
+from bagua_agent.membership.worker_names import named_failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +54,21 @@ def judge(
             return FailureVerdict(
                 True,
                 f"two workers failed in step {failure.step}, so it is likely to fail always: "
-                f"{first.worker_id} on {first.node_name} ({first.summary}), "
-                f"{failure.worker_id} on {failure.node_name} ({failure.summary})",
+                f"{named_failure(first)}, {named_failure(failure)}",
                 first,
             )
     cause = first_cause(script)
     if cause is not None and len(script) > max_restarts:
+        which = ":" if len(script) == 1 else "; first:"
         return FailureVerdict(
-            True,
-            f"{len(script)} script failures, {max_restarts} allowed; first: "
-            f"{cause.worker_id} on {cause.node_name} ({cause.summary})",
-            cause,
+            True, f"{over_budget(len(script), max_restarts)}{which} {named_failure(cause)}", cause
         )
     return FailureVerdict(False, f"{len(script)} of {max_restarts} script failures used")
+
+
+def over_budget(script_failures: int, max_restarts: int) -> str:
+    """As "1 script failure, none allowed"."""
+    return f"{counted(script_failures, 'script failure')}, {max_restarts or 'none'} allowed"
 
 
 def killed_too_often(failure: FailureView, max_restarts: int, most_kills: int) -> str:
@@ -73,7 +77,7 @@ def killed_too_often(failure: FailureView, max_restarts: int, most_kills: int) -
         return ""
     return (
         f"{failure.kills_in_a_row} workers in a row were killed in one slot of {failure.node_name} without a "
-        f"committed step in between; the last, {failure.worker_id}: {failure.summary}"
+        f"committed step in between; the last: {failure.summary}"
     )
 
 

@@ -12,6 +12,7 @@ from bagua_agent.membership.formation.departure import parting
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.standing import Standing
 from bagua_agent.membership.view import Evidence, FailureView, JobView, Waiting
+from bagua_agent.membership.worker_names import named, named_failure
 
 
 def decide_end(
@@ -161,32 +162,30 @@ def _all_ended_well(view: JobView, standing: Standing) -> bool:
 
 def _closing(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
     workers = _last_workers(view, standing)
-    failed = sorted((view.failures[w] for w in workers if w in view.failures), key=lambda f: f.order)
-    if failed:
-        first = failed[0]
-        return _failed(
-            f"{first.worker_id} on {first.node_name} failed after training was done ({first.summary})",
-            first,
-        )
+    failures = sorted((view.failures[w] for w in workers if w in view.failures), key=lambda f: f.order)
+    if failures:
+        return _failed(f"a worker failed after training was done: {named_failure(failures[0])}", failures[0])
     left = sorted(w for w in workers if w not in view.finished and w not in view.departures)
     if not left:
         asked = sorted(w for w in workers if w in view.departures)
         if asked:  # on purpose, so it is no failure; what its script had yet to do was not done
-            where = view.departures[asked[0]].node_name
-            return _stopped(f"training was done, but {asked[0]} on {where} left before its script ended")
+            return _stopped(f"training was done, but {named(view, asked[:1])} left before its script ended")
         return _succeeded("training is done and every worker ended with 0")
     gone = [w for w in left if workers[w] not in view.agents or evidence.is_dead(view.agents[workers[w]])]
     if not gone:
-        return Decision(None, f"closing: {len(left)} of {len(workers)} workers have yet to end, as {left[0]}")
+        return Decision(
+            None,
+            f"closing: {len(left)} of {len(workers)} workers have yet to end, as {named(view, left[:1])}",
+        )
     # Its agent may come back and say how it ended. A host lost here may have been writing the final model.
     since_s = evidence.waited_since_s(Waiting.ENDING, now_s)
     if now_s >= since_s + policy.holder_timeout_s:
         return fail(
-            f"training was done, but the agents of {', '.join(gone)} were lost before saying how these ended"
+            f"training was done, but the agents of {named(view, gone)} were lost before saying how these ended"
         )
     return Decision(
         None,
-        f"closing: {', '.join(gone)} have yet to end and their agents are gone",
+        f"closing: {named(view, gone)} have yet to end and their agents are gone",
         since_s + policy.holder_timeout_s,
         Waiting.ENDING,
     )

@@ -35,12 +35,13 @@ from bagua_agent.membership.actions import (
     WriteResult,
 )
 from bagua_agent.membership.failures.detection import who_lives
-from bagua_agent.membership.failures.restart_policy import killed_too_often
+from bagua_agent.membership.failures.restart_policy import killed_too_often, over_budget
 from bagua_agent.membership.failures.root_cause import first_cause
 from bagua_agent.membership.formation import targets
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen, assign
 from bagua_agent.membership.view import AgentView, Desired, Evidence, JobView, Run, Waiting
+from bagua_agent.membership.worker_names import named_failure
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 
@@ -201,9 +202,9 @@ def _after_failure(
     for failure in failures:
         if why := killed_too_often(failure, policy.max_restarts, policy.most_kills_in_a_row):
             return Decision(WriteResult(ResultOutcome.FAILED, 1, why, failure), f"the job failed: {why}")
-    what = "a worker failed" if cause is None else f"a worker on {cause.node_name} failed ({cause.summary})"
+    what = "a worker failed" if cause is None else f"a worker failed: {named_failure(cause)}"
     if used > policy.max_restarts:
-        why = f"{counted(used, 'script failure')}, {policy.max_restarts} allowed; {what}"
+        why = f"{over_budget(used, policy.max_restarts)}; {what}"
         return Decision(WriteResult(ResultOutcome.FAILED, 1, why, cause), f"the job failed: {why}")
     return _next(view, desired, there, record, what, (used, record.restarts + 1))
 

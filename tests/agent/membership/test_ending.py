@@ -25,7 +25,7 @@ def closing(*, members: tuple[str, ...] = ("a0", "b0", "c0"), finished: tuple[st
 
 
 def test_closing_forms_nothing_and_waits_for_the_workers_of_the_end() -> None:
-    assert decided(closing()).reason == "closing: 2 of 2 workers have yet to end, as a0"
+    assert decided(closing()).reason == "closing: 2 of 2 workers have yet to end, as global rank 0 on host-a"
     assert decided(closing(members=("a0",))).action is None  # a loss now changes nothing
     assert outcome(decided(closing(members=(), finished=("a0", "b0")))) is ResultOutcome.SUCCEEDED
 
@@ -54,21 +54,21 @@ def test_a_host_lost_after_the_end_is_waited_for_and_then_fails_the_job() -> Non
 
 def test_a_worker_that_left_after_the_end_stops_the_job_and_is_no_failure() -> None:
     view = replace(closing(members=("a0",)), departures={"b0": departure("b0", 2)})
-    assert decided(view).reason == "closing: 1 of 2 workers have yet to end, as a0"
+    assert decided(view).reason == "closing: 1 of 2 workers have yet to end, as global rank 0 on host-a"
     without = replace(view, agents={k: v for k, v in view.agents.items() if k != "b"})
-    assert decided(without).reason == "closing: 1 of 2 workers have yet to end, as a0", (
+    assert decided(without).reason == "closing: 1 of 2 workers have yet to end, as global rank 0 on host-a", (
         "its agent is not awaited"
     )
     decision = decided(replace(without, finished=frozenset({"a0"})))
     assert outcome(decision) is ResultOutcome.STOPPED
-    assert "training was done, but b0 on host-b left before its script ended" in decision.reason
+    assert "training was done, but global rank 1 on host-b left before its script ended" in decision.reason
 
 
 def test_the_budget_ends_the_job() -> None:
     view = picture([agent("a")], [], record(2, "a0"), failures=[failure("a0")])
     decision = decided(view)
     assert outcome(decision) is ResultOutcome.FAILED
-    assert decision.reason.endswith("1 script failures, 0 allowed; first: a0 on host-a (ValueError: bad)")
+    assert decision.reason.endswith("1 script failure, none allowed: slot 0 on host-a (ValueError: bad)")
 
 
 def test_holders_known_to_have_ended_are_not_waited_for() -> None:

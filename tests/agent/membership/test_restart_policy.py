@@ -34,7 +34,17 @@ def test_the_first_failure_is_shown() -> None:
     verdict = judge([failure("b0", order=9), failure("a0", order=4)], 9)
     assert verdict.fail and verdict.first_failure is not None
     assert verdict.first_failure.worker_id == "a0"
-    assert "a0 on host-a (ValueError: bad), b0 on host-b" in verdict.reason
+    assert "slot 0 on host-a (ValueError: bad), slot 0 on host-b" in verdict.reason
+
+
+def test_an_exceeded_budget_reads_well() -> None:
+    one, other = (replace(failure(f"{n}0", order=i), step=i, global_rank=i) for i, n in enumerate("ab"))
+    assert (
+        judge([one], 0).reason == "1 script failure, none allowed: global rank 0 on host-a (ValueError: bad)"
+    )
+    assert judge([one, other], 1).reason == (
+        "2 script failures, 1 allowed; first: global rank 0 on host-a (ValueError: bad)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ def test_the_first_to_fail_on_one_node_may_only_have_noticed_first() -> None:
     waits = decide(view)
     assert waits.action is None and waits.wake_at_s == 99.9 + POLICY.blame_window_s
     both = replace(view, failures=failures(noticed, failure(record, "a1", 1, 2, summary="ValueError: bad")))
-    assert "a worker on host-a1 failed (ValueError: bad)" in written(decide(both)).reason
+    assert "a worker failed: slot 0 on host-a1 (ValueError: bad)" in written(decide(both)).reason
     assert "DistBackendError" in written(decide(view, now_s=101.0)).reason, "but not for ever"
 
 
