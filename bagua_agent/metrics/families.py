@@ -193,9 +193,9 @@ def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Itera
     )
     yield make.counter(
         "samples",
-        "Samples of the whole job in the steps that this worker committed; a smaller last batch counts as a full one.",
+        "Samples of the whole job in the steps that this worker committed.",
         ("slot",),
-        {(s,): sum(p.step_counts) * p.step_samples for s, p in told.items() if p.step_samples},
+        {(s,): p.samples for s, p in told.items() if p.step_samples},
     )
     yield make.counter(
         "computing_seconds",

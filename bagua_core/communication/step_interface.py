@@ -118,6 +118,9 @@ class DataSource(Protocol):
     def after(self, position: dict[str, int]) -> dict[str, int]:
         """The position that follows once the batch at `position` is committed. Pure."""
 
+    def sample_count(self, position: dict[str, int]) -> int:
+        """Samples of all workers in the committed batch, or round, at `position`. Pure."""
+
     def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
         """Indices of the dataset that `global_rank` uses at `position` under `plan`. Pure."""
 

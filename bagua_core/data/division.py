@@ -61,6 +61,12 @@ class Division(Protocol):
         """Known for the batch behind one that was read."""
         return batch < self.batch_count(epoch)
 
+    def samples(self, epoch: int, batch: int) -> int:
+        """Of the batch on all workers together; the last one of an epoch may be short.
+
+        Known for one that was used; of a stream, on a worker that had no share, once it has copied the job's state.
+        """
+
     def samples_before(self, epoch: int, batch: int) -> int:
         """Samples of all batches before this one, over all epochs. Raises TypeError where they are not known
         beforehand."""

@@ -411,6 +411,12 @@ class ElasticDataLoader:
             return self._rounds.position  # the round at `position` is closed by now
         return dict(zip(("epoch", "batch"), self._after(**position), strict=True))
 
+    def sample_count(self, position: dict[str, int]) -> int:
+        """Samples of all workers in the batch at `position`, or in the closed round there."""
+        if self._rounds is not None:
+            return self._rounds.sample_count(position)
+        return self._division.samples(position["epoch"], position["batch"])
+
     def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
         """Indices of the dataset that this rank processes in the batch at `position`; none where it has no share."""
         if self._rounds is not None:

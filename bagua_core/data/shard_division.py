@@ -30,6 +30,9 @@ class ShardDivision(Division):
     def has_batch(self, epoch: int, batch: int) -> bool:
         return self._inner.has_batch(epoch, batch)
 
+    def samples(self, epoch: int, batch: int) -> int:
+        return self._inner.samples(epoch, batch)
+
     def shards(self, epoch: int, batch: int) -> int:
         """Of this batch; a short one may have fewer samples than there are shards."""
         return min(self._most_shards, self._inner.samples(epoch, batch))

@@ -78,11 +78,14 @@ class StreamDivision(Division):
     def micro_batches(self, epoch: int, batch: int, parts: int, part: int | None = None) -> int:
         return micro_batch_count(self._size, parts, self._most_local)
 
+    def samples(self, epoch: int, batch: int) -> int:
+        first = batch * self._size
+        # a batch whose epoch has no known end was a full one: its last is only used once it was read
+        return min(self._size, self.reader.ends.get(epoch, first + self._size) - first)
+
     def piece(self, key: BatchKey) -> Piece:
         assert key.active_index is not None
-        first = key.batch * self._size
-        # a batch whose epoch has no known end was a full one: its last is only used once it was read
-        samples = min(self._size, self.reader.ends.get(key.epoch, first + self._size) - first)
+        first, samples = key.batch * self._size, self.samples(key.epoch, key.batch)
         micro_batches = self.micro_batches(key.epoch, key.batch, key.active_count)
         places = micro_share(samples, key.active_count, key.active_index, micro_batches, key.micro)
         return Piece([first + place for place in places], len(places) / samples)

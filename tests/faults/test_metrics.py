@@ -44,6 +44,7 @@ def test_a_lost_worker_shows_in_exits_generations_and_lost_time(
     assert scrape(port, "bagua_worker_exits_total", "slot", "how") == {("1", "signal"): 1.0}
     assert scrape(port, "bagua_generations_total", "kind")["failover",] >= 1.0
     await_uses(port, {"start", "step", "failed_step", "failover", "switch"})
+    assert scrape(port, "bagua_samples_total", "slot")["0",] > 0
     assert scrape(port, "bagua_step_seconds_count", "slot")["0",] <= scrape(port, "bagua_step", "slot")["0",]
     one.finish()
     one.check(finished=2)

@@ -56,7 +56,10 @@ class BalancedDivision(Division):
         return len(self._batches(epoch))
 
     def micro_batches(self, epoch: int, batch: int, parts: int, part: int | None = None) -> int:
-        return micro_batch_count(self._batches(epoch).size(batch), parts, self._settings.max_local_batch_size)
+        return micro_batch_count(self.samples(epoch, batch), parts, self._settings.max_local_batch_size)
+
+    def samples(self, epoch: int, batch: int) -> int:
+        return self._batches(epoch).size(batch)
 
     def piece(self, key: BatchKey) -> Piece:
         assert key.active_index is not None

@@ -124,13 +124,21 @@ class Rounds:
         book = self.book
         return (book.epoch + 1) * book.length - count_of(book.unused)
 
+    def sample_count(self, position: Mapping[str, int]) -> int:
+        """Samples that all ranks used in a closed round. Raises InternalError for one that is not kept any more."""
+        return sum(count_of(ranges) for ranges in self._ranges_in(position))
+
     def samples_of(self, position: Mapping[str, int], global_rank: int) -> list[int]:
         """Indices that a rank used in a closed round. Raises InternalError for one that is not kept any more."""
+        kept = self._ranges_in(position)
+        order = self._order(position["epoch"])
+        return [index for start, stop in kept[global_rank] for index in order[start:stop].tolist()]
+
+    def _ranges_in(self, position: Mapping[str, int]) -> tuple[tuple[Range, ...], ...]:
         kept = self._kept.get((position["epoch"], position["batch"]))
         if kept is None:
             raise InternalError(f"the leases of round {dict(position)} are not kept any more")
-        order = self._order(position["epoch"])
-        return [index for start, stop in kept[global_rank] for index in order[start:stop].tolist()]
+        return kept
 
     # -- for the prefetcher
 

@@ -36,6 +36,7 @@ class AgentReports:
         self._gradient_bytes = 0  # of these models
         # Gloo listens and connects at this address
         self._interface = interface_of(parted(member.rendezvous.address)[0]) or ""
+        self._samples = 0
         self._account = TimeAccount(time.monotonic())
         self._aside: TimeUse | None = TimeUse.START  # why this worker has no generation
 
@@ -86,6 +87,7 @@ class AgentReports:
                 computing_s=self._account.computing_s,
                 total_steps=0 if source is None else source.job_steps,
                 step_samples=0 if source is None else source.global_batch_size,
+                samples=self._samples,
                 sent_bytes=traffic.to_collectives.total_bytes,
                 copied_bytes=traffic.copied.total_bytes,
                 copied_s=traffic.copied.total_s,
@@ -103,8 +105,9 @@ class AgentReports:
 
     # -- the account of this worker's time
 
-    def step_committed(self, step_s: float, waited_s: float) -> None:
-        """step_s: since the boundary before. waited_s: of it, in collectives."""
+    def step_committed(self, step_s: float, waited_s: float, samples: int) -> None:
+        """step_s: since the boundary before. waited_s: of it, in collectives. samples: of all workers; 0: unknown."""
+        self._samples += samples
         self._account.step(step_s, waited_s)
         self._account.lap(TimeUse.STEP, time.monotonic())
 

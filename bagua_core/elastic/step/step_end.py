@@ -109,12 +109,15 @@ class StepEnd(CurrentStep):
             )
 
     def _commit(self) -> None:
+        position = dict(self.state.position)
         with self.state.guard.held():
             self._commit_here()
         state = self.state
         if self._reports is None or self.member is None:
             return
-        self._reports.step_committed(time.monotonic() - self._step_from_s, self.member.waited_s)
+        source = self.given.source
+        samples = 0 if source is None else source.sample_count(position)
+        self._reports.step_committed(time.monotonic() - self._step_from_s, self.member.waited_s, samples)
         self._reports.entered(state.name.step)
         if self._reports.is_progress_due():
             self._report_progress()

@@ -233,6 +233,11 @@ class Job:
             used += own
         self._check_sizes(shares)
         assert len(used) == len(set(used))
+        for global_rank, worker in enumerate(self.workers):
+            if (
+                global_rank not in plan.healing
+            ):  # of a stream's end these know once they have copied the state
+                assert worker.loader.sample_count(self.position) == len(used), "of a short last batch too"
         return used
 
     def _check_sizes(self, sizes: list[int]) -> None:

@@ -97,6 +97,7 @@ def test_samples_of_all_workers_are_the_batch() -> None:
     position = {"epoch": 0, "batch": 0}
     samples = [i for rank in range(3) for i in worker.loader.samples_of(position, plan, rank)]
     assert sorted(samples) == sorted(set(samples)) and len(samples) == BATCH
+    assert worker.loader.sample_count(position) == BATCH
 
 
 def test_a_collate_function_draws_the_same_for_a_shard_of_tensors() -> None:

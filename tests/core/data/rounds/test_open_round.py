@@ -85,6 +85,8 @@ def test_each_sample_of_an_epoch_is_drawn_once_by_workers_that_stop_anywhere() -
             drawn.update(samples)
             assert made[0].samples_of(position, job[0].plan, rank) == samples
             assert all(len(batch) >= 2 for batch in batches)
+        in_all = sum(len(batch) for batches in rounds for batch in batches)
+        assert {loader.sample_count(position) for loader in made} == {in_all}
     assert drawn == Counter(range(48))
     assert {str(loader.position()) for loader in made} == {"{'epoch': 1, 'batch': 0}"}
 
