@@ -135,12 +135,26 @@ def _cost(entered: session_pb2.Entered) -> str:
     return f"; {sum(lost.values()):.2g} s without steps: {named}"
 
 
-def progress(told: session_pb2.Progress, metrics: Mapping[str, float], *, whole_job: bool = True) -> str:
-    """Of the job, by a worker's report. metrics: what is shown in the place of the worker's own. whole_job: whether
-    they are of all its workers; else the line says that they are of this node."""
+def whose_metrics(reporting: int, here: int, world_size: int) -> str:
+    """Of which workers the shown numbers are the mean. reporting: workers here with a report of the generation. here:
+    its members on this node. world_size: all its members."""
+    if here < world_size:
+        return " on this node"
+    if world_size <= 1:
+        return ""
+    return (
+        f", mean of {reporting} workers"
+        if reporting == world_size
+        else f", {reporting} of {world_size} workers"
+    )
+
+
+def progress(told: session_pb2.Progress, metrics: Mapping[str, float], whose: str = "") -> str:
+    """Of the job, by a worker's report. metrics: what is shown in the place of the worker's own. whose: see
+    whose_metrics."""
     shown = "".join(f"  {name} {value:.4g}" for name, value in sorted(metrics.items()))
-    if shown and not whole_job:
-        shown += " on this node"
+    if shown:
+        shown += whose
     rate = told.steps_per_s  # 0: not known yet after the first step
     pace = f"  {rate:.1f} steps/s" if rate else ""
     if rate and told.step_samples:

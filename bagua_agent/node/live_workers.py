@@ -306,14 +306,16 @@ class LiveWorkers:
     def _progress(self, worker_id: str, progress: session_pb2.Progress, now_s: float) -> None:
         self._progress_of[worker_id] = progress
         if progress.generation and worker_id == min(self._workers.worker_ids, default=worker_id):
-            generation = self._job.seen.view.record(progress.generation)
-            # Other nodes' numbers are asked for by `top` and the page alone: no message of a step carries them.
-            whole_job = generation is not None and all(
-                m.agent_id == self._job.agent_id for m in generation.members
-            )
-            # a worker's loss is of its own share of the batch
-            metrics = console.mean_metrics(self._progress_of.values())
-            text = console.progress(progress, metrics, whole_job=whole_job)
+            record = self._job.seen.view.record(progress.generation)
+            members = () if record is None else record.members
+            here = sum(m.agent_id == self._job.agent_id for m in members)
+            # A worker's loss is of its own share of the batch. Other nodes' numbers are asked for by `top` and the page
+            # alone: no message of a step carries them.
+            reports = [p for p in self._progress_of.values() if p.generation == progress.generation]
+            reporting = sum(bool(p.metrics) for p in reports)
+            # a record that is not known here any more may list other nodes
+            whose = console.whose_metrics(reporting, here, len(members) or 1)
+            text = console.progress(progress, console.mean_metrics(reports), whose)
             self._job.narrator.tell_progress(now_s, text)
 
     def _suspects(self, worker_id: str, suspected: session_pb2.Suspected, now_s: float) -> None:

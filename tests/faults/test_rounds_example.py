@@ -20,4 +20,5 @@ def test_workers_share_the_samples_by_their_speed(job: MakeJob) -> None:
     samples = {int(worker): int(count) for worker, count, _ in found}
     assert sorted(samples) == [0, 1] and {int(total) for _, _, total in found} == {sum(samples.values())}
     assert samples[0] > 1.3 * samples[1] > 0, samples
+    assert node.says("loss", "of 2 workers"), "a line of progress says whose loss it has"
     one.check_nothing_left()

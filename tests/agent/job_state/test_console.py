@@ -22,6 +22,7 @@ from bagua_agent.job_state.console import (
     store_opened,
     straggler,
     suspicion,
+    whose_metrics,
 )
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
@@ -142,16 +143,30 @@ def test_progress_in_one_line() -> None:
     told = session_pb2.Progress(epoch=1, step=20, steps_per_s=3.456, generation=4)
     numbers = {"loss": 0.123456, "acc": 1.0}
     assert progress(told, numbers) == "epoch 1  step 20  3.5 steps/s  acc 1  loss 0.1235  (generation 4)"
-    assert progress(told, numbers, whole_job=False) == (
+    assert progress(told, numbers, whose_metrics(1, 1, 2)) == (
         "epoch 1  step 20  3.5 steps/s  acc 1  loss 0.1235 on this node  (generation 4)"
     )
-    assert "of this node" not in progress(told, {}, whole_job=False)
+    assert "on this node" not in progress(told, {}, whose_metrics(0, 1, 2))
     told.total_steps, told.step_samples = 500, 64
     assert (
         progress(told, {})
         == "epoch 1  step 20 of 500  3.5 steps/s  221.2 samples/s  2 min left  (generation 4)"
     )
     assert progress(session_pb2.Progress(generation=1), {}) == "epoch 0  step 0  (generation 1)"
+
+
+@pytest.mark.parametrize(
+    ("reporting", "here", "world_size", "text"),
+    [
+        (1, 1, 1, ""),
+        (2, 2, 2, ", mean of 2 workers"),
+        (1, 2, 2, ", 1 of 2 workers"),
+        (2, 2, 4, " on this node"),
+        (0, 0, 1, " on this node"),  # the record is not known any more
+    ],
+)
+def test_a_line_says_whose_numbers_it_has(reporting: int, here: int, world_size: int, text: str) -> None:
+    assert whose_metrics(reporting, here, world_size) == text
 
 
 def test_numbers_of_a_node_are_means_over_its_workers() -> None:
