@@ -118,7 +118,9 @@ class Member(ShardMember):
             while True:
                 seen = self.session.news
                 self._follow(outside, given_up)
-                if given_up() or self._is_joint(self.number, lambda: given_up() or self.is_to_move):
+                if given_up() or self.generation is None:
+                    return
+                if self._is_joint(self.number, lambda: given_up() or self.is_to_move):
                     return
                 self._wait_for_news(seen, given_up, 0.0 if self.is_to_move else JOINT_AGAIN_S)
         finally:
@@ -244,6 +246,7 @@ class Member(ShardMember):
     def _step_out(self, generation: Generation) -> None:
         if self.generation is not None and not self.generation.is_gathering:
             self._host.reach("switch.before")
+        self._moves_to(generation.number)
         left, together = self.generation, generation.number == self.agreed
         assert left is not None
         self._retire(f"generation {generation.number} leaves this worker out")
@@ -279,6 +282,7 @@ class Member(ShardMember):
         building = self._next.of(generation, newcomer=newcomer)
         if building is None:
             return False
+        self._moves_to(generation.number)
         if not self._is_drained_for(generation, superseded):
             building.abandon("superseded")
             return False
@@ -318,6 +322,8 @@ class Member(ShardMember):
             with tracing.span("exchange names", generation.number):
                 info = self._host.info()
                 plan, infos = entry.exchange(communicator, generation, info, self.wait_unlearned, size)
+            if not self._is_joint(generation.number, superseded):
+                raise CollectiveAborted("another shard of this replica could not enter it")
             if not generation.is_gathering:
                 self._host.reach("entry.exchanged")
             self._host.take_part(generation, plan, infos)

@@ -12,6 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -24,16 +25,13 @@ from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.elastic.membership.member_waits import MemberWaits
 from bagua_core.elastic.membership.session import News
 from bagua_core.elastic.replica import assembly
+from bagua_core.elastic.replica.joint_following import JointFollowing
 from bagua_core.elastic.replica.own_replica import Outcome, OwnReplica, ReplicaLost
 from bagua_core.elastic.replica.torch_errors import first_line, is_of_torch_group
 from bagua_core.errors import BaguaError
 
 _LOOK_S = 0.02  # while a mate is on its way to another generation
 ENDED_WITHIN_S = 30.0  # by the agent, once a mate is gone
-
-
-class _Moves(BaguaError):
-    """There is a change of membership to follow."""
 
 
 class _Closed(BaguaError):
@@ -78,7 +76,7 @@ class ShardMember(MemberWaits):
 
         record = assembly.await_record(self.session, self.changed, address, size, ended)
         self.replica = assembly.connect(record, environment.worker_id, environment.bind_host)
-        self.replica.watch_mates(self._mate_ended)
+        self.replica.watch_mates(self._mate_ended, self.changed)
 
     def close(self, *, in_order: bool) -> None:
         """The process ends. in_order: by itself, without an error."""
@@ -139,29 +137,39 @@ class ShardMember(MemberWaits):
         if self.agree(Outcome.DONE) is Outcome.FAILED:
             raise CollectiveFailed("it failed on another shard of this replica")
 
+    def _moves_to(self, number: int) -> None:
+        """This worker is about to enter generation `number`, for which it needs its mates."""
+        if self.replica is not None and self.replica.following is not None:
+            self.replica.following.moves(number)
+
     def _is_joint(self, number: int, moves: Callable[[], bool]) -> bool:
-        """Wait until all shards have entered a generation, and return whether it is `number` for all. moves: whether
-        there is another one to enter; then it returns at once, and the wait goes on in the next call. An exchange is
-        never given up, so that each shard sees the same results in the same order."""
+        """Wait until all shards have entered a generation, and return whether it is `number` for all; then it is on all
+        of them. moves: whether there is another one to enter: shard 0 goes by it, and the others by shard 0's word."""
+        following = None if self.replica is None else self.replica.following
+        if following is None:
+            return True
+        following.arrive(number)
+        began_s = time.monotonic()
+        while True:
+            said = following.said  # before the question, so that no word is overlooked
+            if (found := following.outcome(number)) is not None:
+                return found
+            if following.decides and moves():
+                return False
+            try:
+                self._look(time.monotonic() - began_s)
+                self._of_mates(partial(self._wait_for_word, following, said))
+            except _Closed:
+                return True
+
+    def _wait_for_word(self, following: JointFollowing, said: int) -> None:
+        """A moment at most. Raises CollectiveFailed once a shard is lost."""
         replica = self.replica
-        if replica is None:
-            return True
-
-        def wait(pending: Pending) -> None:
-            def look(waited_s: float) -> None:
-                if moves():
-                    raise _Moves
-                self._look(waited_s)
-
-            pending.wait(look, _LOOK_S)
-
-        try:
-            numbers = replica.numbers(number, lambda pending: self._of_mates(lambda: wait(pending)))
-        except _Moves:
-            return False
-        except _Closed:
-            return True
-        return set(numbers) == {number}
+        assert replica is not None
+        with self.changed:
+            self.changed.wait_for(lambda: following.said != said or replica.is_over, timeout=_LOOK_S)
+        if replica.is_over:
+            raise CollectiveFailed("its connection ended")
 
     def _wait_for_mates(self, pending: Pending) -> None:
         self.stalls.wait_begins(self._waits)

@@ -1,9 +1,9 @@
 """Notices at once that another shard of this worker's replica has ended, whatever this worker computes meanwhile.
 
-Shard 0 holds a TCP connection to each other shard, made when the replica is assembled and used for nothing but its end.
-A worker that leaves in order says farewell first. The end of a connection without one is reported, once; a host that
-falls silent ends no connection, and is found by the agents' touches. Owns the connections and the thread that waits on
-them; knows nothing of generations.
+Shard 0 holds a TCP connection to each other shard, made when the replica is assembled. It carries the words of
+joint_following.py, and its end says that the shard has ended. A worker that leaves in order says farewell first. The
+end of a connection without one is reported, once; a host that falls silent ends no connection, and is found by the
+agents' touches. Owns the connections and the thread that waits on them; knows nothing of generations.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from collections.abc import Callable, Mapping
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from bagua_core.elastic.replica.joint_following import Word
 from bagua_core.errors import InfrastructureLost
 
-FAREWELL = b"e"
+_FAREWELL = 0  # in place of a word
+_WORDS = frozenset(Word)
 KEEPALIVE_S = 60
 HELLO_WITHIN_S = 2.0  # of a caller, who may be a stranger
 _KEY = "watch"  # the port and the token of shard 0, in the replica's store
 _TOKEN_BYTES = 16
 _HELLO = struct.Struct(f"!{_TOKEN_BYTES}sI")  # token, shard rank
+_SAID = struct.Struct("!BQ")  # a word, its number
+_READ_BYTES = 64 * _SAID.size
 
 
 class WatchFailed(InfrastructureLost):
@@ -92,14 +96,23 @@ def _shard_of(link: socket.socket, token: bytes, size: int) -> int | None:
 
 
 class MateWatch:
-    """links: as `connect` gave them; owned from here on. on_lost(shard rank): from a thread of its own, once."""
+    """links: as `connect` gave them; owned from here on. Called from a thread of its own: on_lost(shard rank), once;
+    on_word(shard rank, word, number); on_farewell()."""
 
-    def __init__(self, links: Mapping[int, socket.socket], on_lost: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        links: Mapping[int, socket.socket],
+        on_lost: Callable[[int], None],
+        on_word: Callable[[int, Word, int], None] = lambda shard, word, number: None,
+        on_farewell: Callable[[], None] = lambda: None,
+    ) -> None:
         self._links = dict(links)
-        self._on_lost = on_lost
+        self._on_lost, self._on_word, self._on_farewell = on_lost, on_word, on_farewell
+        self._unread = dict.fromkeys(self._links, b"")
         self._wake, self._woken = socket.socketpair()
         for link in self._links.values():
             link.setblocking(False)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # so that no firewall forgets a connection that carries nothing
             link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
@@ -107,13 +120,17 @@ class MateWatch:
         self._thread = threading.Thread(target=self._watch, name="bagua-mates", daemon=True)
         self._thread.start()
 
+    def say(self, shard_rank: int, word: Word, number: int) -> None:
+        """A mate that is gone is not told, for it is reported. Any thread."""
+        _say(self._links[shard_rank], word, number)
+
     def close(self, *, in_order: bool) -> None:
         """in_order: this worker leaves, which the other shards need not report."""
         self._wake.close()  # ends the thread
         self._thread.join()
         for link in self._links.values():
             if in_order:
-                _say_farewell(link)
+                _say(link, _FAREWELL, 0)
             link.close()
 
     def _watch(self) -> None:
@@ -125,23 +142,37 @@ class MateWatch:
                 for key, _ in selector.select():
                     if key.fileobj is self._woken:
                         return
+                    if self._goes_on(key.data):
+                        continue
                     selector.unregister(key.fileobj)
-                    if not _is_farewell(self._links[key.data]):
+                    if not self._unread[key.data].endswith(_SAID.pack(_FAREWELL, 0)):
                         self._on_lost(key.data)
                         return  # the replica is over
+                    self._on_farewell()
+
+    def _goes_on(self, shard: int) -> bool:
+        """Reads what that shard has said. False: nothing more will come; `_unread` has how it ended."""
+        try:
+            read = self._links[shard].recv(_READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        unread = self._unread[shard] + read
+        whole = len(unread) - len(unread) % _SAID.size
+        for at in range(0, whole, _SAID.size):
+            word, number = _SAID.unpack_from(unread, at)
+            if word not in _WORDS:
+                self._unread[shard] = unread[at : at + _SAID.size]
+                return False
+            self._on_word(shard, Word(word), number)
+        self._unread[shard] = unread[whole:]
+        return bool(read)
 
 
-def _is_farewell(link: socket.socket) -> bool:
-    """The connection has something to read: a farewell, or its end."""
+def _say(link: socket.socket, word: int, number: int) -> None:
     try:
-        return link.recv(1) == FAREWELL
-    except OSError:
-        return False
-
-
-def _say_farewell(link: socket.socket) -> None:
-    try:
-        link.send(FAREWELL)
+        link.send(_SAID.pack(word, number))  # whole: the buffer of a connection holds thousands
     except OSError:
         return  # that shard has gone already
 

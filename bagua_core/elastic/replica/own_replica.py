@@ -1,13 +1,15 @@
 """This worker's replica once it is assembled: its place in it, and the outcomes on which its shards agree.
 
 Inside a replica torch's collectives can't be given up: a shard that waits in one waits for its mates, and for nothing
-else. So no shard may act on an outcome that its mates may not know. `Outcome`s and generations are agreed on by a Gloo
-group of the replica's own, in the order in which the script comes to them. Owns that group; decides nothing.
+else. So no shard may act on an outcome that its mates may not know. `Outcome`s are agreed on by a Gloo group of the
+replica's own, in the order in which the script comes to them; generations by words (joint_following.py), for shards
+follow them each in its own time. Owns that group and the connections; decides nothing.
 """
 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 
@@ -15,6 +17,7 @@ import torch
 
 from bagua_contract.replica import Replica
 from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
+from bagua_core.elastic.replica.joint_following import JointFollowing, Word
 from bagua_core.elastic.replica.mate_watch import MateWatch
 from bagua_core.errors import InfrastructureLost
 
@@ -45,9 +48,11 @@ class OwnReplica:
         self.size = record.size
         self.shard_rank = shard_rank
         self._control = control
-        self._round: tuple[torch.Tensor, Pending] | None = None
         self._links = dict(links or {})
         self._watch: MateWatch | None = None
+        self.following: JointFollowing | None = None
+        self.is_over = False
+        """A shard was lost."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -66,20 +71,22 @@ class OwnReplica:
         wait(self._control.broadcast(found, 0))
         return found
 
-    def numbers(self, own: int, wait: Callable[[Pending], None]) -> list[int]:
-        """Each shard's number. What `wait` raises leaves the exchange open: the next call goes on with it, with the
-        number that was given first."""
-        if self._round is None:
-            rows = torch.zeros((self.size, 1), dtype=torch.int64)
-            self._round = rows, self._control.allgather(rows, torch.tensor([own], dtype=torch.int64))
-        rows, pending = self._round
-        wait(pending)
-        self._round = None
-        return [int(each) for each in rows.flatten().tolist()]
+    def watch_mates(self, on_lost: Callable[[int], None], changed: threading.Condition) -> None:
+        """From now on report each shard that ends, by its shard rank, from a thread of its own. changed: notified when
+        a mate says something."""
+        self.following = JointFollowing(self.shard_rank, self.size, self._say, changed)
 
-    def watch_mates(self, on_lost: Callable[[int], None]) -> None:
-        """From now on report each shard that ends, by its shard rank, from a thread of its own."""
-        self._watch = MateWatch(self._links, on_lost)
+        def lost(shard_rank: int) -> None:
+            on_lost(shard_rank)
+            with changed:
+                self.is_over = True
+                changed.notify_all()
+
+        self._watch = MateWatch(self._links, lost, self.following.heard, self.following.left)
+
+    def _say(self, shard_rank: int, word: Word, number: int) -> None:
+        if self._watch is not None:
+            self._watch.say(shard_rank, word, number)
 
     def close(self, *, in_order: bool) -> None:
         """The process ends. in_order: the other shards need not report it."""

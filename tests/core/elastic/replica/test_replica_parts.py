@@ -11,7 +11,7 @@ import torch
 
 from bagua_contract.records import StateName
 from bagua_contract.replica import Replica, ReplicaMember
-from bagua_core.communication.communicator import CollectiveFailed, Lane, Pending
+from bagua_core.communication.communicator import Lane
 from bagua_core.communication.reduction.buckets import GradientSpec, plan_buckets
 from bagua_core.communication.topology import lanes
 from bagua_core.elastic.heal.heal_plan import HealPlan
@@ -116,21 +116,6 @@ def replicas(size: int) -> list[OwnReplica]:
 def test_the_worst_outcome_is_that_of_the_replica(outcomes: list[Outcome], found: Outcome) -> None:
     agreed = run_ranks(replicas(3), lambda r: r.agree(outcomes[r.shard_rank], lambda p: p.wait()))
     assert agreed == [found] * 3
-
-
-def test_an_exchange_of_numbers_that_a_shard_leaves_goes_on_when_it_is_back() -> None:
-    """It entered another generation meanwhile, and gives that number in the next exchange."""
-
-    def act(own: OwnReplica) -> list[list[int]]:
-        def leave(pending: Pending) -> None:
-            raise CollectiveFailed("there is a newer generation")
-
-        if own.shard_rank == 0:
-            with pytest.raises(CollectiveFailed):
-                own.numbers(4, leave)
-        return [own.numbers(5, lambda pending: pending.wait()) for _ in range(2)]
-
-    assert run_ranks(replicas(2), act) == [[[4, 5], [5, 5]]] * 2
 
 
 # -- refusals
