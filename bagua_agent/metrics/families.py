@@ -205,7 +205,7 @@ def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Itera
     )
     yield make.counter(
         "sent_bytes",
-        "Bytes handed to Gloo's collectives, compressed where the algorithm compresses; copies of the state included.",
+        "Bytes handed to Gloo's collectives, compressed where the algorithm compresses, without copies of the state.",
         ("slot", "algorithm"),
         {(s, p.algorithm): p.sent_bytes for s, p in told.items()},
     )

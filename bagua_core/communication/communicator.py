@@ -35,6 +35,10 @@ class ReduceOp(Enum):
     BXOR = "bxor"
 
 
+STATE_TAG = 7001
+"""Of messages that carry copies of the state (heal.py). They are no traffic of steps, and are counted apart from it."""
+
+
 class Lane(Enum):
     """A communicator beside a generation's main one. NODE: the workers of this rank's node. LEADERS: the first worker
     of each node; only they have it. BACKGROUND: all workers, for what runs beside the steps. STATISTICS: all workers,

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from bagua_core.communication import slices, traffic
 from bagua_core.communication.arithmetic import divide, reduce_parts
 from bagua_core.communication.communicator import (
+    STATE_TAG,
     AbortFlag,
     CollectiveAborted,
     CollectiveFailed,
@@ -328,7 +329,11 @@ class GlooCommunicator(Communicator):
         check_tag(tag)
         data = as_bytes(tensor)
         return self._start(
-            "send", lambda: self._group.send([data], destination, tag), tensor, peer=destination
+            "send",
+            lambda: self._group.send([data], destination, tag),
+            tensor,
+            peer=destination,
+            counts=tag != STATE_TAG,
         )
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
@@ -374,14 +379,15 @@ class GlooCommunicator(Communicator):
         finish: Callable[[], None] | None = None,
         is_empty: bool | None = None,
         peer: int | None = None,
+        counts: bool = True,
     ) -> Pending:
         """finish: done once, by the first wait that sees the operation done. is_empty: no rank has anything to move;
-        default: whether `tensor` is empty. peer: of a message between two."""
+        default: whether `tensor` is empty. peer: of a message between two. counts: as traffic of the script's steps."""
         if self.abort_flag.is_set():
             return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
         if not tensor.numel() if is_empty is None else is_empty:
             return DonePending()
-        if what != "receive":
+        if what != "receive" and counts:
             traffic.to_collectives.add(tensor.nbytes)
         try:
             work = begin()

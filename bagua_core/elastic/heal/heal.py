@@ -17,7 +17,7 @@ import torch
 
 from bagua_core import tracing
 from bagua_core.communication import traffic
-from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
+from bagua_core.communication.communicator import STATE_TAG, CollectiveFailed, Communicator, Pending
 from bagua_core.communication.devices.device_order import Handover
 from bagua_core.elastic.heal import pinned_chunks
 from bagua_core.elastic.heal.landing import Landing, Staging
@@ -25,7 +25,7 @@ from bagua_core.elastic.state import state_codec
 from bagua_core.elastic.state.flat_tensors import byte_ranges
 
 CHUNK_BYTES = 4 << 20
-TAG = 7001  # one transfer at a time between two ranks of one communicator
+TAG = STATE_TAG  # one transfer at a time between two ranks of one communicator
 # A peer that neither dies nor sends: long, for it may be held up as a whole machine can be, but not for ever.
 SILENCE_S = 600.0
 LARGEST_MANIFEST_BYTES = 1 << 30  # names, numbers and small values; tensors travel beside it

@@ -59,6 +59,15 @@ def test_copies_are_counted_in_bytes_and_seconds() -> None:
     assert traffic.copied.total_s > before[1]
 
 
+def test_a_copy_that_is_sent_is_no_traffic_of_steps() -> None:
+    world = gloo_world(2)
+    before = traffic.to_collectives.total_bytes
+    heal_in(world, (0,), (1,), {"weights": torch.zeros(1000)})
+    assert traffic.to_collectives.total_bytes == before
+    run_ranks(world, lambda c: c.allreduce(torch.zeros(1000)).wait())
+    assert traffic.to_collectives.total_bytes == before + 2 * 4000
+
+
 @pytest.mark.parametrize(
     ("world_size", "holders", "receivers"),
     [
