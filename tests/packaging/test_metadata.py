@@ -85,7 +85,8 @@ def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_workflow_is_bounded_and_runs_scripts_that_exist(path: Path) -> None:
     workflow = yaml.safe_load(path.read_text())
     assert workflow["permissions"] == {"contents": "read"}  # a job that needs more asks for it
-    assert all(job["timeout-minutes"] <= 60 for job in workflow["jobs"].values())
+    for name, job in workflow["jobs"].items():
+        assert job["timeout-minutes"] <= (300 if name == "long" else 60)
     for step in steps(workflow):
         assert ("uses" in step) != ("run" in step)
         for script in re.findall(
