@@ -11,6 +11,7 @@ from benchmarks import fused_optimizer, optimizer_models
 from benchmarks.fused_optimizer import Row
 
 
+@pytest.mark.long
 def test_the_quick_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert fused_optimizer.main(["--quick", "--threads", "1"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 100 layers of 32")]
