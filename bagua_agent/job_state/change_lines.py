@@ -107,7 +107,7 @@ class ChangeLines:
         self._say_in_force(change, entered)
 
     def say_held(self) -> None:
-        """What waits is told now: the agent ends, or a later line must not come before."""
+        """Print the lines that are held: the agent ends, or the line of a later generation comes next."""
         self._say_until(max(self._changes, default=0))
 
     def _say_until(self, number: int) -> None:

@@ -77,10 +77,10 @@ class OwnReplica:
         self.following = JointFollowing(self.shard_rank, self.size, self._say, changed)
 
         def lost(shard_rank: int) -> None:
-            on_lost(shard_rank)
             with changed:
                 self.is_over = True
                 changed.notify_all()
+            on_lost(shard_rank)
 
         self._watch = MateWatch(self._links, lost, self.following.heard, self.following.left)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -102,6 +102,27 @@ def test_a_newcomer_at_the_end_waits_until_the_job_is_closing(
     worker.agent.server.tell_close()
     ending.result(DEADLINE_S)
     assert worker.member.is_closed and worker.host.entered == [1]
+
+
+def test_an_entry_waits_for_the_other_shards_before_it_takes_part(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hear first that this one moves, and before anything that they do together whether all are there."""
+    notes: list[tuple[str, int, int]] = []
+    answers = iter([False, True, True])
+    member, entered = worker.member, worker.host.entered
+
+    def is_joint(number: int, moves: Callable[[], bool]) -> bool:
+        notes.append(("joint", number, len(entered)))
+        if number == 1:
+            worker.hear(worker.alone(2, base=0))
+        return next(answers)
+
+    monkeypatch.setattr(member, "_moves_to", lambda number: notes.append(("moves", number, len(entered))))
+    monkeypatch.setattr(member, "_is_joint", is_joint)
+    worker.hear(worker.alone(1))
+    member.follow()
+    assert notes == [("moves", 1, 0), ("joint", 1, 0), ("moves", 2, 0), ("joint", 2, 0), ("joint", 2, 1)]
 
 
 def test_it_drains_what_is_in_force_before_a_planned_generation_is_joined(
