@@ -91,6 +91,13 @@ class Division(Protocol):
     def fingerprint(self) -> dict[str, str]: ...
 
 
+def indices_of_share(division: Division, first: BatchKey) -> list[int]:
+    """Indices of the dataset in all micro-batches of a worker's share. first: the key of the first of them."""
+    index, parts, epoch, batch, _ = first
+    micro_batches = range(division.micro_batches(epoch, batch, parts, index))
+    return [i for micro in micro_batches for i in division.piece(first._replace(micro=micro)).indices]
+
+
 class EvenDivision(Division):
     """Batches of `global_batch_size` samples, each worker's share as large as the others'."""
 

@@ -19,7 +19,7 @@ from bagua_core.communication.step_interface import MicroBatch, StepEngine, Step
 from bagua_core.data import loader_arguments, own_counters, stream_division
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.balancing.balanced_division import BalancedDivision
-from bagua_core.data.division import NO_PIECE, Division, DivisionSettings, EvenDivision
+from bagua_core.data.division import NO_PIECE, Division, DivisionSettings, EvenDivision, indices_of_share
 from bagua_core.data.loader_shards import LoaderShards
 from bagua_core.data.prefetch import BatchKey, Prefetcher
 from bagua_core.data.replica_parts import ReplicaParts
@@ -413,9 +413,8 @@ class ElasticDataLoader:
 
     def sample_count(self, position: dict[str, int]) -> int:
         """Samples of all workers in the batch at `position`, or in the closed round there."""
-        if self._rounds is not None:
-            return self._rounds.sample_count(position)
-        return self._division.samples(position["epoch"], position["batch"])
+        rounds = self._rounds
+        return self._division.samples(**position) if rounds is None else rounds.sample_count(position)
 
     def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
         """Indices of the dataset that this rank processes in the batch at `position`; none where it has no share."""
@@ -424,13 +423,8 @@ class ElasticDataLoader:
         active_index = replace(plan, global_rank=global_rank).active_index
         if active_index is None:
             return []
-        epoch, batch, parts = position["epoch"], position["batch"], plan.active_count
-        first = BatchKey(active_index, parts, epoch, batch, 0)
-        return [
-            index
-            for micro in range(self._division.micro_batches(epoch, batch, parts, active_index))
-            for index in self._division.piece(first._replace(micro=micro)).indices
-        ]
+        first = BatchKey(active_index, plan.active_count, position["epoch"], position["batch"], 0)
+        return indices_of_share(self._division, first)
 
     # -- for the prefetcher (Plan)
 

@@ -44,29 +44,10 @@ from bagua_core.communication.transports import retired_groups
 from bagua_core.communication.transports.gloo_connect import Connecting, WatchedStore
 from bagua_core.communication.transports.gloo_errors import collective_failed
 from bagua_core.communication.transports.gloo_pending import BriefWaits, GlooCollective, GlooThreaded
+from bagua_core.communication.transports.gloo_reductions import OPERATIONS, OPTIONS
 from bagua_core.communication.transports.gloo_tensors import as_bytes, check_tag, check_usable
 
 _Group = Any  # a ProcessGroupGloo; torch's stubs do not know its operations
-
-_OPERATIONS: dict[ReduceOp, Any] = {
-    ReduceOp.SUM: dist.ReduceOp.SUM,
-    ReduceOp.AVG: dist.ReduceOp.SUM,  # divided after the sum, alike for every transport
-    ReduceOp.MIN: dist.ReduceOp.MIN,
-    ReduceOp.MAX: dist.ReduceOp.MAX,
-    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
-    ReduceOp.BOR: dist.ReduceOp.BOR,
-    ReduceOp.BAND: dist.ReduceOp.BAND,
-    ReduceOp.BXOR: dist.ReduceOp.BXOR,
-}
-
-
-def _options(op: Any) -> dist.AllreduceOptions:
-    options = dist.AllreduceOptions()
-    options.reduceOp = op
-    return options
-
-
-_OPTIONS = {op: _options(theirs) for op, theirs in _OPERATIONS.items()}
 
 
 class GlooCommunicator(Communicator):
@@ -103,7 +84,7 @@ class GlooCommunicator(Communicator):
         carrier = carrier_of(tensor, op)
         return self._start(
             "allreduce",
-            lambda: self._group.allreduce([carrier.tensor], _OPTIONS[carrier.op]),
+            lambda: self._group.allreduce([carrier.tensor], OPTIONS[carrier.op]),
             tensor,
             self._finish_of(carrier, op),
         )
@@ -114,7 +95,7 @@ class GlooCommunicator(Communicator):
         carrier = carrier_of(tensor, op)
         options = dist.ReduceOptions()
         options.rootRank = destination
-        options.reduceOp = _OPERATIONS[carrier.op]
+        options.reduceOp = OPERATIONS[carrier.op]
         return self._start(
             "reduce",
             lambda: self._group.reduce([carrier.tensor], options),
