@@ -18,11 +18,11 @@ from contextlib import contextmanager
 import torch
 
 from bagua_core.algorithms.algorithm import Attachment
-from bagua_core.communication.communicator import Communicator
+from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.communication.compressed.compression import WithFeedback
-from bagua_core.communication.compressed.feedback_sum import feedback_sum
+from bagua_core.communication.compressed.feedback_sum import feedback_sum, piece_size
 from bagua_core.communication.devices.device_wait import last_awaited
-from bagua_core.communication.reduction.conveyor import Job
+from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.weights.outer_step import OuterStep
 from bagua_core.communication.weights.weight_buckets import FlatWeights
@@ -33,6 +33,7 @@ class RoundAverage(Exchange):
 
     def __init__(self, attachment: Attachment, outer: OuterStep | None, form: WithFeedback | None) -> None:
         self._engine = attachment.engine
+        self._conveyor = conveyor_of(attachment.engine)
         self._parameters = attachment.parameters
         self._outer = outer
         self._form = form
@@ -62,7 +63,7 @@ class RoundAverage(Exchange):
                 torch._foreach_zero_(distances)
             if communicator is not None:
                 self._is_under_way = True
-                for pending in self._sum(communicator):
+                for pending in last_awaited(self._sum(communicator), distances):
                     self._engine.wait(pending)
                 self._is_under_way = False
             elif errors := self._own_errors():
@@ -118,13 +119,20 @@ class RoundAverage(Exchange):
         """Of the distances, as of the last average; empty if there are none."""
         return self._errors if self._errors_clock == int(self._clock) else []
 
-    def _sum(self, communicator: Communicator) -> Job:
-        """Of all members' distances, in place; all get the same bits."""
+    def _sum(self, communicator: Communicator) -> list[Pending]:
+        """Begin the sum of all members' distances, in place; all get the same bits.
+
+        Compressed, a distance is cut into pieces: one is encoded or decoded while another travels.
+        """
         distances = self._distance.flats
         if self._form is None:
-            yield from last_awaited([communicator.allreduce(flat) for flat in distances], distances)
-            return
+            return [communicator.allreduce(flat) for flat in distances]
         before = self._own_errors() or [torch.zeros_like(flat) for flat in distances]
         self._errors_left = [torch.empty_like(flat) for flat in distances]
-        for flat, error, left in zip(distances, before, self._errors_left, strict=True):
-            yield from feedback_sum(communicator, self._form, flat, error, left)
+        sums: list[Pending] = []
+        for flat, *errors in zip(distances, before, self._errors_left, strict=True):
+            size = piece_size(flat.numel(), communicator.world_size)
+            for piece in zip(*(torch.split(whole, size) for whole in (flat, *errors)), strict=True):
+                job = feedback_sum(communicator, self._form, *piece)
+                sums.append(self._conveyor.launch(communicator, job, piece))
+        return sums

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -10,13 +11,15 @@ from torch import nn
 
 from bagua_core.algorithms import LocalSGD
 from bagua_core.algorithms.algorithm import Attachment
-from bagua_core.communication.communicator import Communicator
+from bagua_core.communication.communicator import CollectiveFailed, Communicator
+from bagua_core.communication.compressed import feedback_sum
 from bagua_core.parallel import DistributedDataParallel
 from bagua_core.sync_batchnorm import SyncBatchNorm
 from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import FakeEngine, gloo_world, run_ranks
 
 SAMPLES = (30, 10, 0)
+PIECE = 50  # of 127 values
 FP32 = slice(0, 120)  # of the parameters' values; the others are rounded to half precision after each average
 # What one byte a value may differ by, of changes as large as those here; it goes through two rounds.
 LOSS_OF_UINT8 = 0.05
@@ -60,12 +63,21 @@ class Member:
         return torch.cat([v.to(p.dtype).float() for v, p in zip(parts, self.parameters, strict=True)])
 
 
+@pytest.fixture(params=["whole", "in pieces"])
+def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many values travel at a time."""
+    if request.param == "in pieces":
+        monkeypatch.setattr(feedback_sum, "_LEAST_PIECE", PIECE)
+        assert [len(p) for p in torch.zeros(127).split(feedback_sum.piece_size(127, 2))] == [50, 50, 27]
+
+
 def members(algorithm: LocalSGD, count: int = 3) -> list[Member]:
     return [Member(communicator, algorithm) for communicator in build_in_process(count)]
 
 
 @pytest.mark.parametrize("outer", [None, "nesterov"])
 @pytest.mark.parametrize("compress", ["none", "uint8", "int4"])
+@pytest.mark.usefixtures("cut")
 def test_anchors_are_those_of_one_process_and_equal_bit_for_bit(outer: str | None, compress: str) -> None:
     algorithm = LocalSGD(
         outer_optimizer=outer, outer_lr=0.7, outer_momentum=0.8, compress=compress, unit="round"
@@ -128,6 +140,7 @@ def average(world: list[Member], samples: Sequence[int] = SAMPLES) -> None:
 
 
 @pytest.mark.parametrize("compress", ["uint8", "int4"])
+@pytest.mark.usefixtures("cut")
 def test_what_compression_loses_is_sent_by_the_following_averages(compress: str) -> None:
     world = members(LocalSGD(compress=compress, unit="round"))
     expected = world[0].anchor
@@ -159,6 +172,7 @@ def test_an_error_belongs_to_one_anchor_and_is_added_where_a_member_goes_on_alon
     assert not behind.exchange._own_errors()
 
 
+@pytest.mark.usefixtures("cut")
 def test_a_failed_average_leaves_the_errors_as_they_were() -> None:
     world = members(LocalSGD(compress="int4", unit="round"))
     for member in world:
@@ -171,6 +185,7 @@ def test_a_failed_average_leaves_the_errors_as_they_were() -> None:
         assert torch.equal(member.exchange._own_errors()[0], error)
 
 
+@pytest.mark.usefixtures("cut")
 def test_over_gloo() -> None:
     world = [Member(c, LocalSGD(compress="uint8", unit="round")) for c in gloo_world(2)]
     for member in world:
@@ -179,6 +194,30 @@ def test_over_gloo() -> None:
     for member in world:
         member.exchange.step_committed()
     assert torch.equal(world[0].anchor, world[1].anchor)
+
+
+@pytest.mark.usefixtures("cut")
+def test_an_average_that_ends_in_the_middle_is_repeated_with_the_same_errors() -> None:
+    first, second = (Member(c, LocalSGD(compress="uint8", unit="round")) for c in gloo_world(2))
+    for member in (first, second):
+        member.learn(0)
+    run_ranks([first, second], lambda member: member.close((3, 1)))
+    for member in (first, second):
+        member.exchange.step_committed()
+    (before,) = first.exchange._own_errors()
+    kept, model = before.clone(), first.model
+    timer = threading.Timer(0.2, lambda: first.communicator.abort("the other one is gone"))
+    timer.start()
+    with pytest.raises(CollectiveFailed, match="the other one is gone"):
+        first.close((3, 1))
+    timer.join()
+    first.exchange.step_rolled_back()
+    assert torch.equal(first.exchange._own_errors()[0], kept)
+    assert torch.equal(first.model, model)
+    (again,) = (Member(c, LocalSGD(compress="uint8", unit="round")) for c in build_in_process(1))
+    first.exchange.close_round(again.communicator, 1.0)
+    first.exchange.step_committed()
+    assert first.anchor.isfinite().all()
 
 
 def test_unknown_units_and_synchronized_batch_norm_are_refused() -> None:
