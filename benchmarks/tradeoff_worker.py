@@ -29,7 +29,7 @@ POWER_SGD_START = 2  # the least that torch allows
 # QAdam hardly moves: after so short a warm-up it would lose its way, and only what its steps cost is asked.
 SETTINGS = Settings("sgd", lr=0.1, adam_lr=1e-6, qadam_warmup_steps=3)
 _ONE_BUCKET_MB = 4096
-ROUNDS = 3  # whole rounds that are measured, where the round is the unit of commit
+ROUNDS = 3  # that are measured, where the round is the unit of commit
 ALONE = "alone"
 STARTED, COUNTED = "started", "json"  # stages of workers that train alone; `write` completes the second
 _LOOK_EVERY_S = 0.01
@@ -240,7 +240,8 @@ def train_rounds(args: argparse.Namespace) -> None:
     """A round that does not count, then ROUNDS; each worker takes its own number of local steps.
 
     The window begins behind the close of the first round and ends behind the close of the last, so it contains as many
-    exchanges as rounds. The samples of its rounds are counted, since no worker's steps stand for those of the others.
+    exchanges as rounds. No epoch ends in it: a training has many rounds in an epoch. The samples of its rounds are
+    counted, since no worker's steps stand for those of the others.
     """
     import bagua_core as bagua
 
@@ -249,7 +250,7 @@ def train_rounds(args: argparse.Namespace) -> None:
     optimizer, algorithm = algorithm_choices.CHOICES[args.system](list(net.parameters()), SETTINGS)
     model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm)
     global_batch = args.batch * args.hosts
-    data = Pool(args.width, (1 + ROUNDS) * SETTINGS.diloco_every * global_batch)
+    data = Pool(args.width, (3 + ROUNDS) * SETTINGS.diloco_every * global_batch)
     loader = bagua.ElasticDataLoader(data, global_batch)
     began_s: list[float] = []
     losses: list[float] = []
@@ -259,15 +260,18 @@ def train_rounds(args: argparse.Namespace) -> None:
             if loader.step >= 1 and not counted:
                 counted, sent_before = len(began_s), sent_bytes()
             began_s.append(time.monotonic())
+            if loader.step > ROUNDS:
+                break
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.item())
             samples += len(y) if counted else 0
+        if loader.step > ROUNDS:
+            break
     if loader.step != 1 + ROUNDS:
         raise RuntimeError(f"{loader.step} rounds instead of {1 + ROUNDS}: a fault")
-    began_s.append(time.monotonic())
     sent = sent_bytes() - sent_before
     write(args.out, bagua.get_rank(), net, began_s, began_s[counted:], losses, ROUNDS, sent, samples)
 
