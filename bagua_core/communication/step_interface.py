@@ -89,6 +89,14 @@ class Rounds(Protocol):
     def has_work(self) -> bool:
         """This worker took local steps that no committed round contains."""
 
+    @property
+    def may_end_early(self) -> bool:
+        """The epoch has places left for another round, so what the leases of this one leave unused is no loss."""
+
+    @property
+    def is_used_up(self) -> bool:
+        """This worker has used its whole lease, which is large enough for the others to end the round by it."""
+
     def used(self) -> Used:
         """What this worker did in the round under way."""
 

@@ -57,6 +57,20 @@ def test_a_slow_worker_leases_less(job: MakeJob) -> None:
     assert fast > 1.5 * slow
 
 
+def test_the_first_worker_that_is_done_ends_the_round_and_the_rest_of_a_lease_is_leased_again(
+    job: MakeJob,
+) -> None:
+    """In the first round no speed is known, so leases are equal: 80 samples of 160 for each worker."""
+    one = in_rounds(job, "--slow-slot", "1", "--sample-s", "0.006")
+    one.start(slots=2)
+    one.await_step(2)
+    one.finish()
+    check(one, finished=2)
+    first = [line for line in one.ledger.lines if line.step == one.ledger.lines[0].step]
+    slow, fast = sorted(len(line.samples) for line in first)
+    assert fast == 80 and slow <= 48, "the slow worker takes a third of its lease, and finishes its batch"
+
+
 @pytest.mark.parametrize("options", [(), ("--compress", "int4"), ("--async",)])
 def test_a_worker_killed_within_a_round_loses_its_lease_alone(job: MakeJob, options: tuple[str, ...]) -> None:
     one = in_rounds(job, *options)

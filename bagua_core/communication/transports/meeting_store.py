@@ -1,9 +1,9 @@
 """The meeting store: a small key-value server in each worker, at which a generation's members exchange addresses.
 
 torch's own TCPStore would do, but it looks up the name of every client by reverse DNS and stalls for seconds where
-that does not answer, on the very path that must be quick. A get waits for its key; nothing is ever changed or
-deleted but whole generations. Frames: length, operation, key, value. Oversized frames end the connection, and so does
-a client that asks on and on and does not read.
+that does not answer, on the very path that must be quick. A get waits for its key. No value is changed; whole
+generations are deleted, and signals (meeting_signal.py) once no member asks for them. Oversized frames
+(meeting_frames.py) end the connection, and so does a client that asks on and on and does not read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections import OrderedDict
@@ -20,47 +19,18 @@ from datetime import timedelta
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from bagua_core.communication.transports.meeting_frames import Connection, Operation, frame
 from bagua_core.errors import InfrastructureLost
 
-LARGEST_FRAME_BYTES = 1 << 20
 GENERATIONS_KEPT = 16
 MOST_UNREAD_BYTES = 16 << 20  # of answers that a client has asked for and does not take
 MOST_QUESTIONS = 1024  # of one client that wait for a value; a MeetingStore has one at a time
 ACCEPT_AGAIN_S = 0.1  # callers wait in the backlog meanwhile
 _NOTHING_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_HEADER = struct.Struct("!IBH")  # bytes that follow, operation, length of the key
-_SET, _GET, _VALUE = 1, 2, 3
 
 
 class MeetingStoreError(InfrastructureLost, RuntimeError):
     """The server is gone, or did not have the key in time."""
-
-
-def _frame(operation: int, key: bytes, value: bytes = b"") -> bytes:
-    return _HEADER.pack(len(key) + len(value), operation, len(key)) + key + value
-
-
-class _Connection:
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.incoming = bytearray()
-        self.outgoing = bytearray()
-        self.questions = 0  # that wait for a value
-
-    def frames(self) -> list[tuple[int, bytes, bytes]]:
-        """Whole frames received so far. Raises ValueError for one that is too large."""
-        found = []
-        while len(self.incoming) >= _HEADER.size:
-            size, operation, key_size = _HEADER.unpack_from(self.incoming)
-            if size > LARGEST_FRAME_BYTES or key_size > size:
-                raise ValueError(f"a frame of {size} bytes")
-            end = _HEADER.size + size
-            if len(self.incoming) < end:
-                break
-            body = bytes(self.incoming[_HEADER.size : end])
-            del self.incoming[:end]
-            found.append((operation, body[:key_size], body[key_size:]))
-        return found
 
 
 class MeetingServer:
@@ -74,7 +44,7 @@ class MeetingServer:
         self.port: int = self._listener.getsockname()[1]
         self._groups: OrderedDict[bytes, dict[bytes, bytes]] = OrderedDict()
         self._published: dict[bytes, bytes] = {}  # replaced, never changed: another thread puts it
-        self._waiting: dict[bytes, list[_Connection]] = {}
+        self._waiting: dict[bytes, list[Connection]] = {}
         self._selector = selectors.DefaultSelector()
         self._wake_out, self._wake_in = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -136,9 +106,9 @@ class MeetingServer:
         except OSError:
             sock.close()
             return
-        self._selector.register(sock, selectors.EVENT_READ, _Connection(sock))
+        self._selector.register(sock, selectors.EVENT_READ, Connection(sock))
 
-    def _serve(self, connection: _Connection, events: int) -> None:
+    def _serve(self, connection: Connection, events: int) -> None:
         try:
             if events & selectors.EVENT_READ:
                 data = connection.sock.recv(1 << 16)
@@ -152,16 +122,16 @@ class MeetingServer:
             # A client that is gone or no client of ours: its own end notices.
             self._drop(connection)
 
-    def _do(self, connection: _Connection, operation: int, key: bytes, value: bytes) -> None:
+    def _do(self, connection: Connection, operation: int, key: bytes, value: bytes) -> None:
         # the whole generation: its lanes and transports meet under many prefixes, none of which may push out another
         group = b"/".join(key.split(b"/", 2)[:2])
-        if operation == _SET:
+        if operation == Operation.SET:
             keys = self._groups.setdefault(group, {})
             if len(self._groups) > GENERATIONS_KEPT:
                 self._groups.popitem(last=False)
             keys[key] = value
             self._answer_waiting(key, value, but=connection)
-        elif operation == _GET:
+        elif operation == Operation.GET:
             if len(connection.outgoing) > MOST_UNREAD_BYTES or connection.questions >= MOST_QUESTIONS:
                 raise ValueError("a client that asks and does not read")
             found = self._published.get(key) or self._groups.get(group, {}).get(key)
@@ -169,19 +139,21 @@ class MeetingServer:
                 connection.questions += 1
                 self._waiting.setdefault(key, []).append(connection)
             else:
-                connection.outgoing += _frame(_VALUE, key, found)
+                connection.outgoing += frame(Operation.VALUE, key, found)
+        elif operation == Operation.FORGET:
+            self._groups.get(group, {}).pop(key, None)
         else:
             raise ValueError(f"operation {operation}")
 
-    def _answer_waiting(self, key: bytes, value: bytes, but: _Connection | None = None) -> None:
+    def _answer_waiting(self, key: bytes, value: bytes, but: Connection | None = None) -> None:
         """but: one that is being served, and flushed afterwards."""
         for waiter in self._waiting.pop(key, []):
             waiter.questions -= 1
-            waiter.outgoing += _frame(_VALUE, key, value)
+            waiter.outgoing += frame(Operation.VALUE, key, value)
             if waiter is not but:
                 self._serve(waiter, 0)
 
-    def _flush(self, connection: _Connection) -> None:
+    def _flush(self, connection: Connection) -> None:
         if connection.outgoing:
             try:
                 sent = connection.sock.send(connection.outgoing)
@@ -193,7 +165,7 @@ class MeetingServer:
         interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outgoing else 0)
         self._selector.modify(connection.sock, interest, connection)
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: Connection) -> None:
         for key, waiters in list(self._waiting.items()):
             if connection in waiters:
                 waiters.remove(connection)
@@ -227,7 +199,7 @@ class MeetingStore(Store):
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
         with self._asking:
-            self._send(_frame(_SET, key.encode(), data), time.monotonic() + self._timeout_s)
+            self._send(frame(Operation.SET, key.encode(), data), time.monotonic() + self._timeout_s)
 
     def get(self, key: str) -> bytes:
         return self._get(key, time.monotonic() + self._timeout_s)
@@ -266,8 +238,8 @@ class MeetingStore(Store):
             raise MeetingStoreError(f"the store of rank 0: {error}") from error
 
     def _fetch(self, key: str, deadline_s: float) -> bytes:
-        self._send(_frame(_GET, key.encode()), deadline_s)
-        connection = _Connection(self._sock)
+        self._send(frame(Operation.GET, key.encode()), deadline_s)
+        connection = Connection(self._sock)
         while True:
             try:
                 # Of all answers together: who keeps talking of something else must not hold its client.
@@ -283,7 +255,7 @@ class MeetingStore(Store):
             except ValueError as error:
                 raise MeetingStoreError(f"waiting for {key!r}: what answers is no store: {error}") from error
             for operation, answered, value in frames:
-                if operation == _VALUE and answered == key.encode():
+                if operation == Operation.VALUE and answered == key.encode():
                     return value
 
 

@@ -15,10 +15,14 @@ from dataclasses import dataclass, field, replace
 from bagua_core.communication.step_interface import MOST_LEASE_RANGES, Used
 from bagua_core.errors import InternalError
 
-# A smaller change of a worker's speed leaves the leases as they are, so that batches can be read ahead.
-SPEED_CHANGE = 0.1
+# What a round says of a worker's speed counts for this part, for one round measures it to some percent only. A speed
+# that is greater or less by SPEED_JUMP is taken as it is.
+NEWEST_PART = 0.3
+SPEED_JUMP = 1.5
 # The least samples of a lease, for batch normalization cannot train on one.
 MEASURED_BY = 2
+# The last round of an epoch has up to this part more samples, and leaves no rest for a small round of its own.
+LAST_ROUND = 0.25
 
 Range = tuple[int, int]
 
@@ -44,21 +48,22 @@ class LeaseBook:
         return LeaseBook(length, epoch, 0, ((0, length),), speeds or {})
 
     def lease(self, workers: Sequence[str], most: int) -> list[tuple[Range, ...]]:
-        """A lease for each worker, in their order. most: samples of the round, fewer at the end of an epoch.
+        """A lease for each worker, in their order. most: samples of the round; in the last one of an epoch there may be
+        LAST_ROUND more.
 
         A worker whose speed is not known counts as fast as the others' mean.
         """
-        taken = _first(self.unused, most)
+        taken = self.unused if self.is_last(most) else _first(self.unused, most)
         known = [self.speeds[w] for w in workers if self.speeds.get(w, 0.0) > 0]
         assumed = sum(known) / len(known) if known else 1.0
         shares = _without_lone_samples(
             _with_least(proportional(count_of(taken), [self.speeds.get(w, 0.0) or assumed for w in workers]))
         )
-        leases = []
-        for share in shares:
-            own, taken = _split(taken, share)
-            leases.append(own[:MOST_LEASE_RANGES])
-        return leases
+        return _dealt(taken, shares)
+
+    def is_last(self, most: int) -> bool:
+        """Whether the leases of a round of `most` samples are all that the epoch has left."""
+        return count_of(self.unused) <= most + int(most * LAST_ROUND)
 
     def closed(self, workers: Sequence[str], used: Sequence[Used]) -> LeaseBook:
         """The book after the round in which each of `workers` used that. Raises LeaseConflict."""
@@ -111,6 +116,32 @@ def first_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
     return _first(ranges, count)
 
 
+def _dealt(taken: Sequence[Range], shares: Sequence[int]) -> list[tuple[Range, ...]]:
+    """`taken` dealt to the shares, in MOST_LEASE_RANGES ranges each.
+
+    Workers that ended a round before their leases were used up have left small ranges. Each gets some of these in turn,
+    and the rest of its share from the last range, which no round has had.
+    """
+    own: list[list[Range]] = [[] for _ in shares]
+    left = list(shares)
+    turn = 0
+    for start, stop in taken[:-1]:
+        for _ in shares:
+            if start < stop and left[turn] and len(own[turn]) < MOST_LEASE_RANGES - 1:
+                cut = min(stop, start + left[turn])
+                own[turn].append((start, cut))
+                left[turn] -= cut - start
+                start = cut
+            turn = (turn + 1) % len(shares)
+            if start == stop:
+                break
+    rest = tuple(taken[-1:])
+    for place, count in enumerate(left):
+        more, rest = _split(rest, count)
+        own[place] += more
+    return [tuple(ranges) for ranges in own]
+
+
 def _first(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
     return _split(ranges, count)[0]
 
@@ -138,7 +169,8 @@ def _without(unused: tuple[Range, ...], used: Range) -> tuple[Range, ...]:
 
 
 def _steady(before: float, now: float) -> float:
-    """A worker that took no step keeps its speed; so does one whose speed hardly changed."""
+    """A worker that took no step keeps its speed."""
     if now <= 0:
         return before
-    return before if before > 0 and abs(now - before) <= SPEED_CHANGE * before else now
+    is_jump = not before / SPEED_JUMP < now < before * SPEED_JUMP
+    return now if is_jump else before + NEWEST_PART * (now - before)

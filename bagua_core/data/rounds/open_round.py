@@ -20,6 +20,9 @@ from bagua_core.data.rounds.leases import LeaseBook, Range, count_of, first_of
 from bagua_core.errors import InternalError
 
 ROUNDS_KEPT = 8  # whose samples the ledger may still ask for
+# A worker whose lease is less than this part of the mean ends no round for the others: a pause may have made it look
+# slow, and the round would be over at once.
+LEAST_PART = 0.5
 
 
 class _Lease:
@@ -68,6 +71,9 @@ class Rounds:
         self._used = 0
         self._began_s = self._ended_s = 0.0
         self._timed = 0  # samples used between these two
+        self._mean_lease = 0.0
+        self.may_end_early = False
+        """See step_interface.Rounds."""
 
     # -- the round under way
 
@@ -76,11 +82,20 @@ class Rounds:
         """Local steps were taken that no committed round contains."""
         return self._used > 0
 
+    @property
+    def is_used_up(self) -> bool:
+        """See step_interface.Rounds."""
+        used = self._used
+        return used == len(self._lease.places) and used >= max(1.0, LEAST_PART * self._mean_lease)
+
     def open(self, plan: StepPlan) -> int:
         """Lease what this worker trains on in the round that begins. Returns the number of local batches."""
         workers = _active(plan)
+        leases = self._ranges(self.book, workers)
         self._lease = self._leased(self.book, workers, plan)
-        in_full = self.book.closed(workers, [Used(r) for r in self._ranges(self.book, workers)])
+        self._mean_lease = sum(map(count_of, leases)) / len(leases)
+        self.may_end_early = not self.book.is_last(self._most)
+        in_full = self.book.closed(workers, [Used(ranges) for ranges in leases])
         self._next = self._leased(in_full, workers, plan)
         self._used = 0
         self._began_s = self._ended_s = 0.0
@@ -199,7 +214,12 @@ class Rounds:
     # --
 
     def _ranges(self, book: LeaseBook, workers: Sequence[str]) -> list[tuple[Range, ...]]:
-        return book.lease(workers, self._steps * self._size)
+        return book.lease(workers, self._most)
+
+    @property
+    def _most(self) -> int:
+        """Samples of a round."""
+        return self._steps * self._size
 
     def _leased(self, book: LeaseBook, workers: Sequence[str], plan: StepPlan) -> _Lease:
         place = plan.active_index

@@ -20,11 +20,8 @@ import torch
 
 from bagua_contract.addresses import parted
 from bagua_contract.records import Generation
-from bagua_core.communication.transports.meeting_store import (
-    LARGEST_FRAME_BYTES,
-    MeetingStore,
-    MeetingStoreError,
-)
+from bagua_core.communication.transports.meeting_frames import LARGEST_FRAME_BYTES
+from bagua_core.communication.transports.meeting_store import MeetingStore, MeetingStoreError
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.script_collectives.requests import Allgather, Request, Result
 from bagua_core.elastic.state import state_codec

@@ -444,5 +444,6 @@ class Engine(Places):
             self._report_progress()
         if self._checkpoints is not None:
             self._checkpoints.close()
+        self._early_end.close()
         member.close(in_order=exit_code == 0 or is_over)
         return True

@@ -14,9 +14,11 @@ from collections.abc import Sequence
 import torch
 
 from bagua_contract.environment import WorkerEnvironment
+from bagua_contract.records import Generation
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.step_interface import Rounds, Used
 from bagua_core.elastic.replica.own_replica import Outcome
+from bagua_core.elastic.step.early_end import EarlyEnd
 from bagua_core.elastic.step.round_rows import ROW_COLUMNS, from_row, to_row
 from bagua_core.elastic.step.step_end import StepEnd
 from bagua_core.elastic.step.step_states import Event
@@ -39,6 +41,7 @@ class RoundEnd(StepEnd):
         super().__init__(environment)
         self.is_round_open = False  # a member of the generation holds local steps that no average contains
         self._used: Sequence[Used] = ()  # by the members in the round under way, by global rank
+        self._early_end = EarlyEnd(self._say)
 
     @property
     def round_steps(self) -> int | None:
@@ -52,8 +55,8 @@ class RoundEnd(StepEnd):
         return found.pop() if found else None
 
     def closes_round_early(self) -> bool:
-        """See StepEngine: a newer generation leaves out a member of the one in force. The shards of a replica take the
-        same local steps, so one that hears of it first tells the others."""
+        """See StepEngine: another member has used up its lease, or a newer generation leaves out a member of the one in
+        force. The shards of a replica take the same local steps, so one that hears of it first tells the others."""
         member = self.member
         if member is None:
             return False
@@ -67,9 +70,17 @@ class RoundEnd(StepEnd):
         newest = news.generation
         if news.leave:
             return True
-        if newest is None or newest.number <= in_force.number:
-            return False
-        return any(newest.placement_of(m.worker_id) is None for m in in_force.members)
+        if newest is not None and newest.number > in_force.number and _leaves_out(newest, in_force):
+            return True
+        shared = self._ends_early_in()
+        return shared is not None and self._early_end.is_due(shared, self.plan.step)
+
+    def _ends_early_in(self) -> Generation | None:
+        """The generation in force, if its first member that has used up its lease ends the round under way."""
+        in_force = None if self.member is None else self.member.generation
+        if in_force is None or self.rounds is None or not self.rounds.may_end_early:
+            return None
+        return in_force if in_force.world_size > 1 else None
 
     def _close_round(self) -> None:
         rounds = self.rounds
@@ -78,6 +89,9 @@ class RoundEnd(StepEnd):
         communicator = self.communicator()
         if communicator is not None and communicator.world_size == 1:
             communicator = None
+        shared = self._ends_early_in()
+        if shared is not None and rounds.is_used_up:
+            self._early_end.end(shared, self.plan.step)
         own = self._used_here(rounds)
         try:
             used = self._used = [own] if communicator is None else self._exchanged(communicator, own)
@@ -129,3 +143,8 @@ class RoundEnd(StepEnd):
             f"round {state.name.step} in generation {self.plan.generation} was not averaged: {why}; its local steps "
             f"are kept, and the average is repeated{'; ' + apart if apart else ''}"
         )
+
+
+def _leaves_out(newer: Generation, older: Generation) -> bool:
+    """Whether a member of the older one is not in the newer one."""
+    return any(newer.placement_of(member.worker_id) is None for member in older.members)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bagua_core.communication.step_interface import MOST_LEASE_RANGES, Used
 from bagua_core.data.rounds.leases import (
+    LAST_ROUND,
     LeaseBook,
     LeaseConflict,
     count_of,
@@ -38,7 +39,9 @@ def test_each_place_of_an_epoch_is_used_once(length: int, most: int, rounds: Any
         leases = book.lease(workers, most)
         assert all(len(lease) <= MOST_LEASE_RANGES for lease in leases)
         places = [p for lease in leases for start, stop in lease for p in range(start, stop)]
-        assert len(places) == len(set(places)) <= most
+        assert len(places) == len(set(places)) <= (1 + LAST_ROUND) * most
+        if book.is_last(most):
+            assert len(places) == count_of(book.unused) or max(map(len, leases)) == MOST_LEASE_RANGES
         used = [
             Used(first_of(lease, round(part * count_of(lease))), speed)
             for lease, part, speed in zip(leases, parts, speeds, strict=False)
@@ -52,17 +55,29 @@ def test_each_place_of_an_epoch_is_used_once(length: int, most: int, rounds: Any
             used_in_epoch = []
 
 
-def test_leases_follow_speeds_and_a_small_change_leaves_them() -> None:
+def test_leases_follow_speeds() -> None:
     book = LeaseBook.of_epoch(1000, 0)
     assert [count_of(lease) for lease in book.lease(["a", "b"], 80)] == [40, 40]
     book = book.closed(["a", "b"], [Used(((0, 40),), 30.0), Used(((40, 80),), 10.0)])
     leases = book.lease(["a", "b"], 80)
     assert [count_of(lease) for lease in leases] == [60, 20]
-    again = book.closed(["a", "b"], [Used(leases[0], 32.0), Used(leases[1], 9.5)])
+    again = book.closed(["a", "b"], [Used(leases[0], 30.0), Used(leases[1], 10.0)])
     assert [count_of(lease) for lease in again.lease(["a", "b"], 80)] == [60, 20]
     # one that is new counts as the others' mean, and one that took no step keeps its speed
     assert [count_of(lease) for lease in again.lease(["a", "b", "new"], 80)] == [40, 13, 27]
     assert book.closed(["a", "b"], [Used(), Used(leases[1], 10.0)]).speeds["a"] == 30.0
+
+
+def test_a_speed_is_the_mean_of_rounds_until_it_jumps() -> None:
+    book, speed = LeaseBook.of_epoch(1000, 0), []
+    for now in (100.0, 120.0, 80.0, *[100.0] * 12, 40.0, 44.0):
+        (lease,) = book.lease(["a"], 10)
+        book = book.closed(["a"], [Used(lease, now)])
+        speed.append(book.speeds["a"])
+    assert speed[0] == 100.0
+    assert all(abs(s - 100.0) < 10.0 for s in speed[1:15]) and abs(speed[14] - 100.0) < 1.0
+    assert speed[15] == 40.0
+    assert 40.0 < speed[16] < 44.0
 
 
 def test_a_lost_lease_is_leased_again() -> None:
@@ -70,6 +85,25 @@ def test_a_lost_lease_is_leased_again() -> None:
     lost, kept = book.lease(["a", "b"], 40)
     book = book.closed(["b"], [Used(kept, 1.0)])
     assert book.lease(["b"], 40) == [(*lost, (40, 60))]
+
+
+def test_what_rounds_that_ended_early_left_is_dealt_in_turn() -> None:
+    """One small range of each of many workers, in every round: no worker's row has too many ranges for it."""
+    workers = [f"w{i}" for i in range(3 * MOST_LEASE_RANGES)]
+    book = LeaseBook.of_epoch(100_000, 0)
+    for number in range(12):
+        leases = book.lease(workers, 100 * len(workers))
+        assert [count_of(lease) for lease in leases] == [100] * len(workers)
+        assert max(map(len, leases)) <= 3
+        # the first to be done ends the round, and the others leave some samples
+        used = [first_of(lease, 100 - (i + number) % 7) for i, lease in enumerate(leases)]
+        book = book.closed(workers, [Used(ranges, 1.0) for ranges in used])
+
+
+def test_an_epoch_ends_without_a_small_round() -> None:
+    book = LeaseBook.of_epoch(100, 0)
+    assert not book.is_last(79) and sum(map(count_of, book.lease(["a", "b"], 79))) == 79
+    assert book.is_last(80) and sum(map(count_of, book.lease(["a", "b"], 80))) == 100
 
 
 def test_no_worker_leases_a_lone_sample_where_another_can_take_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from bagua_core.communication.step_interface import MicroBatch, StepPlan
+from bagua_core.communication.step_interface import MicroBatch, StepPlan, Used
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic.state import state_codec
 from tests.core.data.fake_job import FakeEngine
@@ -98,6 +98,37 @@ def test_a_worker_without_a_lease_takes_part_in_the_average_alone() -> None:
     assert run_round(made[1]) == []
     assert job[1].begun == [MicroBatch(0.0, True)]
     assert made[1].rounds is not None and not made[1].rounds.has_work
+
+
+def test_a_worker_ends_the_round_for_all_once_its_lease_is_used_up_and_the_epoch_has_another_round() -> None:
+    job, made = loaders(2, samples=48)  # 24 in a round, 3 batches of 4 for each worker
+    start(made)
+    first, second = (loader.rounds for loader in made)
+    assert first is not None and second is not None
+    run_round(made[0])
+    run_round(made[1], 2)
+    assert first.may_end_early and second.may_end_early
+    assert (first.is_used_up, second.is_used_up) == (True, False)
+    close(job, made)
+    run_round(made[0])
+    run_round(made[1])
+    assert not first.may_end_early, "what is left now would be a round of its own"
+    close(job, made)
+    assert made[0].position()["epoch"] == 1
+
+
+def test_a_worker_that_looked_slow_in_one_round_does_not_end_the_next_one() -> None:
+    job, made = loaders(2, samples=480)
+    start(made)
+    first, second = (loader.rounds for loader in made)
+    assert first is not None and second is not None
+    for loader in made:
+        run_round(loader)
+    used = [Used(first.used().ranges, 1000.0), Used(second.used().ranges, 1.0)]
+    for rounds, engine in zip((first, second), job, strict=True):
+        rounds.closed(engine.plan, used)
+    assert [len(batches) for batches in map(run_round, made)] == [5, 1]
+    assert (first.is_used_up, second.is_used_up) == (True, False)
 
 
 def test_the_book_travels_and_forgets_what_belongs_to_no_round_of_it() -> None:

@@ -1,0 +1,67 @@
+"""A signal that any member of a generation gives once and all others look for without waiting.
+
+Owns a connection to the generation's meeting store. A signal has a number, and numbers only grow. Each member that
+watches a number asks the store for its key; the first `give` answers all of them. Nothing blocks but the connecting
+and the sending of some bytes, for a bounded time. The signal is a hint: a member that does not get it does what it
+would do without.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from bagua_core.communication.transports.meeting_frames import Connection, Operation, frame
+
+WITHIN_S = 2.0  # for connecting, and for each message
+NUMBERS_KEPT = 2  # members can be this far apart
+
+
+class MeetingSignal:
+    """prefix: of the generation's keys; it begins with `<job's nonce>/<generation>/`. Used by one thread."""
+
+    def __init__(self, host: str, port: int, prefix: str) -> None:
+        """Raises OSError if no store answers within WITHIN_S."""
+        self._prefix = prefix
+        self._sock = socket.create_connection((host, port), timeout=WITHIN_S)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._answers = Connection(self._sock)
+        self._watched = -1
+        self._given = -1  # the greatest number that was given, as far as is known here
+
+    def is_given(self, number: int) -> bool:
+        """Whether a member has given this number. Raises OSError, ValueError once the connection is of no use."""
+        if number > self._watched:
+            self._watched = number
+            self._send(frame(Operation.GET, self._key(number)))
+        self._read()
+        return self._given >= number
+
+    def give(self, number: int) -> None:
+        """Raises OSError."""
+        self._given = max(self._given, number)
+        forgotten = frame(Operation.FORGET, self._key(number - NUMBERS_KEPT))
+        self._send(frame(Operation.SET, self._key(number), b"1") + forgotten)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _key(self, number: int) -> bytes:
+        return f"{self._prefix}/{number}".encode()
+
+    def _send(self, data: bytes) -> None:
+        self._sock.settimeout(WITHIN_S)
+        self._sock.sendall(data)
+
+    def _read(self) -> None:
+        self._sock.setblocking(False)
+        try:
+            data = self._sock.recv(1 << 12)
+        except BlockingIOError:
+            return
+        if not data:
+            raise ConnectionResetError("the store has closed the connection")
+        self._answers.incoming += data
+        for operation, key, _ in self._answers.frames():
+            number = key.removeprefix(f"{self._prefix}/".encode())
+            if operation == Operation.VALUE and number.isdigit():
+                self._given = max(self._given, int(number))
