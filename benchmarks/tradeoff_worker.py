@@ -68,8 +68,14 @@ class Worker:
     def __init__(self, args: argparse.Namespace, rank: int) -> None:
         self._args = args
         self._rank = rank
-        self._batches = Batches(args.width, args.batch, rank)
+        self._draw = Batches(args.width, args.batch, rank).draw
         self._sent_before = 0
+
+    def draw_samples(self) -> None:
+        """Draw from a data set from now on, sample by sample, as a worker in rounds does."""
+        batches = torch.utils.data.DataLoader(Pool(self._args.width, POOL), self._args.batch)
+        endless = itertools.chain.from_iterable(itertools.repeat(batches))
+        self._draw = lambda: next(endless)
 
     def window(self, rounds: Callable[[], int | None] = lambda: None) -> Window:
         return self._window(self._args.out / "stop", self._rank == 0, rounds)
@@ -92,7 +98,7 @@ class Worker:
 
     def train(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
         """One step. Returns its loss."""
-        x, y = self._batches.draw()
+        x, y = self._draw()
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -174,7 +180,8 @@ def train_ddp(args: argparse.Namespace) -> None:
 
 
 def train_alone(args: argparse.Namespace) -> None:
-    """The same steps without any communication, on all hosts at the same time: what the workers can do at most.
+    """The same steps without any communication, on all hosts at the same time: what the workers can do at most. Their
+    samples come as those of the systems in rounds do, of which the utilisation is asked.
 
     A worker that has finished its window goes on training until the windows of all have ended: the hosts of a lab share
     processors, and no window may have more of them than the others.
@@ -183,6 +190,7 @@ def train_alone(args: argparse.Namespace) -> None:
     net = mlp(args.width)
     optimizer = algorithm_choices.plain_optimizer(net.parameters(), SETTINGS)
     worker = Worker(args, rank)
+    worker.draw_samples()
     window = worker.own_window()
     started, counted = Meeting(args.out, STARTED, args.hosts), Meeting(args.out, COUNTED, args.hosts)
     started.arrive(rank)
