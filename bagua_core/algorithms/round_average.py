@@ -63,7 +63,7 @@ class RoundAverage(Exchange):
                 torch._foreach_zero_(distances)
             if communicator is not None:
                 self._is_under_way = True
-                for pending in last_awaited(self._sum(communicator), distances):
+                for pending in self._sum(communicator):
                     self._engine.wait(pending)
                 self._is_under_way = False
             elif errors := self._own_errors():
@@ -120,19 +120,20 @@ class RoundAverage(Exchange):
         return self._errors if self._errors_clock == int(self._clock) else []
 
     def _sum(self, communicator: Communicator) -> list[Pending]:
-        """Begin the sum of all members' distances, in place; all get the same bits.
+        """Begin the sum of all members' distances, in place; all get the same bits. Returns what is to be awaited.
 
-        Compressed, a distance is cut into pieces: one is encoded or decoded while another travels.
+        Compressed, a distance is cut into pieces: one is encoded or decoded while another travels. The last piece of a
+        device ends after all others of it.
         """
         distances = self._distance.flats
         if self._form is None:
-            return [communicator.allreduce(flat) for flat in distances]
+            return last_awaited([communicator.allreduce(flat) for flat in distances], distances)
         before = self._own_errors() or [torch.zeros_like(flat) for flat in distances]
         self._errors_left = [torch.empty_like(flat) for flat in distances]
-        sums: list[Pending] = []
+        last: dict[torch.device, Pending] = {}
         for flat, *errors in zip(distances, before, self._errors_left, strict=True):
             size = piece_size(flat.numel(), communicator.world_size)
             for piece in zip(*(torch.split(whole, size) for whole in (flat, *errors)), strict=True):
                 job = feedback_sum(communicator, self._form, *piece)
-                sums.append(self._conveyor.launch(communicator, job, piece))
-        return sums
+                last[flat.device] = self._conveyor.launch(communicator, job, piece)
+        return list(last.values())

@@ -284,7 +284,7 @@ class StepEngine(StepReductions, Protocol):
         have rounds, or rounds of another length."""
 
     def closes_round_early(self) -> bool:
-        """A change of membership waits for the end of the round: take no further local step."""
+        """Another member has ended the round, or a change of membership waits for that: take no further local step."""
 
     def attach_source(self, source: DataSource) -> None: ...
 

@@ -358,10 +358,9 @@ class ElasticDataLoader:
                 division = cast("EvenDivision", self._division)
                 self._rounds = Rounds(division.used_length, steps, self._global_batch_size, division.order)
             engine.attach_source(self)
-            if self._stream is not None:
-                engine.register_state("bagua.stream", self._stream)
-            if self._rounds is not None:
-                engine.register_state("bagua.rounds", self._rounds)
+            for name, state in (("bagua.stream", self._stream), ("bagua.rounds", self._rounds)):
+                if state is not None:
+                    engine.register_state(name, state)
             self._attached = True
         return engine
 
@@ -390,6 +389,7 @@ class ElasticDataLoader:
             "seed": str(self.seed),
             "shuffle": str(self.shuffle),
             "drop_last": str(self.drop_last),
+            **({} if self._rounds is None else self._rounds.fingerprint()),
             **self._division.fingerprint(),
         }
 

@@ -1,9 +1,9 @@
 """A signal that any member of a generation gives once and all others look for without waiting.
 
 Owns a connection to the generation's meeting store. A signal has a number, and numbers only grow. Each member that
-watches a number asks the store for its key; the first `give` answers all of them. Nothing blocks but the connecting
-and the sending of some bytes, for a bounded time. The signal is a hint: a member that does not get it does what it
-would do without.
+watches a number asks the store for its key; the first `give` answers all of them. Old numbers are forgotten, given or
+not. Nothing blocks but the connecting and the sending of some bytes, for a bounded time. The signal is a hint: a member
+that does not get it does what it would do without.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ class MeetingSignal:
         """Raises OSError if no store answers within WITHIN_S."""
         self._prefix = prefix
         self._sock = socket.create_connection((host, port), timeout=WITHIN_S)
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            self._sock.close()
+            raise
         self._answers = Connection(self._sock)
         self._watched = -1
         self._given = -1  # the greatest number that was given, as far as is known here
@@ -32,21 +36,24 @@ class MeetingSignal:
         """Whether a member has given this number. Raises OSError, ValueError once the connection is of no use."""
         if number > self._watched:
             self._watched = number
-            self._send(frame(Operation.GET, self._key(number)))
+            self._send(frame(Operation.GET, self._key(number)) + self._forgotten(number))
         self._read()
         return self._given >= number
 
     def give(self, number: int) -> None:
         """Raises OSError."""
         self._given = max(self._given, number)
-        forgotten = frame(Operation.FORGET, self._key(number - NUMBERS_KEPT))
-        self._send(frame(Operation.SET, self._key(number), b"1") + forgotten)
+        self._send(frame(Operation.SET, self._key(number), b"1") + self._forgotten(number))
 
     def close(self) -> None:
         self._sock.close()
 
     def _key(self, number: int) -> bytes:
         return f"{self._prefix}/{number}".encode()
+
+    def _forgotten(self, number: int) -> bytes:
+        """A message by which the store forgets what no member asks for once one of them is at `number`."""
+        return frame(Operation.FORGET, self._key(number - NUMBERS_KEPT))
 
     def _send(self, data: bytes) -> None:
         self._sock.settimeout(WITHIN_S)

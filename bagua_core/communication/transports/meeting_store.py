@@ -24,7 +24,9 @@ from bagua_core.errors import InfrastructureLost
 
 GENERATIONS_KEPT = 16
 MOST_UNREAD_BYTES = 16 << 20  # of answers that a client has asked for and does not take
-MOST_QUESTIONS = 1024  # of one client that wait for a value; a MeetingStore has one at a time
+MOST_QUESTIONS = (
+    1024  # of one client that wait for a value; a MeetingStore has one at a time, a MeetingSignal three
+)
 ACCEPT_AGAIN_S = 0.1  # callers wait in the backlog meanwhile
 _NOTHING_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -142,6 +144,8 @@ class MeetingServer:
                 connection.outgoing += frame(Operation.VALUE, key, found)
         elif operation == Operation.FORGET:
             self._groups.get(group, {}).pop(key, None)
+            for waiter in self._waiting.pop(key, []):
+                waiter.questions -= 1
         else:
             raise ValueError(f"operation {operation}")
 

@@ -1,8 +1,8 @@
 """Leases samples to workers for a round, and keeps what of an epoch no committed round has used.
 
 Owns that arithmetic: pure, no engine, no loader, no clock. A *place* is a position in the epoch's order; a range is a
-half-open interval of places. A worker's lease is cut from the unused places in proportion to its speed. What a worker
-did not use of it, or took with it when it was lost, was never marked: it is leased again in a later round.
+half-open interval of places. Workers lease unused places in proportion to their speeds. What a worker did not use of
+its lease, or took with it when it was lost, was never marked: it is leased again in a later round.
 Invariants: the leases of a round are disjoint; a place becomes used in at most one committed round of its epoch; an
 epoch ends when no place of it is unused. Rules: docs/design/rounds.md.
 """
@@ -23,6 +23,8 @@ SPEED_JUMP = 1.5
 MEASURED_BY = 2
 # The last round of an epoch has up to this part more samples, and leaves no rest for a small round of its own.
 LAST_ROUND = 0.25
+# Of the rules by which leases follow from a book and the members: workers with other rules would use places twice.
+RULES = 2
 
 Range = tuple[int, int]
 
@@ -34,7 +36,7 @@ class LeaseConflict(InternalError, RuntimeError):
 @dataclass(frozen=True, slots=True)
 class LeaseBook:
     """The places of an epoch that are still to be used. length: places of every epoch; number: of the next round in
-    the epoch; unused: ascending, disjoint, not touching; speeds: samples per second by worker id, of the last round.
+    the epoch; unused: ascending, disjoint, not touching; speeds: samples per second by worker id, means of some rounds.
     """
 
     length: int
@@ -136,10 +138,16 @@ def _dealt(taken: Sequence[Range], shares: Sequence[int]) -> list[tuple[Range, .
             if start == stop:
                 break
     rest = tuple(taken[-1:])
+    if sum(left) > count_of(rest):  # some ranges found no place
+        left = proportional(count_of(rest), left)
     for place, count in enumerate(left):
         more, rest = _split(rest, count)
         own[place] += more
-    return [tuple(ranges) for ranges in own]
+    # such a lease is smaller than its share, and no lone sample
+    return [
+        () if count_of(ranges) == 1 < share else tuple(ranges)
+        for ranges, share in zip(own, shares, strict=True)
+    ]
 
 
 def _first(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:

@@ -16,7 +16,7 @@ import torch
 from bagua_core.communication.step_interface import StepPlan, Used
 from bagua_core.data.partition import share
 from bagua_core.data.prefetch import BatchKey
-from bagua_core.data.rounds.leases import LeaseBook, Range, count_of, first_of
+from bagua_core.data.rounds.leases import RULES, LeaseBook, Range, count_of, first_of
 from bagua_core.errors import InternalError
 
 ROUNDS_KEPT = 8  # whose samples the ledger may still ask for
@@ -128,6 +128,10 @@ class Rounds:
             del self._kept[min(self._kept)]
         self.book = self.book.closed(_workers(plan), used)
         self._used = 0
+
+    def fingerprint(self) -> dict[str, str]:
+        """What all workers must have in common, beside the loader's settings."""
+        return {"rules_of_rounds": str(RULES)}
 
     @property
     def position(self) -> dict[str, int]:

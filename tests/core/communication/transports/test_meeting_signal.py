@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bagua_core.communication.transports import meeting_signal
+from bagua_core.communication.transports import meeting_signal, meeting_store
 from bagua_core.communication.transports.meeting_frames import Operation, frame
 from bagua_core.communication.transports.meeting_signal import MeetingSignal
 from bagua_core.communication.transports.meeting_store import MeetingServer
@@ -58,6 +58,17 @@ def test_the_store_keeps_no_more_than_the_last_numbers(
     (keys,) = server._groups.values()
     assert len(keys) <= meeting_signal.NUMBERS_KEPT
     assert not server._waiting
+
+
+def test_the_store_forgets_what_was_asked_and_never_given(
+    server: MeetingServer, members: list[MeetingSignal]
+) -> None:
+    """Rounds that end in another way: a member may ask for more numbers than the store lets one client wait for."""
+    for number in range(3 * meeting_store.MOST_QUESTIONS):
+        assert not members[0].is_given(number)
+    members[1].give(number)
+    eventually(lambda: members[0].is_given(number), 10, "the signal came")
+    assert len(server._waiting) <= meeting_signal.NUMBERS_KEPT
 
 
 def test_looking_does_not_wait(members: list[MeetingSignal]) -> None:
