@@ -5,7 +5,7 @@
     python -m benchmarks.autotune --part report --keep       # a table: the kept parts, and those that ran since
     python -m benchmarks.autotune --part grid --part tune --part drop --part report --tiny   # two hosts: does it work?
 
-Each part writes <out>/<part>-<link>-<model>.json. One link and model take 3 minutes for grid, 14 at most for tune and
+Each part writes <out>/<part>-<link>-<model>.json. One link and model take 4 minutes for grid, 14 at most for tune and
 for drop. A grid pins each choice in one running job and measures its steps. The settings that a study keeps are
 compared by their rates in the grid, so run both on one machine. Needs root (network namespaces) and an otherwise idle
 machine.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -52,15 +53,20 @@ Part = dict[str, Any]
 
 
 def grid(job: TunedJob, tiny: bool) -> Part:
-    """Rates of all settings that a study of this job could try, but for the order of tensors."""
+    """Rates of all settings that a study of this job could try, but for the order of tensors.
+
+    Each is measured twice, the second time in the opposite order, and has the mean: other work on the machine comes and
+    goes.
+    """
     space = space_of(Facts(gradient_bytes=MODELS[job.model].gradient_bytes, crosses=False))
     points = list(space.first_points())[:3] if tiny else list(space.points())
-    rates = {}
-    for settings in map(space.settings_at, points):
+    found: dict[str, list[float]] = {}
+    for settings in map(space.settings_at, (*points, *reversed(points))):
         job.pin(settings)
-        rates[str(settings)] = job.rate(TINY_WINDOW_S if tiny else WINDOW_S)
-        print(f"  {settings}: {rates[str(settings)]:.3g} steps/s", file=sys.stderr, flush=True)
-    return {"rates": rates}
+        rate = job.rate(TINY_WINDOW_S if tiny else WINDOW_S)
+        found.setdefault(str(settings), []).append(rate)
+        print(f"  {settings}: {rate:.3g} steps/s", file=sys.stderr, flush=True)
+    return {"rates": {settings: statistics.fmean(rates) for settings, rates in found.items()}}
 
 
 def tune(job: TunedJob, tiny: bool) -> Part:
