@@ -6,11 +6,12 @@ clock.
 
 Invariants: what trying has cost exceeds BUDGET of the time of training in this study by one report of a measurement and
 one switch at most; a trial is measured only in a generation that has its settings; settings that are kept were measured
-faster than the script's, or are the script's.
+faster than the script's, in two trials of each where the number of trials allows it, or are the script's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -106,12 +107,18 @@ class Study:
     proposal: Proposal | None = None  # of another algorithm, for these workers
 
     @property
+    def results(self) -> dict[StepSettings, Trial]:
+        """The newest trial of each settings."""
+        return {trial.settings: trial for trial in self.trials}
+
+    @property
     def best(self) -> Trial | None:
         """The fastest; one that is hardly faster than the script's own gives way to it."""
         if not self.trials:
             return None
-        found = max(self.trials, key=lambda trial: trial.rate)
-        scripted = next((t for t in self.trials if t.settings.is_empty), None)
+        results = self.results.values()
+        found = max(results, key=lambda trial: trial.rate)
+        scripted = next((t for t in results if t.settings.is_empty), None)
         if scripted is not None and found.rate < scripted.rate * BETTER_BY:
             return scripted
         return found
@@ -119,7 +126,7 @@ class Study:
     @property
     def scripted_rate(self) -> float:
         """With the script's settings; 0: not measured."""
-        return next((t.rate for t in self.trials if t.settings.is_empty), 0.0)
+        return next((t.rate for t in self.results.values() if t.settings.is_empty), 0.0)
 
     @property
     def tried(self) -> frozenset[StepSettings]:
@@ -308,13 +315,14 @@ def _next(study: Study, s: Situation, event: str) -> Step:
     best = study.best
     assert best is not None
     why = _done(study, s)
-    if why:
+    again = _to_repeat(study) if why and len(study.trials) < s.options.max_samples else None
+    if why and again is None:
         settled = replace(study, phase=Phase.SETTLED, current=best.settings, window_steps=0, window_s=0.0)
         scripted = study.scripted_rate
         gain = f", {best.rate / scripted - 1:+.1%} against the script's settings" if scripted else ""
         text = f"study {study.number} settles on {best.settings}: {best.rate:.3g} steps/s{gain}; {why}"
         return Step(settled, text, event=f"{event}; {text}" if event else text, settles=True)
-    candidate = _candidate(study, s)
+    candidate = _candidate(study, s) if again is None else again
     worst_s = s.options.confidence_s * EARLY_SHARE + 2 * (0.0 if s.measured is None else s.measured.switch_s)
     if candidate is not None and study.lost_s + worst_s <= study.trained_s * BUDGET:
         begun = replace(study, phase=Phase.TRYING, current=candidate, window_steps=0, window_s=0.0, drifts=())
@@ -322,6 +330,9 @@ def _next(study: Study, s: Situation, event: str) -> Step:
             text = (
                 f"trying {candidate}, which job {s.recalled_from!r} found for this model, world and network"
             )
+            event = f"{event}; {text}" if event else text
+        if again is not None:
+            text = f"trying {again} again, for {why}"
             event = f"{event}; {text}" if event else text
         return Step(begun, f"trying {candidate}", asks=_asks(begun, s), event=event)
     rests = study
@@ -343,6 +354,16 @@ def _done(study: Study, s: Situation) -> str:
     if study.since_better >= PATIENCE:
         return f"the last {study.since_better} trials were no better"
     return s.sampler_gave_up
+
+
+def _to_repeat(study: Study) -> StepSettings | None:
+    """Of the settings between which the study decides, the script's and the best, one with a single trial. The script's
+    come first of all trials, when the job has hardly begun."""
+    best, tried = study.best, Counter(trial.settings for trial in study.trials)
+    scripted = next((settings for settings in tried if settings.is_empty), None)
+    if best is None or scripted is None or best.settings == scripted:
+        return None
+    return next((settings for settings in (scripted, best.settings) if tried[settings] == 1), None)
 
 
 def _candidate(study: Study, s: Situation) -> StepSettings | None:
@@ -369,7 +390,7 @@ def _first_untried(
 
 def _best_of_each(study: Study, space: Space) -> Point:
     """By dimension the choice that was fastest among the first points."""
-    rates = {trial.settings: trial.rate for trial in study.trials}
+    rates = {settings: trial.rate for settings, trial in study.results.items()}
     origin = next(space.first_points())
     best, best_rates = list(origin), [rates.get(space.settings_at(origin), 0.0)] * len(origin)
     for point in space.first_points():
@@ -382,10 +403,9 @@ def _best_of_each(study: Study, space: Space) -> Point:
 
 def _asks(study: Study, s: Situation) -> bool:
     """The sampler works while a trial is measured, so that none waits for it."""
-    follows = _first_untried(study, s, frozenset({study.current}))
-    return (
-        follows is None and s.suggested is None and not s.sampler_gave_up and study.phase is not Phase.SETTLED
-    )
+    if _first_untried(study, s, frozenset({study.current})) is not None or _done(study, s):
+        return False
+    return s.suggested is None and not s.sampler_gave_up and study.phase is not Phase.SETTLED
 
 
 def _drift(study: Study, s: Situation) -> Step | None:
