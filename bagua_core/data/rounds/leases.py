@@ -9,6 +9,7 @@ epoch ends when no place of it is unused. Rules: docs/design/rounds.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,8 +22,9 @@ NEWEST_PART = 0.3
 SPEED_JUMP = 1.5
 # The least samples of a lease, for batch normalization cannot train on one.
 MEASURED_BY = 2
-# The last round of an epoch has up to this part more samples, and leaves no rest for a small round of its own.
-LAST_ROUND = 0.25
+# A round has up to this part more samples than it is to have: leases are longer where rounds end before they are used
+# up, and the last round of an epoch leaves no rest for a small round of its own.
+MOST_MORE = 0.25
 # Of the rules by which leases follow from a book and the members: workers with other rules would use places twice.
 RULES = 2
 
@@ -36,7 +38,8 @@ class LeaseConflict(InternalError, RuntimeError):
 @dataclass(frozen=True, slots=True)
 class LeaseBook:
     """The places of an epoch that are still to be used. length: places of every epoch; number: of the next round in
-    the epoch; unused: ascending, disjoint, not touching; speeds: samples per second by worker id, means of some rounds.
+    the epoch; unused: ascending, disjoint, not touching; speeds: samples per second by worker id, means of some rounds;
+    stretch: leases of a round over the samples that it is to have.
     """
 
     length: int
@@ -44,18 +47,20 @@ class LeaseBook:
     number: int = 0
     unused: tuple[Range, ...] = ()
     speeds: Mapping[str, float] = field(default_factory=dict)
+    stretch: float = 1.0
 
     @staticmethod
-    def of_epoch(length: int, epoch: int, speeds: Mapping[str, float] | None = None) -> LeaseBook:
-        return LeaseBook(length, epoch, 0, ((0, length),), speeds or {})
+    def of_epoch(
+        length: int, epoch: int, speeds: Mapping[str, float] | None = None, stretch: float = 1.0
+    ) -> LeaseBook:
+        return LeaseBook(length, epoch, 0, ((0, length),), speeds or {}, stretch)
 
     def lease(self, workers: Sequence[str], most: int) -> list[tuple[Range, ...]]:
-        """A lease for each worker, in their order. most: samples of the round; in the last one of an epoch there may be
-        LAST_ROUND more.
+        """A lease for each worker, in their order. most: samples that the round is to have; leases may have MOST_MORE.
 
         A worker whose speed is not known counts as fast as the others' mean.
         """
-        taken = self.unused if self.is_last(most) else _first(self.unused, most)
+        taken = self.unused if self.is_last(most) else _first(self.unused, int(most * self.stretch))
         known = [self.speeds[w] for w in workers if self.speeds.get(w, 0.0) > 0]
         assumed = sum(known) / len(known) if known else 1.0
         shares = _without_lone_samples(
@@ -65,18 +70,30 @@ class LeaseBook:
 
     def is_last(self, most: int) -> bool:
         """Whether the leases of a round of `most` samples are all that the epoch has left."""
-        return count_of(self.unused) <= most + int(most * LAST_ROUND)
+        return count_of(self.unused) <= most + int(most * MOST_MORE)
 
-    def closed(self, workers: Sequence[str], used: Sequence[Used]) -> LeaseBook:
-        """The book after the round in which each of `workers` used that. Raises LeaseConflict."""
+    def closed(self, workers: Sequence[str], used: Sequence[Used], most: int = 0) -> LeaseBook:
+        """The book after the round in which each of `workers` used that. most: samples that it was to have; 0: unknown.
+
+        Raises LeaseConflict.
+        """
         unused = self.unused
         for one in used:
             for each in one.ranges:
                 unused = _without(unused, each)
         speeds = {w: _steady(self.speeds.get(w, 0.0), u.speed) for w, u in zip(workers, used, strict=True)}
         if not unused:
-            return LeaseBook.of_epoch(self.length, self.epoch + 1, speeds)
-        return replace(self, number=self.number + 1, unused=unused, speeds=speeds)
+            return LeaseBook.of_epoch(self.length, self.epoch + 1, speeds, self.stretch)
+        stretch = self._stretched(sum(one.count for one in used), most)
+        return replace(self, number=self.number + 1, unused=unused, speeds=speeds, stretch=stretch)
+
+    def _stretched(self, used: int, most: int) -> float:
+        """The first worker that is done ends a round, so more is leased than is used. A round of less than half its
+        samples was ended by something else."""
+        if not most or self.is_last(most) or 2 * used < most:
+            return self.stretch
+        stretch = self.stretch * math.pow(most / used, NEWEST_PART)
+        return min(max(stretch, 1.0), 1.0 + MOST_MORE)
 
 
 def count_of(ranges: Sequence[Range]) -> int:

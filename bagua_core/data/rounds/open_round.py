@@ -126,7 +126,7 @@ class Rounds:
         self._kept[self.book.epoch, self.book.number] = tuple(one.ranges for one in used)
         while len(self._kept) > ROUNDS_KEPT:
             del self._kept[min(self._kept)]
-        self.book = self.book.closed(_workers(plan), used)
+        self.book = self.book.closed(_workers(plan), used, self._most)
         self._used = 0
 
     def fingerprint(self) -> dict[str, str]:
@@ -188,6 +188,7 @@ class Rounds:
             "number": book.number,
             "unused": [list(r) for r in book.unused],
             "speeds": dict(book.speeds),
+            "stretch": book.stretch,
             "kept": [[*at, [[list(r) for r in of] for of in ranges]] for at, ranges in self._kept.items()],
         }
 
@@ -208,6 +209,7 @@ class Rounds:
             state["number"],
             unused,
             {k: float(v) for k, v in state["speeds"].items()},
+            float(state.get("stretch", 1.0)),
         )
         self._kept = {
             (epoch, number): tuple(tuple((int(a), int(b)) for a, b in of) for of in ranges)

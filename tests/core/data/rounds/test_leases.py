@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bagua_core.communication.step_interface import MOST_LEASE_RANGES, Used
 from bagua_core.data.rounds.leases import (
-    LAST_ROUND,
+    MOST_MORE,
     LeaseBook,
     LeaseConflict,
     count_of,
@@ -39,7 +39,7 @@ def test_each_place_of_an_epoch_is_used_once(length: int, most: int, rounds: Any
         leases = book.lease(workers, most)
         assert all(len(lease) <= MOST_LEASE_RANGES for lease in leases)
         places = [p for lease in leases for start, stop in lease for p in range(start, stop)]
-        assert len(places) == len(set(places)) <= (1 + LAST_ROUND) * most
+        assert len(places) == len(set(places)) <= (1 + MOST_MORE) * most
         if book.is_last(most):
             assert len(places) == count_of(book.unused) or max(map(len, leases)) == MOST_LEASE_RANGES
         used = [
@@ -48,7 +48,7 @@ def test_each_place_of_an_epoch_is_used_once(length: int, most: int, rounds: Any
         ]
         used = [from_row(to_row(one)) for one in used]
         used_in_epoch += [p for one in used for start, stop in one.ranges for p in range(start, stop)]
-        epoch, book = book.epoch, book.closed(workers, used)
+        epoch, book = book.epoch, book.closed(workers, used, most)
         assert len(used_in_epoch) == len(set(used_in_epoch))
         if book.epoch != epoch:
             assert sorted(used_in_epoch) == list(range(length))
@@ -98,6 +98,25 @@ def test_what_rounds_that_ended_early_left_is_dealt_in_turn() -> None:
         # the first to be done ends the round, and the others leave some samples
         used = [first_of(lease, 100 - (i + number) % 7) for i, lease in enumerate(leases)]
         book = book.closed(workers, [Used(ranges, 1.0) for ranges in used])
+
+
+def test_rounds_have_the_samples_that_they_are_to_have_though_the_first_worker_ends_them() -> None:
+    """The leases are longer by what is left of them. Without that, rounds would have 90 samples of 100."""
+    book, counts = LeaseBook.of_epoch(10_000, 0), []
+    for number in range(40):
+        leases = book.lease(WORKERS, 100)
+        # one is a tenth faster than was expected, each time another one
+        parts = [1.0 if i == number % 4 else 1 / 1.15 for i in range(4)]
+        used = [
+            first_of(lease, int(part * count_of(lease))) for lease, part in zip(leases, parts, strict=True)
+        ]
+        counts.append(sum(map(count_of, used)))
+        book = book.closed(WORKERS, [Used(ranges, 1.0) for ranges in used], 100)
+    assert counts[0] < 91
+    assert 97 < sum(counts[10:]) / 30 < 103
+    assert book.stretch > 1.05
+    for most in (0, 100):  # nothing was trained
+        assert book.closed(WORKERS, [Used()] * 4, most).stretch == book.stretch
 
 
 def test_an_epoch_ends_without_a_small_round() -> None:
