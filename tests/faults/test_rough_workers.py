@@ -20,10 +20,10 @@ import pytest
 
 import tests.faults.job as harness
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
-from tests.agent.etcd.conftest import free_port
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
 from tests.fuzz.light_workers import COMMAND, LightWorkers
+from tests.lab.free_port import free_port
 from tests.lab.wait import eventually
 from tests.lab.zygote import REAL_START_VARIABLE
 

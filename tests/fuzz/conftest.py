@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
-from tests.agent.etcd.conftest import free_port
 from tests.faults.conftest import job
+from tests.lab.free_port import free_port
 
 __all__ = ["etcd_endpoint", "job"]
 

@@ -22,16 +22,11 @@ from bagua_agent.base.messages import HealthAsked
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand, launcher_variables
 from bagua_agent.node.torchrun.file_timers import FileTimers, Timer, parse_request, timer_file
 from bagua_agent.node.torchrun.health_server import health_port, health_server
+from tests.lab.free_port import free_port
 from tests.lab.wait import eventually
 from tests.peers.conftest import Launch
 
 SHOWS = "import os\nprint(os.environ.get(%r))\n"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def check(port: int) -> int:

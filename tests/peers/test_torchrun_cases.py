@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from bagua_launch.errors import RequestError
 from bagua_launch.job_request import parse_request
 from bagua_launch.main import cli
 from bagua_launch.precedence import Said
+from tests.lab.free_port import free_port
 from tests.lab.wait import HANG_S
 from tests.peers.conftest import Launch, launch_environment
 
@@ -52,12 +52,6 @@ assert total.item() == dist.get_world_size() == 2
 dist.destroy_process_group()
 """
 SENTINEL = {"TEST_SENTINEL_PARENT": "FOOBAR"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ from bagua_agent.workers import stacks
 from bagua_contract import control_pb2, node_pb2, node_pb2_grpc, session_pb2
 from bagua_contract import membership_pb2 as pb
 from tests.agent.base.test_background import ERRORS, OTHERS
-from tests.agent.service.conftest import free_port
 from tests.core.elastic.agents import Agent
 from tests.fuzz.test_session_service import Stranger, check_served
+from tests.lab.free_port import free_port
 
 DEADLINE_S = 10.0
 MET_BY_GRPC = [make for make in ERRORS if isinstance(make(), Exception)]

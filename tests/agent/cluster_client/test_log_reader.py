@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,17 +33,12 @@ from bagua_agent.service.logs.job_logs import JobLogs
 from bagua_agent.service.node.node_server import NodeServer
 from bagua_agent.workers.output.log_file import LogFile
 from bagua_contract import cluster_pb2, node_pb2, node_pb2_grpc
+from tests.lab.free_port import free_port
 from tests.lab.wait import eventually
 
 DEADLINE_S = 20.0
 WORKER = "slot0-h1-abc.0.def"
 OUTPUT = WorkerOutput("h1", WORKER, 0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Etcd:

@@ -20,6 +20,7 @@ from bagua_agent.base.readable import readable
 from bagua_agent.etcd.client import Store, StoreConfig
 from bagua_agent.etcd.endpoints import parse_endpoints
 from bagua_agent.etcd.server.embedded import UNIX, EmbeddedEtcd, fresh_directory
+from tests.lab.free_port import free_port
 from tests.lab.wait import HANG_S
 
 T = TypeVar("T")
@@ -33,13 +34,6 @@ def no_process_left() -> Iterator[None]:
     yield
     left = set(psutil.Process().children()) - before
     assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Server:

@@ -20,7 +20,8 @@ from bagua_agent.etcd.client import (
     value_is,
 )
 from bagua_agent.etcd.key_range import KeyRange
-from tests.agent.etcd.conftest import Relay, Server, free_port, wait_until
+from tests.agent.etcd.conftest import Relay, Server, wait_until
+from tests.lab.free_port import free_port
 
 MakeStore = Callable[..., Store]
 

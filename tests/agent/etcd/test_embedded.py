@@ -19,7 +19,8 @@ from bagua_agent.etcd.client import Store, StoreConfig
 from bagua_agent.etcd.endpoints import parse_endpoints
 from bagua_agent.etcd.server import embedded
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd, EtcdEnded, find_etcd
-from tests.agent.etcd.conftest import free_port, wait_until
+from tests.agent.etcd.conftest import wait_until
+from tests.lab.free_port import free_port
 from tests.lab.wait import HANG_S
 
 

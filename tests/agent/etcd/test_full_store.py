@@ -19,7 +19,8 @@ from bagua_agent.etcd.client import Put, Store, absent
 from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.mirror import Mirror
-from tests.agent.etcd.conftest import Recorder, free_port
+from tests.agent.etcd.conftest import Recorder
+from tests.lab.free_port import free_port
 from tests.lab.full_etcd import FullEtcd
 from tests.lab.wait import eventually
 

@@ -18,8 +18,9 @@ from bagua_agent.etcd.endpoints import parse_endpoints
 from bagua_agent.etcd.server import hosted, restart_plan
 from bagua_agent.etcd.server.embedded import UNIX, find_etcd
 from bagua_agent.etcd.server.hosted import HostedEtcd
-from tests.agent.etcd.conftest import free_port, wait_until
+from tests.agent.etcd.conftest import wait_until
 from tests.lab.descriptors import thousand_descriptors
+from tests.lab.free_port import free_port
 
 ETCD = find_etcd()
 

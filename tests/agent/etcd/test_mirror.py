@@ -12,7 +12,8 @@ from bagua_agent.etcd.client import KeyValue, Put, Store
 from bagua_agent.etcd.connection import Connection
 from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.mirror import Change, Mirror, PrefixMirror, difference
-from tests.agent.etcd.conftest import Recorder, Relay, Server, free_port, wait_until
+from tests.agent.etcd.conftest import Recorder, Relay, Server, wait_until
+from tests.lab.free_port import free_port
 
 MakeStore = Callable[..., Store]
 Batches = Recorder[tuple[Change, ...]]

@@ -15,7 +15,8 @@ from bagua_agent.etcd.client import Put, Store, absent
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.mirror import Change, PrefixMirror
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd, ServerTls
-from tests.agent.etcd.conftest import Recorder, Server, free_port
+from tests.agent.etcd.conftest import Recorder, Server
+from tests.lab.free_port import free_port
 
 MakeStore = Callable[..., Store]
 

@@ -17,6 +17,7 @@ from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentia
 from bagua_agent.etcd.endpoints import DEFAULT_PORT
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.job.open_store import JobStore, is_exposed, open_store
+from tests.lab.free_port import free_port
 
 COMMAND = WorkerCommand(CommandKind.SCRIPT, "train.py")
 Open = Callable[..., JobStore]
@@ -36,9 +37,7 @@ def _connected(store: JobStore | None) -> JobStore:
 
 
 def free_endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture

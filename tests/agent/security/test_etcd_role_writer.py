@@ -35,7 +35,8 @@ from bagua_agent.security.certificate_files import (
 from bagua_agent.security.certificates import ETCD_MEMBER_NAME, CertificateRefused, Role
 from bagua_agent.security.etcd_role_writer import apply
 from bagua_contract import cluster_pb2
-from tests.agent.service.conftest import LOOPBACK, People, free_port, store_config
+from tests.agent.service.conftest import LOOPBACK, People, store_config
+from tests.lab.free_port import free_port
 
 SUBMISSION = "/bagua/v1/cluster/submissions/demo"
 ROOT = Path(__file__).parents[3]

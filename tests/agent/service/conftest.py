@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,15 +14,9 @@ from bagua_agent.etcd.endpoints import parse_endpoint, parse_endpoints
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd, ServerTls
 from bagua_agent.security.certificate_files import TlsFiles, create_authority, issue_files, utc_now
 from bagua_agent.security.certificates import Role
+from tests.lab.free_port import free_port
 
 LOOPBACK = ("127.0.0.1", "localhost")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class People:

@@ -16,7 +16,8 @@ from bagua_agent.service.logs.job_logs import JobLogs
 from bagua_agent.service.node import caller_limits
 from bagua_agent.service.node.node_server import MOST_CALLS, NodeServer
 from bagua_contract import node_pb2, node_pb2_grpc
-from tests.agent.service.conftest import People, free_port
+from tests.agent.service.conftest import People
+from tests.lab.free_port import free_port
 from tests.lab.wait import eventually
 
 DEADLINE_S = 20.0

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
-from tests.agent.service.conftest import free_port
+from tests.lab.free_port import free_port
 from tests.lab.wait import eventually
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -18,7 +18,8 @@ from bagua_agent.service.logs.job_logs import JobLogs
 from bagua_agent.service.node.caller_limits import MOST_OF_A_CALLER, CallerLimits, TooManyReaders, caller_name
 from bagua_agent.service.node.node_server import LEAST_ROLES, NodeServer
 from bagua_contract import node_pb2, node_pb2_grpc
-from tests.agent.service.conftest import People, free_port
+from tests.agent.service.conftest import People
+from tests.lab.free_port import free_port
 from tests.lab.wait import HANG_S, eventually
 
 DEADLINE_S = 10.0

@@ -20,9 +20,10 @@ from bagua_agent.service import daemon as daemon_module
 from bagua_agent.service.logs.kept_logs import KeptLogs, owners_folder
 from bagua_contract import cluster_pb2 as pb
 from tests.agent.cluster_state.test_odd_records import StartedUnits, orders, runs_good, submission, units_of
-from tests.agent.etcd.conftest import Relay, free_port
+from tests.agent.etcd.conftest import Relay
 from tests.agent.service.daemon_here import NODE, config_of, running_daemon
 from tests.agent.service.test_job_retention import end, submit
+from tests.lab.free_port import free_port
 from tests.lab.wait import eventually
 
 DEADLINE_S = 20.0

@@ -22,7 +22,7 @@ from bagua_contract import membership_pb2
 from bagua_contract.records import Generation, GenerationKind, Placement
 from bagua_launch.main import cli
 from tests.agent.cluster_state.test_odd_records import submission
-from tests.agent.service.conftest import free_port
+from tests.lab.free_port import free_port
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b2J\u202e\x1b[31mred"
 SHOWN = r"\x1b]0;title\x07\x1b[2J\x9b2J\u202e" + "\x1b[31mred"

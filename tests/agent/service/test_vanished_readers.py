@@ -15,7 +15,7 @@ import pytest
 from bagua_agent.security import grpc_security
 from bagua_agent.service.logs.job_logs import JobLogs, Piece
 from bagua_agent.service.node.node_server import NodeServer
-from tests.agent.service.conftest import free_port
+from tests.lab.free_port import free_port
 
 DEADLINE_S = 20.0
 

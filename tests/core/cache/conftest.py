@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,14 +13,8 @@ from typing import Any
 import pytest
 
 from bagua_core.cache.redis_store import client_package
+from tests.lab.free_port import free_port
 from tests.lab.wait import eventually
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from bagua_core.cache.redis_store import RedisServers, Server, servers_of
 from bagua_core.torch_api.contrib.utils.redis_store import RedisStore
 from tests.core.cache.conftest import RedisProcess
 from tests.core.cache.scripts_with_caches import Counted, right
+from tests.lab.free_port import free_port
 from tests.lab.wait import eventually
 
 StartRedis = Callable[..., RedisProcess]
@@ -274,9 +275,7 @@ def test_damaged_values_are_loaded_anew_and_mended(
 def test_no_server_at_all_is_training_without_a_cache(
     room: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     dataset = bagua.CachedDataset(
         Counted(20, tmp_path / "log"), "redis", "none", hosts=[f"127.0.0.1:{port}"], directory=str(room)
     )
