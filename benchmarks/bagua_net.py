@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua_core.net.build import library
-from benchmarks import link_faults, plots
+from benchmarks import link_faults
 from benchmarks.net_driver import build, libnccl
 from benchmarks.net_driver.pair import Pair, Plan, Stream
 from benchmarks.net_driver.process import Driver
@@ -269,8 +269,8 @@ def main() -> None:
         print(report(taken), flush=True)
         measured += taken
     if options.keep:
-        paths = keep("bagua_net", about, report(measured), [asdict(one) for one in measured])
-        plots.keep_plots(paths[0], {"speed": lambda pyplot: draw(pyplot, measured)})
+        figures = {"speed": lambda pyplot: draw(pyplot, measured)}
+        keep("bagua_net", about, report(measured), [asdict(one) for one in measured], figures=figures)
     print(in_words(about))
 
 

@@ -22,7 +22,6 @@ from benchmarks import fidelity_plots, fidelity_table, result_file
 from benchmarks.algorithm_choices import CHOICES
 from benchmarks.fidelity_runs import WORKERS, Trained, TrainingFailed, baseline_of, train
 from benchmarks.fidelity_tasks import QADAM_WARM_UP, TASKS, Task, save_pieces
-from benchmarks.plots import keep_plots
 
 SEEDS = 3
 
@@ -85,9 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         usual = [name for name, task in TASKS.items() if task.is_usual]
         part = result_file.part_of(args.task, usual) + result_file.part_of(args.algorithm, CHOICES)
-        paths = result_file.keep("fidelity", about, words, values, part)
-        paths += keep_plots(paths[0], fidelity_plots.figures(rows, trained))
-        for path in paths:
+        figures = fidelity_plots.figures(rows, trained)
+        for path in result_file.keep("fidelity", about, words, values, part, figures):
             print(f"wrote {path.relative_to(result_file.ROOT)}")
     return 1 if failures else 0
 

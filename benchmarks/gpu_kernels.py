@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--mebibytes", type=int, default=1024, help="of fp32 values (default 1024)")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/gpu-kernels-<date>")
+    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/gpu_kernels-<date>")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print(
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{result_file.in_words(about)}\n\n{words}")
     if options.keep:
         values = [asdict(row) for group in rows for row in group]
-        for path in result_file.keep("gpu-kernels", about, words, values):
+        for path in result_file.keep("gpu_kernels", about, words, values):
             print(path.relative_to(result_file.ROOT))
     return 0
 

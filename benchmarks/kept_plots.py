@@ -249,11 +249,42 @@ def group_rebuild(values: Any) -> dict[str, Bars]:
     return {"times": times, "released": ended}
 
 
+def autotune(values: Any) -> dict[str, Bars]:
+    """Rates of the grid, also of what a study has kept."""
+    rates = Bars("steps per second in the grid", log=True)
+    grids = {(p["link"], p["model"]): p["rates"] for p in values if p["part"] == "grid"}
+    kept = {(p["link"], p["model"]): p["kept"] for p in values if p["part"] == "tune"}
+    for (link, model), found in grids.items():
+        case = f"{link}, {model}"
+        rates.add(case, "worst of the grid", min(found.values()))
+        rates.add(case, "as the script says", found["as the script says"])
+        rates.add(case, "kept by the study", found.get(kept.get((link, model))))
+        rates.add(case, "best of the grid", max(found.values()))
+    return {"rates": rates}
+
+
+def gpu_kernels(values: Any) -> dict[str, Bars]:
+    shares = Bars("bandwidth of the kernel over that of a copy (medians)")
+    copies = {
+        row["dtype"]: statistics.median(row["seconds"]) / row["nbytes"]
+        for row in values
+        if row["kernel"] == "copy"
+    }
+    for row in values:
+        shares.add(
+            row["kernel"],
+            row["dtype"],
+            copies[row["dtype"]] * row["nbytes"] / statistics.median(row["seconds"]),
+        )
+    return {"share": shares}
+
+
 KINDS: dict[str, Callable[[Any], dict[str, Bars]]] = {
     function.__name__: function
     for function in (
         faults, chaos, cluster_scale, submit_start, scale_effect, steps, kernels, load_balancing, cached_dataset,
         fused_optimizer, uneven_workers, rendezvous_churn, sharded, deterministic, group_rebuild,
+        autotune, gpu_kernels,
     )
 }  # fmt: skip
 

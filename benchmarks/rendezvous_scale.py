@@ -32,7 +32,7 @@ from bagua_agent.etcd.endpoints import parse_endpoint
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.rpc.job_identity import JobIdentity
-from benchmarks import plots, result_file
+from benchmarks import result_file
 from benchmarks.simulated_agents import Counts, NotFormed, SimulatedAgents
 
 SIZES = (64, 256, 1024, 4096)
@@ -199,9 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(words)
     if args.keep:
         values = {str(size): [asdict(r) for r in of_size] for size, of_size in runs.items()}
-        paths = result_file.keep("rendezvous_scale", about, words, values)
-        paths += plots.keep_plots(paths[0], {"cost": lambda pyplot: _plot(pyplot, runs)})
-        for path in paths:
+        figures = {"cost": lambda pyplot: _plot(pyplot, runs)}
+        for path in result_file.keep("rendezvous_scale", about, words, values, figures=figures):
             print(f"wrote {path.relative_to(result_file.ROOT)}")
     return 0
 

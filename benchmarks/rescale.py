@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import result_file
+from benchmarks import rescale_plot, result_file
 from benchmarks.rivals.install_torchft import NotInstallable
 from benchmarks.rivals.systems import ALL, LEAST_HOSTS, MOST_HOSTS, System
 from benchmarks.step_log import Account, StepLogs, account, committed, first_together, gaps_s, usual_step_s
@@ -285,7 +285,9 @@ def main() -> int:
     words = in_words(trials, notes)
     print(words)
     if args.keep:
-        for path in result_file.keep("rescale", about, words, [asdict(t) for t in trials]):
+        values = [asdict(t) for t in trials]
+        figures = {"changes": lambda pyplot: rescale_plot.draw(pyplot, rescale_plot.medians(values))}
+        for path in result_file.keep("rescale", about, words, values, figures=figures):
             print(f"wrote {path.relative_to(result_file.ROOT)}")
     return 0
 

@@ -13,12 +13,12 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import kept_plots
-from benchmarks.plots import keep_plots
+from benchmarks.plots import Figure, keep_plots
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -104,12 +104,25 @@ def part_of(chosen: Sequence[str], known: Iterable[str]) -> list[str]:
     return [] if set(known) <= set(some) else some
 
 
-def keep(name: str, about: dict[str, Any], words: str, values: Any, part: Sequence[str] = ()) -> list[Path]:
-    """Write <name>-<date>.md and .json; a second run of one day gets a number, and no file is replaced. And the plots
-    that kept_plots.py has for it. Returns the paths.
+class NoPlotError(Exception):
+    """A benchmark's result was written, and the benchmark has no plot."""
+
+
+def keep(
+    name: str,
+    about: dict[str, Any],
+    words: str,
+    values: Any,
+    part: Sequence[str] = (),
+    figures: Mapping[str, Figure] | None = None,
+) -> list[Path]:
+    """Write <name>-<date>.md and .json and the result's plots; a second run of one day gets a number, and no file is
+    replaced. Returns the paths.
 
     part: what of the benchmark was measured, if not all. It is in the file's name, so that the newest result of the
     benchmark's own name has all rows.
+    figures: the plots by name; without them those that kept_plots.py has for the benchmark.
+    Raises NoPlotError after the result is written if there are none.
     """
     RESULTS.mkdir(parents=True, exist_ok=True)
     day = about["date"][:10]
@@ -122,4 +135,10 @@ def keep(name: str, about: dict[str, Any], words: str, values: Any, part: Sequen
     paths[0].write_text(f"# {whole_name}, {day}\n\n{in_words(about)}\n\n{words}\n")
     paths[1].write_text(json.dumps({"about": about, "values": values}, indent=1) + "\n")
     kept = json.loads(paths[1].read_text())["values"]
-    return paths + keep_plots(paths[0], kept_plots.figures_of(name, kept))
+    found = kept_plots.figures_of(name, kept) if figures is None else figures
+    if not found:
+        raise NoPlotError(
+            f"{paths[1]} is written, but {name} has no plot: add a function of that name to benchmarks/kept_plots.py, "
+            "then run `python -m benchmarks.kept_plots`"
+        )
+    return paths + keep_plots(paths[0], found)

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from benchmarks import result_file, tradeoff_plots, tradeoff_table
-from benchmarks.plots import keep_plots
 from benchmarks.relay import Relay
 from benchmarks.tradeoff_systems import (
     HOSTS,
@@ -154,9 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         values = {"rows": [asdict(r) for r in found], "runs": [asdict(r) for r in bench.runs], "notes": notes}
         part = result_file.part_of([s.name for s in systems], SYSTEMS)
         part += result_file.part_of(args.links.split(","), LINKS)
-        paths = result_file.keep("tradeoff", about, words, values, part)
-        paths += keep_plots(paths[0], tradeoff_plots.figures(found, bench.runs))
-        for path in paths:
+        figures = tradeoff_plots.figures(found, bench.runs)
+        for path in result_file.keep("tradeoff", about, words, values, part, figures):
             print(f"wrote {path.relative_to(result_file.ROOT)}")
     return 1 if bench.failures else 0
 

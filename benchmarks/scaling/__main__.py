@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 
 from benchmarks import result_file
-from benchmarks.plots import keep_plots
 from benchmarks.scaling import end_to_end, plots, presets, published, report, study
 from benchmarks.scaling.lab.calibrate import calibrate
 from benchmarks.scaling.lab.observations import ALGORITHMS
@@ -71,9 +70,9 @@ def _study(seed: int, quick: bool, keep: bool, about: dict[str, object]) -> int:
     print(words)
     print(f"took {time.monotonic() - began_s:.0f} s", file=sys.stderr)
     if keep:
-        paths = result_file.keep("scaling", about, words, report.values(points, lives, found, whole))
-        paths += keep_plots(paths[0], plots.figures(points, lives, found, whole))
-        for path in paths:
+        values = report.values(points, lives, found, whole)
+        figures = plots.figures(points, lives, found, whole)
+        for path in result_file.keep("scaling", about, words, values, figures=figures):
             print(f"wrote {path.relative_to(result_file.ROOT)}")
     return 0
 

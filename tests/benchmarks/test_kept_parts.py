@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_a_part_lies_beside_the_whole(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(result_file, "RESULTS", tmp_path)
     about = {**result_file.circumstances(), "date": "2026-01-02T00:00:00"}
     for rows, part in (("all", []), ("one", ["step"]), ("again", []), ("another", ["step"])):
-        result_file.keep("some", about, rows, {"rows": rows}, part)
+        result_file.keep("some", about, rows, {"rows": rows}, part, {"line": _line})
     found = {path.name: json.loads(path.read_text())["values"]["rows"] for path in tmp_path.glob("*.json")}
     assert found == {
         "some-2026-01-02.json": "all",
@@ -41,6 +42,22 @@ def test_a_part_lies_beside_the_whole(tmp_path: Path, monkeypatch: pytest.Monkey
         "some_step-2026-01-02-2.json": "another",
     }
     assert (tmp_path / "some_step-2026-01-02.md").read_text().startswith("# some_step, 2026-01-02\n")
+
+
+def _line(pyplot: Any) -> Any:
+    figure, axes = pyplot.subplots()
+    axes.plot([1, 2])
+    return figure
+
+
+def test_a_result_without_a_plot_is_written_and_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_file, "RESULTS", tmp_path)
+    about = {**result_file.circumstances(), "date": "2026-01-02T00:00:00"}
+    with pytest.raises(result_file.NoPlotError, match="some has no plot: add a function"):
+        result_file.keep("some", about, "words", [1, 2])
+    assert json.loads((tmp_path / "some-2026-01-02.json").read_text())["values"] == [1, 2]
 
 
 def test_plots_of_a_part_are_those_of_its_benchmark() -> None:

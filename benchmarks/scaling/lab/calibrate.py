@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import result_file
-from benchmarks.plots import keep_plots, round_ticks, style
+from benchmarks.plots import round_ticks, style
 from benchmarks.scaling.lab import observations
 from benchmarks.scaling.lab.calibration import WITHIN, Comparison, Fitted, compare, cores_here, fit
 from benchmarks.scaling.lab.observations import ALGORITHMS, FIT, HELD_OUT, TINY, Observation, is_at_most_1gbit
@@ -48,9 +48,8 @@ def calibrate(kept: bool, tiny: bool, algorithms: Sequence[str], keep: bool, abo
             "comparisons": [{**asdict(c), "error": c.error, "is_met": c.is_met} for c in found],
             "observations": [asdict(o) for o in observed],
         }
-        paths = result_file.keep("scaling_calibration", about, words, values)
-        paths += keep_plots(paths[0], {"predicted": partial(_plot, found)})
-        for path in paths:
+        figures = {"predicted": partial(_plot, found)}
+        for path in result_file.keep("scaling_calibration", about, words, values, figures=figures):
             print(f"wrote {path.relative_to(result_file.ROOT)}")
     return 0
 
