@@ -149,12 +149,22 @@ def whose_metrics(reporting: int, here: int, world_size: int) -> str:
     )
 
 
-def progress(told: session_pb2.Progress, metrics: Mapping[str, float], whose: str = "") -> str:
+def job_loss(told: session_pb2.Progress, world_size: int) -> str:
+    """The mean of the losses that all workers of the job report; empty while it is not known."""
+    if not told.job_losses:
+        return ""
+    whose = whose_metrics(told.job_losses, world_size, world_size)
+    return f"  loss {told.job_loss:.4g}{whose}"
+
+
+def progress(
+    told: session_pb2.Progress, metrics: Mapping[str, float], whose: str = "", loss: str = ""
+) -> str:
     """Of the job, by a worker's report. metrics: what is shown in the place of the worker's own. whose: see
-    whose_metrics."""
-    shown = "".join(f"  {name} {value:.4g}" for name, value in sorted(metrics.items()))
-    if shown:
-        shown += whose
+    whose_metrics. loss: see job_loss; in the place of the metric of that name."""
+    here = {name: value for name, value in sorted(metrics.items()) if not (loss and name == "loss")}
+    shown = "".join(f"  {name} {value:.4g}" for name, value in here.items())
+    shown = loss + shown + (whose if shown else "")
     rate = told.steps_per_s  # 0: not known yet after the first step
     pace = f"  {rate:.1f} steps/s" if rate else ""
     if rate and told.step_samples:

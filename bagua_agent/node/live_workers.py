@@ -309,13 +309,17 @@ class LiveWorkers:
             record = self._job.seen.view.record(progress.generation)
             members = () if record is None else record.members
             here = sum(m.agent_id == self._job.agent_id for m in members)
-            # A worker's loss is of its own share of the batch. Other nodes' numbers are asked for by `top` and the page
-            # alone: no message of a step carries them.
+            # A worker's numbers are of its own share of the batch. Of other nodes' numbers a step's last reduction
+            # carries the loss; the others are asked for by `top` and the page alone.
             reports = [p for p in self._progress_of.values() if p.generation == progress.generation]
             reporting = sum(bool(p.metrics) for p in reports)
             # a record that is not known here any more may list other nodes
-            whose = console.whose_metrics(reporting, here, len(members) or 1)
-            text = console.progress(progress, console.mean_metrics(reports), whose)
+            world_size = len(members) or 1
+            whose, loss = (
+                console.whose_metrics(reporting, here, world_size),
+                console.job_loss(progress, world_size),
+            )
+            text = console.progress(progress, console.mean_metrics(reports), whose, loss)
             self._job.narrator.tell_progress(now_s, text)
 
     def _suspects(self, worker_id: str, suspected: session_pb2.Suspected, now_s: float) -> None:

@@ -244,6 +244,12 @@ class StepReductions(Protocol):
     def switch_value(self) -> float:
         """v of the switch pair: pending minus current generation if built here, else 0."""
 
+    def loss_numbers(self) -> tuple[float, float]:
+        """What this rank adds to the sums of reported_loss.py."""
+
+    def losses_reduced(self, sums: tuple[float, float]) -> None:
+        """sums: of all ranks' loss_numbers, in a reduction of this step."""
+
     def reduction_done(self, pair: tuple[float, float] | None) -> None:
         """All buckets of the step's reduction are in. pair: sums of v and v*v over the ranks.
         Blocks until a copy that this rank receives in the shadow step has been swapped in."""

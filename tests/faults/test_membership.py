@@ -46,10 +46,12 @@ def test_a_node_is_asked_to_leave(job: MakeJob, make_lab: MakeLab) -> None:
     one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2")
     staying, leaving = one.start(lab.hosts[0]), one.start(lab.hosts[1])
     both = one.await_world(2)
+    staying.await_line("loss 2, mean of 2 workers  (generation")
     leaving.send(signal.SIGTERM)
     assert leaving.process.wait(10) == 0
     assert leaving.says("left; the job goes on without this node")
     one.await_world(1, after_step=both)
+    staying.await_line("loss 1  (generation")
     one.finish()
     one.check(finished=1)
     assert not staying.says("did not happen"), "leaving costs no step"

@@ -2,7 +2,8 @@
 
 They are summed as they are, neither weighted nor averaged: the switch pair (elastic/membership/switch_pair.py), the
 count of optimizer steps (step_counts.py), whether this rank trains other parameters than before
-(trained_parameters.py), and a number by which an operation that does not sum the tail shows.
+(trained_parameters.py), the loss that the script reports (reported_loss.py), and a number by which an operation that
+does not sum the tail shows.
 """
 
 from __future__ import annotations
@@ -55,7 +56,16 @@ class StepTail:
         count = self._optimizer_steps.before(plan.step)
         counts = step_counts.contribution(count)
         tail.copy_(
-            torch.tensor((v, v * v, *counts, float(self._trained.differs), probe_of(plan.global_rank)))
+            torch.tensor(
+                (
+                    v,
+                    v * v,
+                    *counts,
+                    float(self._trained.differs),
+                    *self._engine.loss_numbers(),
+                    probe_of(plan.global_rank),
+                )
+            )
         )
 
     def read(
@@ -63,12 +73,13 @@ class StepTail:
     ) -> TailSums:
         """tail: reduced, by `carrier` or in a message of its own. Raises OptimizerStepsDiffer on all ranks alike,
         PairNotCarried, CollectiveFailed."""
-        total, squares, ranks, steps, steps_squared, differing, probe = tail.tolist()
+        total, squares, ranks, steps, steps_squared, differing, losses, reporting, probe = tail.tolist()
         expected = probe_sum(communicator.world_size)
         if carrier is not None and probe != expected:
             raise PairNotCarried(_not_carried(type(carrier), probe, expected))
         if step_counts.differ((ranks, steps, steps_squared)):
             raise OptimizerStepsDiffer(self._explanation(communicator))
+        self._engine.losses_reduced((losses, reporting))
         return TailSums((total, squares), bool(differing))
 
     def _explanation(self, communicator: Communicator) -> str:

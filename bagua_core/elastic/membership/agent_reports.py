@@ -17,6 +17,7 @@ from bagua_contract.time_use import TimeUse
 from bagua_core import tracing
 from bagua_core.communication import traffic
 from bagua_core.communication.local_interface import interface_of
+from bagua_core.communication.reduction.reported_loss import JobLoss
 from bagua_core.communication.step_interface import DataSource, Model
 from bagua_core.elastic.checks.step_timing import Pace
 from bagua_core.elastic.checks.stragglers import Findings
@@ -64,6 +65,7 @@ class AgentReports:
         models: Sequence[Model] = (),
         order: Sequence[int] = (),
         bucket_times: Sequence[tuple[int, float]] = (),
+        job_loss: JobLoss | None = None,
         checkpoint_step: int = 0,
         checkpoint_trouble: str = "",
     ) -> None:
@@ -100,6 +102,8 @@ class AgentReports:
                 ],
                 checkpoint_trouble=checkpoint_trouble[:LONGEST_TROUBLE],
                 checkpoint_step=checkpoint_step,
+                job_loss=0.0 if job_loss is None else job_loss.mean,
+                job_losses=0 if job_loss is None else job_loss.reporting,
             )
         )
 

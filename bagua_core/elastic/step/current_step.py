@@ -13,6 +13,8 @@ import torch
 from bagua_contract.environment import WorkerEnvironment
 from bagua_core import tracing
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
+from bagua_core.communication.reduction import reported_loss
+from bagua_core.communication.reduction.reported_loss import JobLoss
 from bagua_core.communication.step_interface import MicroBatch, Rounds, StepPlan
 from bagua_core.elastic.failpoints import Failpoints
 from bagua_core.elastic.ledger.ledger import LedgerWriter
@@ -48,6 +50,8 @@ class CurrentStep:
         self._failure: Exception | None = None  # why the step failed
         self.part = 0  # optimizer steps of this step so far
         self.most_parts = 0  # in any step that was committed here
+        self.metrics: dict[str, float] = {}  # that the script reports: the newest value of each name
+        self.job_loss: JobLoss | None = None  # by the newest reduction; None in a world of one
         # ranks that joined with this generation, until its first commit: they copy the state beside the first step,
         # and take part in nothing before it
         self.newcomers: frozenset[int] = frozenset()
@@ -159,6 +163,16 @@ class CurrentStep:
         self.reach("reduction.before")  # read once, when the step's last reduction is about to start
         return self.member.switch_value() if self.member else 0.0
 
+    def loss_numbers(self) -> tuple[float, float]:
+        """See StepReductions. What a joiner computed beside the copy, with parameters of its own, does not count."""
+        if self.plan.global_rank in self.plan.healing:
+            return reported_loss.NOT_REPORTED
+        return reported_loss.contribution(self.metrics)
+
+    def losses_reduced(self, sums: tuple[float, float]) -> None:
+        """See StepReductions."""
+        self.job_loss = reported_loss.job_loss(sums)
+
     def wait(self, pending: Pending) -> None:
         if self.part and self.is_final and not self.state.guard.stepping:
             self.registry.boundary.goes_on()
@@ -183,13 +197,15 @@ class CurrentStep:
         """The sums of the switch pair over all workers, every one of which has come here. None: the step failed."""
         assert self.member is not None and self.member.communicator is not None
         v = self.switch_value()
-        pair = torch.tensor([v, v * v], dtype=torch.float32)
+        sums = torch.tensor([v, v * v, *self.loss_numbers()], dtype=torch.float32)
         try:
-            self._wait_in(self.member.communicator.allreduce(pair), what)
+            self._wait_in(self.member.communicator.allreduce(sums), what)
         except CollectiveFailed as error:
             self.reduction_failed(error)
             return None
-        return float(pair[0]), float(pair[1])
+        total, squares, losses, reporting = sums.tolist()
+        self.losses_reduced((losses, reporting))
+        return total, squares
 
     def reduction_done(self, pair: tuple[float, float] | None) -> None:
         """See StepReductions. With replicas, what is reduced is this worker's shard: the step is final once all workers
@@ -241,6 +257,8 @@ class CurrentStep:
             self.registry.boundary.goes_on()
         if pair is not None and self.member is not None:
             self.member.pair_reduced(pair)
+        elif pair is None:
+            self.job_loss = None  # no other worker has part in this step
         self._release(self.state.name.step + 1, self.newcomers)
 
     def reduction_failed(self, error: Exception) -> None:

@@ -35,7 +35,6 @@ class StepEnd(CurrentStep):
 
     def __init__(self, environment: WorkerEnvironment | None) -> None:
         super().__init__(environment)
-        self.metrics: dict[str, float] = {}
         self._workers: tuple[str, ...] = ("",)  # of the generation in force, by global rank
         self._step_from_s = 0.0
         self._stays = False  # with replicas: no shard has anything to follow at this boundary
@@ -173,6 +172,7 @@ class StepEnd(CurrentStep):
                 self.given.models,
                 self.given.new_order(),
                 self.given.new_bucket_times(),
+                job_loss=self.job_loss,
                 checkpoint_step=saved.step,
                 checkpoint_trouble=saved.trouble,
             )

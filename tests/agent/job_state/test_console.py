@@ -13,6 +13,7 @@ from bagua_agent.job_state.console import (
     Narrator,
     describe_change,
     generation_written,
+    job_loss,
     joining_command,
     mean_metrics,
     names,
@@ -153,6 +154,20 @@ def test_progress_in_one_line() -> None:
         == "epoch 1  step 20 of 500  3.5 steps/s  221.2 samples/s  2 min left  (generation 4)"
     )
     assert progress(session_pb2.Progress(generation=1), {}) == "epoch 0  step 0  (generation 1)"
+
+
+@pytest.mark.parametrize(
+    ("losses", "world_size", "text"),
+    [
+        (0, 4, "  acc 1  loss 9 on this node"),
+        (4, 4, "  loss 0.5, mean of 4 workers  acc 1 on this node"),
+        (1, 4, "  loss 0.5, 1 of 4 workers  acc 1 on this node"),
+    ],
+)
+def test_the_loss_is_the_jobs_where_it_is_known(losses: int, world_size: int, text: str) -> None:
+    told = session_pb2.Progress(generation=4, job_loss=0.5, job_losses=losses)
+    line = progress(told, {"loss": 9.0, "acc": 1.0}, " on this node", job_loss(told, world_size))
+    assert line == f"epoch 0  step 0{text}  (generation 4)"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from torch.distributed import HashStore
 
 from bagua_core.communication.communicator import AbortFlag, CollectiveFailed, Communicator, Pending
+from bagua_core.communication.reduction.reported_loss import LOSS, JobLoss, contribution, job_loss
 from bagua_core.communication.step_interface import DataSource, MicroBatch, Model, Stateful, StepPlan
 from bagua_core.communication.transports.gloo import GlooCommunicator, build_gloo
 from tests.core.communication.in_process import build_in_process
@@ -80,6 +81,8 @@ class FakeEngine:
         self.registered: dict[str, Stateful] = {}
         self.in_step = True
         self.v = 0.0
+        self.loss: float | None = None
+        self.job_losses: list[JobLoss | None] = []
         self.waits_before_step = 0
         self.final_steps = 0
         self.parameter_changes = 0
@@ -134,6 +137,12 @@ class FakeEngine:
 
     def switch_value(self) -> float:
         return self.v
+
+    def loss_numbers(self) -> tuple[float, float]:
+        return contribution({} if self.loss is None else {LOSS: self.loss})
+
+    def losses_reduced(self, sums: tuple[float, float]) -> None:
+        self.job_losses.append(job_loss(sums))
 
     def reduction_done(self, pair: tuple[float, float] | None) -> None:
         self.pairs.append(pair)
