@@ -16,6 +16,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
 from bagua_contract.step_settings import StepSettings
+from benchmarks.worker_environment import worker_environment
 from tests.lab.network import Lab
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +78,11 @@ class TunedJob:
             words += ["--rdzv-endpoint", self._etcd.endpoints, "--rdzv-id", self._keys.job_id]
             words += ["--local-addr", host.address, *self._options]
             words += [str(Path(__file__).with_name("autotune_worker.py")), "--log", str(self._steps)]
-            host.run([*words, "--layers", str(shape.layers), "--width", str(shape.width)], cwd=ROOT)
+            host.run(
+                [*words, "--layers", str(shape.layers), "--width", str(shape.width)],
+                cwd=ROOT,
+                env=worker_environment(),
+            )
         self._await("the first steps", STARTS_WITHIN_S, lambda: len(self._times()) > LEAST_STEPS)
 
     def pin(self, settings: StepSettings) -> None:

@@ -10,7 +10,6 @@ a host is killed and started again; torch's HSDP has none, for it restarts. Need
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 
 from benchmarks import result_file
 from benchmarks.result_file import circumstances, in_words, keep, spread, table
+from benchmarks.worker_environment import worker_environment
 from tests.lab.network import Host, Lab
 from tests.lab.wait import eventually
 
@@ -210,9 +210,7 @@ class Bench:
         ]
         words += ["--steps", str(steps), "--batch", str(o.batch), "--replica-size", str(REPLICA_SIZE)]
         words += ["--width", str(o.width), "--blocks", str(o.blocks), "--sleep-s", str(o.sleep_s)]
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_", "TORCH"))}
-        path = f"{result_file.ROOT}:{result_file.ROOT / 'protos'}"
-        env = {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+        env = worker_environment(GLOO_SOCKET_IFNAME="eth0")
         output = self._directory / f"output-{self._jobs}-{host.name}.log"
         return host.run([sys.executable, *self._launcher(system, host), *words], env=env, output=output)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks import result_file
 from benchmarks.step_log import StepLogs
+from benchmarks.worker_environment import worker_environment
 from tests.lab import namespaces
 from tests.lab.network import Host, Lab
 from tests.lab.process import LabProcess
@@ -66,9 +67,7 @@ class Comparison:
 
 def start(host: Host | None, lab: Lab, options: Sequence[str], script: Sequence[str], log: str) -> LabProcess:
     """bagua-launch on a host of the lab, or on this machine."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_", "TORCH"))}
-    paths = [str(result_file.ROOT), str(result_file.ROOT / "protos")]
-    env = {**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    env = worker_environment()
     words = [sys.executable, "-m", "bagua_launch", *options, *script]
     output = lab.directory / log
     if host is None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from benchmarks import result_file
 from benchmarks.result_file import circumstances, in_words, keep, table
+from benchmarks.worker_environment import worker_environment
 from tests.lab.network import Host, Lab
 
 HOSTS = 4
@@ -128,9 +128,7 @@ class Bench:
         return out
 
     def _run(self, host: Host, words: list[str]):  # type: ignore[no-untyped-def]
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_", "TORCH"))}
-        path = f"{result_file.ROOT}:{result_file.ROOT / 'protos'}"
-        env = {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+        env = worker_environment(GLOO_SOCKET_IFNAME="eth0")
         return host.run(words, env=env, output=self._directory / f"output-{self._jobs}-{host.name}.log")
 
     def _finish(self, processes) -> None:  # type: ignore[no-untyped-def]
