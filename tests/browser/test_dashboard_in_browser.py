@@ -11,6 +11,11 @@ from tests.faults.conftest import MakeJob
 from tests.faults.job import Node
 
 
+NETWORK = (
+    "[...document.querySelectorAll('#network tr')].map(row => [...row.cells].map(cell => cell.textContent))"
+)
+
+
 def address_of(node: Node) -> str:
     node.await_line("dashboard at http://")
     found = re.search(r"dashboard at (http://[0-9.:]+/)", node.log)
@@ -50,6 +55,12 @@ def test_a_killed_worker_is_told_with_its_cause_and_cost(
     assert "What failed first" in page.text("#failures")
     page.await_text("#timeline", "failover")
     page.await_text("#goodput-legend", "failover")
+    page.tab.wait_for_function(f"() => {NETWORK}.some(cells => cells[9].includes(' in '))")
+    network = page.tab.evaluate(NETWORK)
+    assert sorted(cells[0] for cells in network) == ["0", "1"]
+    assert all(cells[3] == "lo" and cells[6] != "–" for cells in network)
+    [healed] = [cells for cells in network if " in " in cells[9]]
+    assert healed[2] == "1", "the successor in the killed worker's slot has received the state"
     page.tab.wait_for_function(
         "() => document.querySelector('#heat').getAttribute('aria-label').includes('slowest')"
     )
