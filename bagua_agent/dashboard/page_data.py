@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bagua_agent.base.plain_text import shortened
-from bagua_agent.history.job_history import EventKind, JobEvent
+from bagua_agent.history.job_history import EventKind, JobEvent, ranks_by_node
 from bagua_agent.membership.failures import root_cause
 from bagua_agent.observation.agent_calls import AgentSeen
 from bagua_agent.observation.job_facts import JobFacts
@@ -113,7 +113,7 @@ def goodput(spent_s: Mapping[str, float]) -> Page:
 
 
 def generations(events: tuple[JobEvent, ...], newest: Generation | None) -> list[Page]:
-    """The newest last. cost_s: None until its first step is committed. members: of the newest alone."""
+    """The newest last. cost_s: None until its first step is committed. members: by node; all nodes of the newest."""
     cost = {e.generation: e.lost_s for e in events if e.kind is EventKind.GENERATION_IN_FORCE}
     since = {e.generation: e.time_unix_s for e in events if e.kind is EventKind.GENERATION_IN_FORCE}
     found: list[Page] = [
@@ -126,7 +126,7 @@ def generations(events: tuple[JobEvent, ...], newest: Generation | None) -> list
             "text": _without_number(e.text, e.generation),
             "cost_s": cost.get(e.generation),
             "is_pending": newest is not None and newest.number == e.generation and e.generation not in cost,
-            "members": _members(newest) if newest is not None and newest.number == e.generation else [],
+            "members": _members(e, newest),
         }
         for e in events
         if e.kind is EventKind.GENERATION_FORMED
@@ -138,16 +138,10 @@ def _without_number(text: str, number: int) -> str:
     return text.removeprefix(f"generation {number}, ").removeprefix("now: ")
 
 
-def _members(generation: Generation) -> list[str]:
-    slots: dict[str, list[int]] = {}
-    for member in generation.members:
-        slots.setdefault(member.node_name, []).append(member.global_rank)
-    return [f"{node}: rank {_ranks(ranks)}" for node, ranks in slots.items()]
-
-
-def _ranks(ranks: list[int]) -> str:
-    whole = ranks == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 2
-    return f"{ranks[0]} to {ranks[-1]}" if whole else ", ".join(map(str, ranks))
+def _members(event: JobEvent, newest: Generation | None) -> list[str]:
+    if newest is not None and newest.number == event.generation:
+        return list(ranks_by_node(newest, len(newest.members)))
+    return list(event.members)
 
 
 def _series(series: JobSeries) -> Page:

@@ -12,6 +12,7 @@ from enum import Enum
 
 from google.protobuf.message import DecodeError
 
+from bagua_agent.base.plain_text import counted
 from bagua_agent.etcd.client import KeyValue
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
@@ -20,6 +21,8 @@ from bagua_contract.replica import Replica
 
 KEPT = 1000
 LONGEST_TEXT = 500
+MOST_NODES = 16  # that an event of a generation lists
+LONGEST_NODE_TEXT = 120
 
 
 class EventKind(Enum):
@@ -46,6 +49,7 @@ class EventKind(Enum):
 class JobEvent:
     """name: of its key, unique in the job. time_unix_s: of the writer's clock, for people only; 0: not written yet.
     generation, world_size: 0 if it is about none. text: one line. lost_s: of GENERATION_IN_FORCE, what the change took.
+    members: of GENERATION_FORMED, see ranks_by_node.
     """
 
     name: str
@@ -58,6 +62,7 @@ class JobEvent:
     world_size: int = 0
     worker_id: str = ""
     lost_s: float = 0.0
+    members: tuple[str, ...] = ()
 
     def encode(self, node_name: str, time_unix_s: float) -> bytes:
         """node_name: the writer's, unless the event happened on another node."""
@@ -71,6 +76,7 @@ class JobEvent:
             world_size=self.world_size,
             worker_id=self.worker_id,
             lost_s=self.lost_s,
+            members=[text[:LONGEST_NODE_TEXT] for text in self.members],
         ).SerializeToString()
 
 
@@ -86,7 +92,23 @@ def formed(generation: Generation, what_changed: str) -> JobEvent:
         generation=generation.number,
         generation_kind=generation.kind.name,
         world_size=generation.world_size,
+        members=ranks_by_node(generation, MOST_NODES),
     )
+
+
+def ranks_by_node(generation: Generation, most_nodes: int) -> tuple[str, ...]:
+    """Such as "h1: rank 0, 1", in the order of ranks; the last text counts the nodes that most_nodes leaves out."""
+    ranks: dict[str, list[int]] = {}
+    for member in generation.members:
+        ranks.setdefault(member.node_name, []).append(member.global_rank)
+    shown = [f"{node}: rank {_listed(found)}" for node, found in list(ranks.items())[:most_nodes]]
+    left_out = len(ranks) - len(shown)
+    return (*shown, f"and {counted(left_out, 'node')} more") if left_out else tuple(shown)
+
+
+def _listed(ranks: list[int]) -> str:
+    is_range = ranks == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 2
+    return f"{ranks[0]} to {ranks[-1]}" if is_range else ", ".join(map(str, ranks))
 
 
 def in_force(generation: int, text: str, lost_s: float) -> JobEvent:
@@ -226,6 +248,7 @@ def read_event(name: str, value: bytes) -> JobEvent | None:
         event.world_size,
         event.worker_id,
         event.lost_s,
+        tuple(event.members),
     )
 
 

@@ -645,7 +645,7 @@ class Refusal(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., difference: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("kind", "time_unix_s", "node_name", "text", "generation", "generation_kind", "world_size", "worker_id", "lost_s")
+    __slots__ = ("kind", "time_unix_s", "node_name", "text", "generation", "generation_kind", "world_size", "worker_id", "lost_s", "members")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Event.Kind]
@@ -693,6 +693,7 @@ class Event(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LOST_S_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     kind: Event.Kind
     time_unix_s: float
     node_name: str
@@ -702,4 +703,5 @@ class Event(_message.Message):
     world_size: int
     worker_id: str
     lost_s: float
-    def __init__(self, kind: _Optional[_Union[Event.Kind, str]] = ..., time_unix_s: _Optional[float] = ..., node_name: _Optional[str] = ..., text: _Optional[str] = ..., generation: _Optional[int] = ..., generation_kind: _Optional[_Union[Generation.Kind, str]] = ..., world_size: _Optional[int] = ..., worker_id: _Optional[str] = ..., lost_s: _Optional[float] = ...) -> None: ...
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[_Union[Event.Kind, str]] = ..., time_unix_s: _Optional[float] = ..., node_name: _Optional[str] = ..., text: _Optional[str] = ..., generation: _Optional[int] = ..., generation_kind: _Optional[_Union[Generation.Kind, str]] = ..., world_size: _Optional[int] = ..., worker_id: _Optional[str] = ..., lost_s: _Optional[float] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...

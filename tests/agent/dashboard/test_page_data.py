@@ -25,14 +25,16 @@ def test_a_page_is_json_with_the_verdict_and_the_cost_of_changes() -> None:
         agent(1, worker(1)),
         agent(2),
     )
-    seen = facts(events=(FORMED, IN_FORCE), agents=workers)
+    earlier = replace(FORMED, name="generation-2", generation=2, members=("h0: rank 0", "h2: rank 1"))
+    seen = facts(events=(earlier, FORMED, IN_FORCE), agents=workers)
     series = JobSeries()
     series.take(seen)
     page = json.loads(json.dumps(finite(page_data(seen, series, "h0")), allow_nan=False))
     assert page["verdict"]["level"] == "good" and "2 workers on 2 nodes" in page["verdict"]["what"]
     assert (page["progress"]["step"], page["progress"]["total"]) == (10, 100)
     assert page["metrics"] == {"loss": None}
-    [change] = page["generations"]
+    [before, change] = page["generations"]
+    assert before["members"] == ["h0: rank 0", "h2: rank 1"]
     assert (change["kind"], change["cost_s"], change["is_pending"]) == ("failover", 1.5, False)
     assert change["text"] == "2 workers (-h2); lost h2"
     assert change["members"] == ["h0: rank 0", "h1: rank 1"]

@@ -17,9 +17,9 @@ from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.history import job_history as history
 from bagua_agent.history.history_keeper import MOST_OWED, HistoryKeeper
 from bagua_agent.history.history_writer import MOST_WAITING, HistoryWriter
-from bagua_agent.history.job_history import EventKind, JobEvent, events_of, superfluous
+from bagua_agent.history.job_history import EventKind, JobEvent, events_of, ranks_by_node, superfluous
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation, GenerationKind
+from bagua_contract.records import Generation, GenerationKind, Placement
 from bagua_contract.replica import Replica, ReplicaMember
 
 KEYS = JobKeys("job")
@@ -70,6 +70,16 @@ def test_every_kind_is_read_back_in_the_order_of_the_store() -> None:
     lost = next(e for e in read if e.kind is EventKind.NODE_LOST)
     assert lost.node_name == "host-1" and formed.node_name == "host-0"
     assert formed.time_unix_s == pytest.approx(1e9 - 1)
+
+
+def test_a_generation_lists_the_ranks_of_its_first_nodes() -> None:
+    places = [(0, "h1"), (1, "h1"), (2, "h2"), (3, "h3"), (4, "h3"), (5, "h3"), (6, "h1")]
+    members = tuple(Placement(f"w{r}", f"a-{n}", n, 0, r, 0, 0, "", 0, 0, True) for r, n in places)
+    generation = Generation(4, 3, GenerationKind.PLANNED, members, "nonce", "")
+    assert ranks_by_node(generation, 3) == ("h1: rank 0, 1, 6", "h2: rank 2", "h3: rank 3 to 5")
+    assert ranks_by_node(generation, 1) == ("h1: rank 0, 1, 6", "and 2 nodes more")
+    [read] = events_of([stored(history.formed(generation, "adds h3"), 1)], KEYS)
+    assert read.members == ranks_by_node(generation, 3)
 
 
 def test_names_tell_events_apart() -> None:
