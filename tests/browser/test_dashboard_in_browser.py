@@ -10,7 +10,6 @@ from tests.browser.browser import Page
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Node
 
-
 NETWORK = (
     "[...document.querySelectorAll('#network tr')].map(row => [...row.cells].map(cell => cell.textContent))"
 )
@@ -56,9 +55,15 @@ def test_a_killed_worker_is_told_with_its_cause_and_cost(
     page.await_text("#timeline", "failover")
     page.await_text("#goodput-legend", "failover")
     page.tab.wait_for_function(f"() => {NETWORK}.some(cells => cells[9].includes(' in '))")
+    for chart in ("speed", "metric-chart"):
+        page.tab.wait_for_selector(f"#{chart} canvas")
+        page.tab.wait_for_function(
+            f"() => / now; .*\\(failover\\)/.test(document.querySelector('#{chart}').getAttribute('aria-label'))"
+        )
+    assert page.tab.evaluate("document.querySelector('#metric').value") == "loss"
     network = page.tab.evaluate(NETWORK)
     assert sorted(cells[0] for cells in network) == ["0", "1"]
-    assert all(cells[3] == "lo" and cells[6] != "–" for cells in network)
+    assert all("–" not in (cells[3], cells[6]) for cells in network), "interface, and bytes sent in all"
     [healed] = [cells for cells in network if " in " in cells[9]]
     assert healed[2] == "1", "the successor in the killed worker's slot has received the state"
     page.tab.wait_for_function(

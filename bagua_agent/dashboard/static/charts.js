@@ -1,7 +1,7 @@
 // Draws curves over time with uPlot, with the job's generations as vertical lines.
 
 import { colour } from "./dom.js";
-import { clock } from "./format.js";
+import { clock, number } from "./format.js";
 
 const HEIGHT = 210;
 const LABEL_WIDTH = 18;
@@ -45,10 +45,22 @@ export class Chart {
     this.marks = [];
     this.plot = null;
     this.look = "";
+    this.about = target.getAttribute("aria-label");
+  }
+
+  // What the picture shows, for those who do not see it.
+  describe(at, values) {
+    const newest = values.findLast((value) => value !== null && value !== undefined);
+    const seen = this.marks.filter((mark) => mark.at >= at[0] && mark.at <= at.at(-1));
+    const changes = seen.map((mark) => `${mark.number} (${mark.kind})`).join(", ");
+    const texts = [newest === undefined ? "no value yet" : `${number(newest)} now`];
+    if (changes) texts.push(`generations ${changes} are marked`);
+    this.target.setAttribute("aria-label", `${this.about}: ${texts.join("; ")}`);
   }
 
   show(at, values, marksToShow, label = this.label) {
     this.marks = marksToShow;
+    this.describe(at, values);
     const width = this.target.clientWidth;
     const look = `${label} ${colour("--ink")}`;
     if (!this.plot || look !== this.look) {
