@@ -32,15 +32,15 @@ def sharded(job: MakeJob, nodes: str, script: Sequence[str] = (), **keywords: An
     )
 
 
-def check(one: Job, *, finished: int, equal: bool = True) -> None:
+def check(one: Job, *, finished: int, equal: bool = True, shards: int = 2) -> None:
     """The ledger is exact, with one line a replica; equal shards hold the same bits; no process is left."""
     found = one.ledger
     assert found.check(one.samples, EPOCHS) == []
     ends = one.ends()
     assert len(ends) == finished, ends
-    for shard in (0, 1):
+    for shard in range(shards):
         own = [end for end in ends if end["shard"] == shard]
-        assert len(own) == finished // 2, ends
+        assert len(own) == finished // shards, ends
         for what in ("parameters", "optimizer") if equal else ("parameters",):
             assert len({end[what] for end in own}) == 1, (what, ends)
     one.check_nothing_left()
@@ -82,6 +82,25 @@ def test_a_worker_dies(job: MakeJob, how: str) -> None:
     one.await_step(again + 2)
     one.finish(deadline_s=END_S)
     check(one, finished=4)
+
+
+@pytest.mark.parametrize(("cut", "shards"), [("tensor", 2), pytest.param("both", 4, marks=pytest.mark.long)])
+def test_meshes_of_tensor_parallelism(job: MakeJob, cut: str, shards: int) -> None:
+    """Two replicas; one dies within a step, and comes back."""
+    one = job(
+        samples=SAMPLES,
+        epochs=EPOCHS,
+        file=SCRIPT,
+        script=["--cut", cut, *dies("forward")],
+        nodes="1",
+        options=("--replica-size", str(shards)),
+    )
+    node = one.start(slots=2 * shards)
+    node.await_line("dies in the forward of step 12", deadline_s=END_S)
+    again = one.await_world(2, after_step=one.await_world(1, after_step=12))
+    one.await_step(again + 2)
+    one.finish(deadline_s=END_S)
+    check(one, finished=2 * shards, shards=shards)
 
 
 def test_a_script_fails_on_one_shard(job: MakeJob, etcd: EmbeddedEtcd) -> None:

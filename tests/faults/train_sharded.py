@@ -1,4 +1,4 @@
-"""The script of jobs with replicas: a small model that `fully_shard` has cut, steps as long as the test asks.
+"""The script of jobs with replicas: a small model that is cut as --cut says, steps as long as the test asks.
 
 Each worker that reaches the end writes <out>/ends/<worker id>.json: its shard rank and digests of its shards. The
 worker that --at names, as REPLICA,SHARD of the first generation, dies in the step --dies-in: in its forward, its
@@ -17,7 +17,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import bagua_core as bagua
 from bagua_core.communication.communicator import CollectiveFailed
@@ -40,6 +42,12 @@ parser.add_argument("--micro-batch", type=int, help="samples of a micro-batch; b
 parser.add_argument(
     "--evaluates", action="store_true", help="reduce a loss over all workers after each epoch"
 )
+parser.add_argument(
+    "--cut",
+    choices=["data", "tensor", "both"],
+    default="data",
+    help="by fully_shard, by tensor parallelism, or by both on a mesh of two dimensions",
+)
 parser.add_argument("--at", default="")
 parser.add_argument("--dies-in", type=int, default=-1, help="this step")
 parser.add_argument(
@@ -54,16 +62,29 @@ torch.set_num_threads(1)
 x = torch.randn(args.samples, 16, generator=torch.Generator().manual_seed(1))
 y = (x.sum(1) > 0).long()
 torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 33), nn.Tanh(), nn.Linear(33, 2))
+width = 33 if args.cut == "data" else 32  # tensor parallelism divides it evenly
+net = nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Linear(width, 33), nn.Tanh(), nn.Linear(33, 2))
 
 bagua.init_process_group()
 mesh = bagua.shard_mesh()
-for layer in (net[0], net[2]):
-    fully_shard(layer, mesh=mesh)
-fully_shard(net, mesh=mesh)
+of_data, of_tensors = mesh, mesh
+if args.cut == "both":
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    of_data, of_tensors = grid["data"], grid["tensor"]
+if args.cut != "data":
+    parallelize_module(net, of_tensors, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+if args.cut != "tensor":
+    for layer in (net[0], net[2]):
+        fully_shard(layer, mesh=of_data)
+    fully_shard(net, mesh=of_data)
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 loader = bagua.ElasticDataLoader(
-    torch.utils.data.TensorDataset(x, y), args.batch, seed=3, max_local_batch_size=args.micro_batch
+    torch.utils.data.TensorDataset(x, y),
+    args.batch,
+    seed=3,
+    max_local_batch_size=args.micro_batch,
+    # workers that share the tensors of a layer compute the same samples
+    divide_in_replica={"data": True, "tensor": False, "both": of_data}[args.cut],
 )
 algorithm = getattr(bagua.algorithms, args.algorithm)(**args.algorithm_arguments)
 model = bagua.DistributedDataParallel(net, [optimizer], algorithm=algorithm)
