@@ -17,6 +17,7 @@ from bagua_core.algorithms import (
     ByteGrad,
     Decentralized,
     GradientAllreduce,
+    Hook,
     LocalSGD,
     LowPrecisionDecentralized,
     QAdam,
@@ -38,6 +39,7 @@ class Settings:
     adam_lr: float
     momentum: float = 0.0
     qadam_warmup_steps: int = 5
+    power_sgd_start: int = 10  # steps with whole gradients before PowerSGD
     async_interval_ms: int = DEFAULT_INTERVAL_MS
     sync_every: int = DEFAULT_SYNC_EVERY
     diloco_every: int = DILOCO_SYNC_EVERY
@@ -75,6 +77,14 @@ def _qadam(bits: int | None) -> Choice:
     return build
 
 
+def _power_sgd(parameters: Parameters, settings: Settings) -> Built:
+    """torch's hook, of rank 1."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # late: it needs NumPy
+
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=settings.power_sgd_start)
+    return plain_optimizer(parameters, settings), Hook(powerSGD_hook.powerSGD_hook, state)
+
+
 def _diloco_rounds(compress: str) -> Choice:
     return _plain(
         lambda s: LocalSGD(s.diloco_every, outer_optimizer="nesterov", compress=compress, unit="round")
@@ -90,6 +100,7 @@ CHOICES: dict[str, Choice] = {
     "qadam_uncompressed": _qadam(None),
     "qadam_8bit": _qadam(8),
     "qadam_1bit": _qadam(1),
+    "power_sgd": _power_sgd,
     "async": _plain(lambda s: AsyncModelAverage(sync_interval_ms=s.async_interval_ms)),
     "local_sgd": _plain(lambda s: LocalSGD(s.sync_every)),
     "diloco_rounds_uint8": _diloco_rounds("uint8"),

@@ -30,6 +30,7 @@ STYLES: dict[str, tuple[str, str]] = {
     "qadam_uncompressed": ("#c9b27c", "h"),
     "qadam_8bit": ("#e69f00", "<"),
     "qadam_1bit": ("#d55e00", ">"),
+    "power_sgd": ("#8c564b", "^"),
     "async": ("#cc3377", "o"),
     "local_sgd": ("#7744aa", "d"),
     "diloco_rounds_uint8": ("#9a6324", "8"),

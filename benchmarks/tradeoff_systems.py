@@ -83,6 +83,7 @@ SYSTEMS: dict[str, System] = {
             learns=False,
             aims={"100mbit": 12.0},
         ),
+        System("power_sgd", warm_up=_WARM_UP + POWER_SGD_START),
         System("async", is_uneven=True, rounds=_ROUNDS_OF_ASYNC, aims={"100mbit": 15.0}),
         System("local_sgd", is_uneven=True, cycle=SETTINGS.sync_every),
         System("diloco_rounds_uint8", is_uneven=True, least_utilisation={"100mbit": 0.94}),

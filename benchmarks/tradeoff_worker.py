@@ -27,7 +27,7 @@ from benchmarks.tradeoff_window import Enough, Meeting, Window
 POWER_SGD_START = 2  # the least that torch allows
 # Without momentum: with it this model loses its way when batches are as small as one worker's.
 # QAdam hardly moves: after so short a warm-up it would lose its way, and only what its steps cost is asked.
-SETTINGS = Settings("sgd", lr=0.1, adam_lr=1e-6, qadam_warmup_steps=3)
+SETTINGS = Settings("sgd", lr=0.1, adam_lr=1e-6, qadam_warmup_steps=3, power_sgd_start=POWER_SGD_START)
 _ONE_BUCKET_MB = 4096
 ROUNDS = 3  # that are measured, where the round is the unit of commit
 ALONE = "alone"
