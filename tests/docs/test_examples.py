@@ -33,17 +33,21 @@ def docstring(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
+def started_by(path: Path) -> list[list[str]]:
+    """The words of each line of its docstring that starts it with bagua-launch."""
+    lines = [line.strip() for line in docstring(path).replace("\\\n", " ").splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("bagua-launch ")]
+
+
 @pytest.mark.parametrize("path", scripts(), ids=lambda path: path.name)
 def test_a_script_says_what_to_watch_for_and_how_it_is_started(path: Path) -> None:
     text = docstring(path)
     assert re.fullmatch(r".*\b[Ww]atch\b.*\.", text.split("\n")[0]), path
-    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
-    started = [line for line in lines if line.startswith("bagua-launch")]
+    started = started_by(path)
     assert started, path
-    for line in started:
-        words = shlex.split(line, comments=True)
+    for words in started:
         config = parsed(words[1:], {})
-        assert ROOT / config.command.target == path, line
+        assert ROOT / config.command.target == path, words
 
 
 def test_each_example_is_listed() -> None:
