@@ -1,9 +1,11 @@
 """Finds the code blocks of a document, and what the comment before a block says about running it.
 
 Marks of Python blocks: none, or `given: NAME, NAME` (what the block uses and does not define; block_context.py has it),
-or `long, given: ...` (needs a package of another project), or `not run: REASON`.
-Marks of shell blocks: `run` (its commands are jobs of one node), or `not run: REASON`. `file: NAME` before a Python
-block names it for the shell blocks.
+or `long, given: ...` (needs a package of another project), or `not run: REASON`. `file: NAME` before a Python block
+names it for the shell blocks.
+Marks of shell blocks: `not run: REASON`, or `run`: its commands are jobs of one node. Before `run`, `long, ` says that
+it takes minutes or a package of another project. Behind it, `, ends: WORD` says how the jobs end (test_page_commands.py
+lists the words), and `, needs: MODULE MODULE` which modules they import beside torch.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDES = sorted((ROOT / "docs/guide").glob("*.md"))  # a page's Python is one script, that a reader can copy
 OTHERS = [  # each Python block is by itself; the reader has the rest of the script
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/trackers").glob("*.md")),
     *(ROOT / name for name in ("README.md", "deploy/README.md")),
 ]
 PAGES = [*GUIDES, *OTHERS]
@@ -25,6 +28,7 @@ BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 NOT_RUN = re.compile(r"not run: .{10,}")
+RUN = re.compile(r"(long, )?run(, ends: (?P<ends>\w+))?(, needs: (?P<needs>[\w.]+( [\w.]+)*))?")
 GIVEN = re.compile(r"(?P<long>long, )?given: (?P<names>\w+(?:, \w+)*)")
 KINDS = ("python", "sh", "text", "yaml", "toml", "promql")
 DIRECTIVES = ("{toctree}", "mermaid")  # of the site; scripts/docs runs them
@@ -45,6 +49,11 @@ class Block:
     @property
     def long(self) -> bool:
         return self.mark.startswith("long, ")
+
+    @property
+    def run(self) -> re.Match[str] | None:
+        """The parts of a shell block's mark, if its jobs run."""
+        return RUN.fullmatch(self.mark) if self.language == "sh" else None
 
     @property
     def given(self) -> list[str]:

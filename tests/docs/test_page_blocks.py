@@ -1,8 +1,8 @@
 """Every code block of the manual runs, or says why it does not.
 
-tests/docs/page_blocks.py lists the pages and the marks. All Python runs in one process, block after block. The jobs of
-shell blocks run beside the files that the page names. Words for bagua-launch and bagua-agent go through their parsers
-in every block.
+tests/docs/page_blocks.py lists the pages and the marks. All Python runs in one process, block after block; the jobs of
+shell blocks run in test_page_commands.py. Words for bagua-launch and bagua-agent go through their parsers in every
+block.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from bagua_agent.service.main import cli as agent_cli
 from bagua_launch.main import cli as launch_cli
 from tests.deploy.parsed import parsed
 from tests.docs.block_context import DEFINITIONS, before
-from tests.docs.page_blocks import GIVEN, GUIDES, KINDS, NOT_RUN, OTHERS, PAGES, ROOT, blocks, commands
-from tests.lab.launched import launch
+from tests.docs.page_blocks import GIVEN, GUIDES, KINDS, NOT_RUN, OTHERS, PAGES, ROOT, RUN, blocks, commands
 
 RUN_S = 300
 
@@ -53,7 +52,9 @@ def test_every_block_is_of_a_known_kind(page: Path) -> None:
         place = f"{page}:{block.line}"
         assert block.language in KINDS, f"{place}: ```{block.language}"
         if block.language == "sh":
-            assert block.mark == "run" or NOT_RUN.fullmatch(block.mark), f"{place}: no mark says how it runs"
+            assert RUN.fullmatch(block.mark) or NOT_RUN.fullmatch(block.mark), (
+                f"{place}: no mark says how it runs"
+            )
         elif block.language == "python":
             compile(block.text, place, "exec")
             named = page in GUIDES and block.mark.startswith("file: ")
@@ -152,26 +153,3 @@ def test_no_name_is_given_without_use() -> None:
     used = {name for page in OTHERS for block in blocks(page) for name in block.given}
     needed = {name for needs, _ in DEFINITIONS.values() for name in needs}
     assert set(DEFINITIONS) <= used | needed
-
-
-@pytest.mark.parametrize("page", [p for p in PAGES if any(b.mark == "run" for b in blocks(p))], ids=name_of)
-def test_shell_that_is_marked_runs(page: Path, tmp_path: Path) -> None:
-    """Beside the files that the page names, and the folder examples/."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    for block in blocks(page):
-        if block.mark.startswith("file: "):
-            (tmp_path / block.mark.removeprefix("file: ")).write_text(block.text)
-        elif block.mark == "run":
-            for words in commands(block):
-                said = launched(words, tmp_path)
-                if "--failpoints" in words:
-                    assert "did not happen" in said and "ended: killed by SIGKILL" in said
-
-
-def launched(words: list[str], folder: Path) -> str:
-    """What this command prints, a launch of one node on this machine."""
-    assert words[0] == "bagua-launch", f"{words}: only jobs are run"
-    done = launch(*words[1:], limit_s=RUN_S, directory=folder)
-    assert done.returncode == 0, done.said
-    assert "every worker has committed its last step" in done.said
-    return done.said

@@ -1,0 +1,62 @@
+"""Jobs of the manual's shell blocks run as they are printed, beside the files that their page names.
+
+A block's mark says how its jobs end and which modules they need (tests/docs/page_blocks.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.docs.page_blocks import PAGES, ROOT, blocks, commands
+from tests.lab import zygote
+from tests.lab.launched import launch
+
+RUN_S = 300
+# By the mark's word: exit code, and what the terminal shows. In restart mode scripts report no steps.
+ENDS = {
+    None: (0, "every worker has committed its last step"),
+    "restarts": (0, "succeeded: every worker ended with 0"),
+    "stopped": (143, "stopped: every worker left; the checkpoint of step"),
+}
+
+
+def pages_that_run() -> list[object]:
+    """Each page with whether its long blocks run; pages of long blocks have the marker."""
+    found: list[object] = []
+    for page in PAGES:
+        for long in sorted({block.long for block in blocks(page) if block.run}):
+            name = f"{page.relative_to(ROOT)}{'-long' if long else ''}"
+            found.append(pytest.param(page, long, id=name, marks=[pytest.mark.long] if long else []))
+    return found
+
+
+@pytest.mark.parametrize(("page", "long"), pages_that_run())
+def test_shell_that_is_marked_runs(page: Path, long: bool, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for block in blocks(page):
+        if block.mark.startswith("file: "):
+            (tmp_path / block.mark.removeprefix("file: ")).write_text(block.text)
+        elif block.run is not None and block.long == long:
+            needs = (block.run["needs"] or "").split()
+            for module in needs:
+                if find_spec(module.partition(".")[0]) is None:
+                    pytest.skip(f"{module} is not installed")
+            for words in commands(block):
+                said = launched(words, tmp_path, block.run["ends"], needs)
+                if "--failpoints" in words:
+                    assert "did not happen" in said and "ended: killed by SIGKILL" in said
+
+
+def launched(words: Sequence[str], folder: Path, ends: str | None, imports: Sequence[str]) -> str:
+    """What this command prints, a launch of one node on this machine. imports: modules that its workers share."""
+    assert words[0] == "bagua-launch", f"{words}: only jobs are run"
+    shared = {zygote.IMPORTS_VARIABLE: ",".join(imports)} if imports else {}
+    done = launch(*words[1:], limit_s=RUN_S, directory=folder, **shared)
+    code, line = ENDS[ends]
+    assert done.returncode == code, done.said
+    assert line in done.said, done.said
+    return done.said
