@@ -7,6 +7,7 @@ them (a permission, the clock, the disk).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -31,7 +32,9 @@ class RenewedTls:
         self._files = files
         self._now = now
         self._lock = threading.Lock()
-        self._marks = _marks(files)  # before reading: a change in between is seen by the next call
+        self._marks: _Marks = ()
+        with contextlib.suppress(OSError):  # reading names the file
+            self._marks = _marks(files)  # before reading: a change in between is seen by the next call
         self._complaint = ""  # of the last attempt
         self._contents = read_tls(files, now())
 

@@ -168,6 +168,9 @@ def test_beyond_loopback_a_page_needs_the_certificate_of_a_node(people: People) 
     assert "\n" not in str(met.value)
     with pytest.raises(UserError, match="'ann' has role operator, which serves no page"):
         https_side(BEYOND, credentials(people.files["ann"]), "--listen")
+    missing = replace(credentials(people.files["node-1"]), cert_file="/no/certificate.pem")
+    with pytest.raises(UserError, match=r"/no/certificate\.pem"):
+        https_side(BEYOND, missing, "--listen")
     assert why_refused(Listening.parse("0.0.0.0:1"), "--listen", has_certificates=False)
     assert not why_refused(Listening.parse("localhost:1"), "--listen", has_certificates=False)
 
