@@ -51,6 +51,10 @@ class ServerTls(Protocol):
 
 
 class _Server(http.server.HTTPServer):
+    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        self.address_family = family_of(address[0])
+        super().__init__(address, handler)
+
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that hangs up or is too slow is none of the job's concern."""
         log.debug("a request of %s was broken off", client_address, exc_info=True)
@@ -64,7 +68,6 @@ class _ThreadedServer(socketserver.ThreadingMixIn, _Server):
     ) -> None:
         self.daemon_threads = False  # server_close joins them; each ends within REQUEST_TIMEOUT_S
         self._free = threading.BoundedSemaphore(most)
-        self.address_family = family_of(address[0])
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:

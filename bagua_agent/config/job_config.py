@@ -139,6 +139,8 @@ class JobConfig:
     node_rank: int | None = None
 
     metrics_port: int | None = None  # None: no endpoint; 0: a free port
+    metrics_host: str = ""  # address at which it listens; empty: all of the node
+    metrics_tls: tuple[str, ...] = ()  # files as TlsFiles (certificate_files.py) names them; none: plain HTTP
     otel: str | None = None  # a collector's URL; None: the standard's variables decide
     dashboard: str | None = None  # None: none; else as dashboard.listening.Listening reads it
 

@@ -39,19 +39,21 @@ def run_job(
     config: JobConfig,
     on_error: Callable[[str], None] = lambda reason: None,
     environment: Mapping[str, str] = os.environ,
+    on_metrics: Callable[[str], None] = lambda address: None,
 ) -> int:
     """Run this node's part of the job; returns the exit code. Errors are printed, one line each.
 
     on_error: told of the one that ended it. environment: of the workers, but for the variables of their own.
+    on_metrics: told of HOST:PORT at which this agent serves metrics, if it does; HOST is empty for every address.
     """
     log_to_stderr(logging.WARNING, "bagua-launch: ")
     try:
         for _ in range(MOST_RETURNS):
             try:
-                return _run(config, environment)
+                return _run(config, environment, on_metrics)
             except JobReplaced as replaced:
                 print(plain_lines(f"bagua-launch: {replaced}; joining again"), file=sys.stderr, flush=True)
-        return _run(config, environment)
+        return _run(config, environment, on_metrics)
     except JobIsOver as over:
         print(plain_lines(f"bagua-launch: {over}"), file=sys.stderr, flush=True)
         return over.result_code
@@ -65,17 +67,19 @@ def run_job(
         raise
 
 
-def _run(config: JobConfig, environment: Mapping[str, str]) -> int:
+def _run(config: JobConfig, environment: Mapping[str, str], on_metrics: Callable[[str], None]) -> int:
     for name, value in NO_GRPC_FORK_HANDLERS.items():
         os.environ.setdefault(name, value)  # before gRPC is loaded
     node_name, holder = config.node_name, None
     if node_name is None:
         node_name, holder = hold_name(socket.gethostname().split(".")[0] or "node", config.job_id)
     with holder or nullcontext():
-        return _run_as(node_name, config, environment)
+        return _run_as(node_name, config, environment, on_metrics)
 
 
-def _run_as(node_name: str, config: JobConfig, environment: Mapping[str, str]) -> int:
+def _run_as(
+    node_name: str, config: JobConfig, environment: Mapping[str, str], on_metrics: Callable[[str], None]
+) -> int:
     agent_id = f"{_key_part(node_name)}-{secrets.token_hex(3)}"
     try:
         address = node_address(config)
@@ -126,16 +130,9 @@ def _run_as(node_name: str, config: JobConfig, environment: Mapping[str, str]) -
             workers.start(at_once=mode is Mode.LIVE and bool(address))
             # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
             from bagua_agent.job.loop import JobLoop
-            from bagua_agent.job.watching import open_dashboard, open_otel
+            from bagua_agent.job.watching import open_dashboard, open_metrics, open_otel
 
-            if config.metrics_port is not None:
-                from bagua_agent.metrics.endpoint import MetricsEndpoint
-
-                metrics = MetricsEndpoint(config.metrics_port, inbox.put)
-                helpers.callback(metrics.stop)
-                metrics.start()
-                if config.metrics_port == 0 and metrics.port is not None:
-                    workers.output.say(f"bagua-launch: metrics at port {metrics.port}")
+            open_metrics(config, inbox.put, workers.output.say, on_metrics, helpers)
             watching = None
             if config.dashboard is not None:
                 watching = open_dashboard(config, node_name, inbox.put, workers.output.say)

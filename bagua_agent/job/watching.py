@@ -1,6 +1,6 @@
-"""Ties what shows a job elsewhere to its agent: the dashboard, and the sending of metrics and events.
+"""Ties what shows a job elsewhere to its agent: the dashboard, metrics, and the sending of metrics and events.
 
-The dashboard is served from the agent's start, and shows the job from its join to its end. Both are imported only where
+The dashboard is served from the agent's start, and shows the job from its join to its end. All are imported only where
 they are asked for: no other agent pays for their memory.
 """
 
@@ -15,6 +15,7 @@ from bagua_agent.base.errors import UserError
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.etcd.client import Store
 from bagua_agent.metrics.otel_settings import ENDPOINT, OtelSettings
+from bagua_contract.addresses import joined
 from bagua_contract.distribution import DISTRIBUTION
 
 
@@ -70,6 +71,40 @@ def open_dashboard(
     if dashboard.address:
         say(f"bagua-launch: dashboard at {dashboard.url}")
     return Shown()
+
+
+def open_metrics(
+    config: JobConfig,
+    put: Callable[[object], None],
+    say: Callable[[str], None],
+    serving: Callable[[str], None],
+    opened: ExitStack,
+) -> None:
+    """Serves metrics where `config` says so, until `opened` is closed.
+
+    put: gives the agent's loop a message. say: prints a line. serving: told of HOST:PORT. Certificates that can't be
+    used are a line, and the job goes on without metrics.
+    """
+    if config.metrics_port is None:
+        return
+    from bagua_agent.metrics.endpoint import MetricsEndpoint
+    from bagua_agent.security.certificate_files import TlsFiles
+    from bagua_agent.security.https import HttpsSide
+    from bagua_agent.security.tls_renewal import RenewedTls
+
+    try:
+        tls = HttpsSide(RenewedTls(TlsFiles(*config.metrics_tls))) if config.metrics_tls else None
+    except UserError as error:
+        say(f"bagua-launch: no metrics are served: {error}")
+        return
+    metrics = MetricsEndpoint(config.metrics_port, put, config.metrics_host, tls)
+    opened.callback(metrics.stop)
+    metrics.start()
+    if metrics.port is None:
+        return
+    if config.metrics_port == 0:
+        say(f"bagua-launch: metrics at port {metrics.port}")
+    serving(joined(config.metrics_host, metrics.port))
 
 
 def open_otel(

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from bagua_agent.base.loop_health import LoopHealth
-from bagua_agent.base.small_http import Answer, SmallHttpServer
+from bagua_agent.base.small_http import Answer, ServerTls, SmallHttpServer
 from bagua_agent.metrics.families import families
 from bagua_agent.metrics.job_picture import JobPicture, PictureAsked
 from bagua_contract.net_counters import NoCountersError, read
@@ -54,11 +54,17 @@ class MetricsAnswers:
 
 
 class MetricsEndpoint:
-    """Serves between `start` and `stop`. port: 0 takes a free one. put: gives the agent's loop a message."""
+    """Serves between `start` and `stop`.
 
-    def __init__(self, port: int, put: Callable[[object], None]) -> None:
+    port: 0 takes a free one. put: gives the agent's loop a message. host: an address of this node; empty for all. tls:
+    None serves plain HTTP.
+    """
+
+    def __init__(
+        self, port: int, put: Callable[[object], None], host: str = "", tls: ServerTls | None = None
+    ) -> None:
         self._answers = MetricsAnswers(put)
-        self._server = SmallHttpServer(port, "metrics", self._answer)
+        self._server = SmallHttpServer(port, "metrics", self._answer, host=host, tls=tls)
 
     @property
     def port(self) -> int | None:

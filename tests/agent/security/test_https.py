@@ -10,7 +10,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,7 +25,7 @@ from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentia
 from bagua_agent.dashboard.exposure import https_side, why_refused
 from bagua_agent.dashboard.listening import Listening
 from bagua_agent.dashboard.server import Dashboard
-from bagua_agent.job.watching import open_dashboard
+from bagua_agent.job.watching import open_dashboard, open_metrics
 from bagua_agent.metrics.daemon_picture import DaemonPictureAsked, picture_of
 from bagua_agent.security.certificate_files import TlsFiles, issue_files, utc_now
 from bagua_agent.security.certificates import Role
@@ -218,3 +218,32 @@ def test_a_daemon_with_certificates_serves_its_page_and_metrics_over_tls_alone(p
             get(f"{address}/metrics", client(people.files["ann"].ca_file, None))
     finally:
         page.stop()
+
+
+def test_the_metrics_of_a_job_are_served_over_tls_where_its_node_has_certificates(
+    people: People, tmp_path: Path
+) -> None:
+    files = astuple(people.files["node-1"])
+    command = WorkerCommand(CommandKind.SCRIPT, "train.py", ())
+    config = JobConfig("demo", command, metrics_port=0, metrics_host="127.0.0.1", metrics_tls=files)
+    said, places = list[str](), list[str]()
+
+    def loop(message: object) -> None:
+        if isinstance(message, HealthAsked):
+            message.answered.set()
+
+    with contextlib.ExitStack() as opened:
+        open_metrics(config, loop, said.append, places.append, opened)
+        [place] = places
+        assert place.startswith("127.0.0.1:") and said == [f"bagua-launch: metrics at port {place[10:]}"]
+        ours = people.files["ann"].ca_file
+        assert get(f"https://{place}/healthz", client(ours, people.files["vic"]))[0] == 200
+        for nameless in (client(ours, None), client(ours, people.files["stranger"])):
+            with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
+                get(f"https://{place}/healthz", nameless)
+        with pytest.raises(OSError):
+            urllib.request.urlopen(f"http://{place}/healthz", timeout=TIMEOUT_S)
+
+        gone = replace(config, metrics_tls=(files[0], str(tmp_path / "none.pem"), files[2]))
+        open_metrics(gone, loop, said.append, places.append, opened)
+        assert len(places) == 1 and said[1].startswith("bagua-launch: no metrics are served: ")
