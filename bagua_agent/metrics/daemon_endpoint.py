@@ -1,7 +1,7 @@
 """Answers for a daemon's metrics, health and readiness over HTTP.
 
 /metrics: Prometheus's text format. /healthz: 200 while the daemon's loop goes on. /readyz: 200 while the daemon reaches
-etcd and nothing keeps jobs from its node. All are read-only.
+etcd and nothing keeps jobs from its node. /targets: where the jobs of its node serve their metrics. All are read-only.
 """
 
 from __future__ import annotations
@@ -22,18 +22,24 @@ from bagua_agent.metrics.daemon_picture import DaemonPicture, DaemonPictureAsked
 from bagua_agent.metrics.endpoint import PICTURE_TIMEOUT_S, text_of
 
 NO_PICTURE = Answer(503, b"the daemon's loop has not begun, has ended or is stuck; see /healthz\n")
+NO_TARGETS = Answer(
+    404, b"jobs.metrics is not true in this node's agent.toml, so its jobs serve no metrics to scrape\n"
+)
 
 
 class DaemonAnswers:
-    """ask: gives the daemon's loop a question. queue_picture(now): None where this daemon does not schedule."""
+    """ask: gives the daemon's loop a question. queue_picture(now): None where this daemon does not schedule. targets():
+    see discovery.py; None where jobs serve no metrics."""
 
     def __init__(
         self,
         ask: Callable[[HealthAsked | DaemonPictureAsked], None],
         queue_picture: Callable[[float], QueuePicture | None],
+        targets: Callable[[], bytes] | None = None,
     ) -> None:
         self._ask = ask
         self._queue_picture = queue_picture
+        self._targets = targets
         self._health = LoopHealth(ask)
 
     def answer(self, path: str) -> Answer | None:
@@ -48,6 +54,9 @@ class DaemonAnswers:
             return self._health.answer()
         if path == "/readyz":
             return daemon_readiness(self._picture())
+        if path == "/targets":
+            # Prometheus takes no other content type
+            return NO_TARGETS if self._targets is None else Answer(200, self._targets(), "application/json")
         return None
 
     def _picture(self) -> DaemonPicture | None:

@@ -12,6 +12,8 @@ PROTOCOL = "http/protobuf"
 DEFAULT_INTERVAL_S = 60.0  # the standard's
 LEAST_INTERVAL_S = 1.0
 METRICS_PATH, LOGS_PATH = "v1/metrics", "v1/logs"
+OTEL_MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+"""Of the extra otel: what otel_export.py imports."""
 
 
 @dataclass(frozen=True, slots=True)

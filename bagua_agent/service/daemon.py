@@ -29,6 +29,7 @@ from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.mirror import Change, Mirror
 from bagua_agent.history.job_history import agent_failed
 from bagua_agent.metrics.daemon_picture import DaemonPictureAsked, picture_of
+from bagua_agent.metrics.discovery import targets
 from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.failure_events import write_failure
 from bagua_agent.service.logs.kept_logs import KeptLogs, owners_folder
@@ -40,6 +41,7 @@ from bagua_agent.service.store_touch import StoreTouch
 from bagua_agent.service.units.unit_request import unit_request
 from bagua_agent.service.units.units import UnitFolders, UnitNote, UnitRunner, units_folder
 from bagua_contract import cluster_pb2 as pb
+from bagua_contract.addresses import parted
 
 LONGEST_SLEEP_S = 60.0
 _ACTS = {
@@ -138,6 +140,12 @@ class NodeDaemon:
         """Whether a unit of it lives here; from any thread."""
         unit = self._state.units.get(job_id)
         return unit is not None and unit.alive
+
+    def metrics_targets(self) -> bytes:
+        """Where the jobs that live here serve their metrics, as Prometheus reads it; from any thread."""
+        found = self._folders.metrics_addresses()
+        alive = {job_id: address for job_id, address in found.items() if self.runs(job_id)}
+        return targets(alive, self._config.node_name, parted(self._node.address)[0])
 
     def note(self, text: str) -> None:
         """What of this node does not work now and keeps no job away; empty for nothing. From any thread."""

@@ -46,6 +46,8 @@ slots = {slots}
 [jobs]
 users = ["root"]
 environment = ["PYTHONPATH", "OMP_NUM_THREADS"]
+metrics = {metrics}
+otel = "{otel}"
 [directories]
 state = "{directory}/state"
 log = "{directory}/log"
@@ -75,6 +77,8 @@ class Daemon:
                 directory=self.directory,
                 node_lease_s=cluster.node_lease_s,
                 dashboard=cluster.dashboard,
+                metrics="true" if cluster.dashboard else "false",
+                otel=cluster.otel,
             )
         )
         self.log = self.directory / "daemon.log"
@@ -194,12 +198,16 @@ class Cluster:
         etcd_beside: bool = False,
         node_lease_s: float = 2.0,
         dashboard: str = "",
+        otel_port: int = 0,
     ) -> None:
         """etcd on the lab's first host, a daemon on every other. etcd_beside: a daemon on every host, and a member of
-        etcd on each of the first three. node_lease_s: how long the others miss a daemon that is frozen."""
+        etcd on each of the first three. node_lease_s: how long the others miss a daemon that is frozen. dashboard:
+        where daemons serve the page, and jobs their metrics at its address; empty: nowhere. otel_port: of the first
+        host, to which jobs send metrics and events; 0: nowhere."""
         self.lab = lab
         self.node_lease_s = node_lease_s
-        self.dashboard = dashboard  # where each daemon serves the page; empty: nowhere
+        self.dashboard = dashboard
+        self.otel = f"http://{lab.hosts[0].address}:{otel_port}" if otel_port else ""
         self.directory = directory
         nodes = lab.hosts if etcd_beside else lab.hosts[1:]
         self.etcd: EtcdCluster = lab.etcd(*(lab.hosts[:3] if etcd_beside else lab.hosts[:1]))

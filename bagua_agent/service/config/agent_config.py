@@ -1,11 +1,12 @@
 """Reads the TOML file of a node's daemon and checks it as a whole: an AgentConfig is valid.
 
-`check` is pure; `read_agent_config` reads the file and checks the files that it names. Each error is one line with the
-key, the value and what to do. Single values and the defaults: agent_config_keys.py.
+`check` is pure; `read_agent_config` reads the file, and checks the files that it names and the packages that it needs.
+Each error is one line with the key, the value and what to do. Single values and the defaults: agent_config_keys.py.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import socket
@@ -22,6 +23,7 @@ from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
 from bagua_agent.config.job_config import StoreCredentials
 from bagua_agent.dashboard.listening import Listening
 from bagua_agent.etcd.endpoints import Endpoint, parse_endpoint
+from bagua_agent.metrics.otel_settings import OTEL_MODULES
 from bagua_agent.security.certificate_files import (
     TlsFiles,
     check_pair,
@@ -31,6 +33,7 @@ from bagua_agent.security.certificate_files import (
 )
 from bagua_agent.service.config.agent_config_keys import KEYS, AgentKeys, Key, Value, WrongValue, node_name
 from bagua_contract.addresses import is_loopback
+from bagua_contract.distribution import DISTRIBUTION
 
 DEFAULT_PATH = "/etc/bagua/agent.toml"
 
@@ -120,6 +123,7 @@ def read_agent_config(path: str, now: datetime) -> AgentConfig:
         raise UserError(f"{path}: {' '.join(str(error).split())}; write TOML such as port = 7461") from error
     config = check(table, path, socket.gethostname())
     check_named_files(config, path, now)
+    check_packages(config, path)
     return config
 
 
@@ -141,6 +145,23 @@ def check_named_files(config: AgentConfig, where: str, now: datetime) -> None:
             read_tls(config.tls_files, now)
         except UserError as error:
             raise UserError(f"{where}: tls: {error}") from error
+
+
+def check_packages(config: AgentConfig, where: str) -> None:
+    """Raises UserError if what a key asks for needs an extra that is not installed."""
+    if config.jobs_otel and not all(map(_is_installed, OTEL_MODULES)):
+        raise UserError(
+            f"{where}: jobs.otel {config.jobs_otel!r} needs OpenTelemetry's exporter, which is not installed; "
+            f"pip install '{DISTRIBUTION}[otel]', or leave it out"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    """Does not import the module itself."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent is missing
+        return False
 
 
 def _flattened(content: Mapping[str, object], where: str) -> dict[str, object]:
@@ -209,6 +230,7 @@ _NEEDS = (  # a key, and another without which it is of no use
     ("tls.key_file", "tls.cert_file"),
     ("tls.ca_file", "tls.cert_file"),
     ("tls.revoked_file", "tls.cert_file"),
+    ("jobs.metrics", "dashboard.listen"),
 )
 
 

@@ -13,12 +13,14 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.ids import is_id
 from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
 from bagua_agent.config.job_config import MAX_LOG_MIB
 from bagua_agent.dashboard.listening import Listening
+from bagua_agent.metrics.otel_settings import OtelSettings
 
 LONGEST_PATTERN = 100
 
@@ -163,6 +165,17 @@ def listening(value: object) -> str:
     except ValueError:
         raise WrongValue("neither a port nor HOST:PORT", 'one such as 7465 or "10.0.0.5:7465"') from None
     return place
+
+
+def collector(value: object) -> str:
+    """URL of a collector of OpenTelemetry's protocol; empty: none."""
+    url = text(value)
+    try:
+        OtelSettings.of(url, {})
+        _ = urlsplit(url).port  # raises for a number that no port has
+    except ValueError:
+        raise WrongValue("no URL of a collector", 'one such as "http://collector:4318"') from None
+    return url
 
 
 def labels(value: object) -> Mapping[str, str]:
@@ -313,6 +326,18 @@ class AgentKeys:
         "How much memory one job may use on this node, its agent and all its workers together, as 64G or 90%. Beyond "
         "it the kernel kills processes of that job alone. Empty: no limit. It needs systemd, and holds for jobs that "
         "start from now on.",
+    )
+    jobs_metrics: bool = _key(
+        switch,
+        False,
+        "true lets each job that starts from now on serve this node's part of its metrics, at a free port of the "
+        "address of dashboard.listen and with the same TLS. /targets of the daemon's page lists them for Prometheus.",
+    )
+    jobs_otel: str = _key(
+        collector,
+        "",
+        "Collector to which jobs that start from now on send this node's part of their metrics, and their events, by "
+        "OpenTelemetry's protocol (OTLP), as http://collector:4318. Needs the extra otel. Empty: they send nothing.",
     )
     directories_state: str = _key(
         absolute_path, "/var/lib/bagua", "What must outlive a restart of the daemon."

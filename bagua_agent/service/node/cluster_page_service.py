@@ -1,4 +1,4 @@
-"""Serves the cluster's page, and metrics and health of the daemon, from a node's daemon.
+"""Serves the cluster's page, metrics and health of the daemon, and where its jobs serve theirs, from a node's daemon.
 
 Imported only where the configuration asks for it. The page costs the daemon nothing else:
 a port that is taken, or a look that fails, is a line or a note on the page.
@@ -42,7 +42,8 @@ def open_page(
     """account: of this daemon's scheduler. say: a line for the daemon's log."""
     # the scheduler's daemon tells of records that can't be read; here they are a detail
     cluster = ClusterCollector(store, lambda text: log.debug("cluster page: %s", text), config.node_name)
-    answers = DaemonAnswers(daemon.ask, account.picture)
+    targets = daemon.metrics_targets if config.jobs_metrics else None
+    answers = DaemonAnswers(daemon.ask, account.picture, targets)
     # also at loopback: jobs of other accounts run on this host
     tls = None if config.tls_files is None else HttpsSide(RenewedTls(config.tls_files))
     dashboard = Dashboard(Listening.parse(config.dashboard_listen), answers.answer, cluster=cluster, tls=tls)

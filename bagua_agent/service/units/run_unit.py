@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.service.units.unit_process import record_process
-from bagua_agent.service.units.units import PATH, REASON, read_request
+from bagua_agent.service.units.units import METRICS, PATH, REASON, read_request
 from bagua_agent.workers.process.account import find_account
 from bagua_agent.workers.start.enter_directory import enter_as
 
@@ -25,8 +25,8 @@ RECORD_PROCESS = "--record-process"
 def main(folder: Path, *, record: bool = False) -> int:
     """The agent's exit code, which is also left in `folder`: its reader may not be our parent.
 
-    Beside it lies the error that ended the agent, if one did. record: write down there that the unit is this process,
-    before anything else.
+    Beside it lie the error that ended the agent, if one did, and where it serves metrics. record: write down there that
+    the unit is this process, before anything else.
     """
     if record:
         record_process(folder)
@@ -46,6 +46,17 @@ def _leave(folder: Path, name: str, text: str) -> None:
     unfinished = folder / f"{name}.new"
     unfinished.write_text(text)
     unfinished.rename(folder / name)
+
+
+def _leave_metrics(folder: Path, address: str) -> None:
+    """For the daemon, which lists where the metrics of jobs are served."""
+    try:
+        _leave(folder, METRICS, address)
+    except OSError as error:  # a full disk must not end the job
+        said = (
+            f"metrics are served at {address}, and the daemon does not list them: {error.strerror or error}"
+        )
+        print(f"bagua-agent: {said}", file=sys.stderr, flush=True)
 
 
 def _run(folder: Path) -> int:
@@ -75,7 +86,12 @@ def _run(folder: Path) -> int:
     try:
         from bagua_agent.job.run import run_job
 
-        return run_job(request.config, lambda reason: _leave(folder, REASON, reason), request.environment)
+        return run_job(
+            request.config,
+            lambda reason: _leave(folder, REASON, reason),
+            request.environment,
+            lambda address: _leave_metrics(folder, address),
+        )
     except Exception as error:  # our bug, or an installation that lacks something
         log.exception("bug: the agent of job %s raised", request.config.job_id)
         _leave(folder, REASON, f"{type(error).__name__}: {error}; the unit's log has the traceback")

@@ -1,12 +1,15 @@
 """Decides exactly what this node runs for a submission, and whether it may. Pure, apart from checks of what exists.
 
-The submission contains what its submitter may choose; account, log directory, store and slots are this node's.
+The submission contains what its submitter may choose. Account, log directory, store, slots and where the agent sends
+and serves metrics are this node's.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import astuple
+from typing import Any
 
 from bagua_agent.autotune.sampling import check_installed
 from bagua_agent.base.errors import UserError
@@ -14,6 +17,7 @@ from bagua_agent.base.exec_limits import why_not_passed
 from bagua_agent.base.sizes import SizePolicy
 from bagua_agent.cluster.cluster_records import nonce_of
 from bagua_agent.config.job_config_file import SUBMITTED, decode
+from bagua_agent.dashboard.listening import Listening
 from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.units.units import PATH, UnitRequest
 from bagua_contract import cluster_pb2 as pb
@@ -56,6 +60,8 @@ def unit_request(
         submission=nonce_of(submission),
         ends_when_all_leave=False,
         local_addr=config.listen_address or None,
+        **_metrics(config),
+        otel=config.jobs_otel or None,
     )
     if job.autotune_level:
         check_installed()
@@ -65,6 +71,17 @@ def unit_request(
     if reason := why_not_passed(job.command.words, environment):
         raise UserError(f"{config.node_name} can't run it: {reason}")
     return UnitRequest(job, environment, submission.directory)
+
+
+def _metrics(config: AgentConfig) -> dict[str, Any]:
+    """Where the agent serves metrics: where the daemon serves its own, and to the same callers."""
+    if not config.jobs_metrics:
+        return {}
+    return {
+        "metrics_port": 0,
+        "metrics_host": Listening.parse(config.dashboard_listen).host,
+        "metrics_tls": () if config.tls_files is None else astuple(config.tls_files),
+    }
 
 
 def _allowed(asked: Mapping[str, str], config: AgentConfig) -> dict[str, str]:

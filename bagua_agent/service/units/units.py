@@ -26,8 +26,9 @@ REQUEST = "request.json"
 NOTE = "note.json"
 ASKED = "asked-to-leave"
 REASON = "reason"
+METRICS = "metrics"  # HOST:PORT at which its agent serves them
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of agents and workers
-REASON_CHARACTERS = 1000  # it travels in the node's record
+LEFT_CHARACTERS = 1000  # that are read of a file; reasons travel in the node's record
 NOT_KNOWN = 128 + 9
 """Exit code of one that ended without a report: killed."""
 
@@ -146,10 +147,18 @@ class UnitFolders:
 
     def reasons(self) -> dict[str, str]:
         """By job, the errors that ended agents, as far as they could say so."""
+        return self._left(REASON)
+
+    def metrics_addresses(self) -> dict[str, str]:
+        """By job, HOST:PORT at which the agent serves metrics, or did before it ended."""
+        return self._left(METRICS)
+
+    def _left(self, name: str) -> dict[str, str]:
+        """By job, what its agent left in this file."""
         found = {}
-        for path in self._parent.glob(f"*/{REASON}"):
+        for path in self._parent.glob(f"*/{name}"):
             with suppress(OSError, ValueError), path.open() as file:
-                found[path.parent.name] = file.read(REASON_CHARACTERS)
+                found[path.parent.name] = file.read(LEFT_CHARACTERS)
         return found
 
     def remove(self, job_id: str) -> None:

@@ -49,6 +49,8 @@ def test_a_submission_says_only_what_is_the_submitters_to_say() -> None:
         ("log_dir", "/etc"),
         ("endpoints", ["e:1"]),
         ("failpoints", "heal=exit"),
+        ("metrics_host", "0.0.0.0"),
+        ("otel", "http://c"),
     ]:
         with pytest.raises(UserError, match=repr(name)):
             decode(json.dumps({**json.loads(encode(PLAIN)), name: value}), SUBMITTED)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
 class OtlpReceiver:
-    """Listens from construction to `stop`. port: 0 takes a free one."""
+    """Listens from construction to `stop`. port: of loopback; 0 takes a free one. listener: a socket that listens
+    already, for example on a lab host, which is used instead and closed by `stop`."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, listener: socket.socket | None = None) -> None:
         self.metrics: list[Any] = []  # ResourceMetrics
         self.logs: list[Any] = []  # ResourceLogs
         receiver = self
@@ -29,9 +31,12 @@ class OtlpReceiver:
             def log_message(self, format: str, *args: Any) -> None:
                 return None
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        listener = listener or socket.create_server(("127.0.0.1", port))
+        self._server = ThreadingHTTPServer(listener.getsockname(), Handler, bind_and_activate=False)
+        self._server.socket.close()
+        self._server.socket = listener
         self._server.daemon_threads = True
-        self.port = int(self._server.server_address[1])
+        self.port = int(listener.getsockname()[1])
         threading.Thread(target=self._server.serve_forever, name="otlp-receiver", daemon=True).start()
 
     @property

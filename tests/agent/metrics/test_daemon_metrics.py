@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from bagua_agent.base.messages import HealthAsked
+from bagua_agent.base.small_http import Answer
 from bagua_agent.cluster.cluster_records import PROTOCOL
 from bagua_agent.metrics.daemon_endpoint import DaemonAnswers, daemon_exposition, daemon_readiness
 from bagua_agent.metrics.daemon_picture import (
@@ -16,6 +18,7 @@ from bagua_agent.metrics.daemon_picture import (
     QueuePicture,
     picture_of,
 )
+from bagua_agent.metrics.discovery import targets
 from bagua_contract import cluster_pb2 as pb
 
 NODE = pb.Node(
@@ -89,3 +92,27 @@ def test_a_loop_answers_for_itself() -> None:
     assert metrics is not None and b'bagua_cluster_jobs{node="h1",state="queued"} 2.0' in metrics.body
     assert health is not None and health.status == 200
     assert answers.answer("/") is None
+    without = answers.answer("/targets")
+    assert without is not None and without.status == 404 and b"jobs.metrics" in without.body
+    found = DaemonAnswers(loop, lambda now: QUEUE, lambda: b"[]").answer("/targets")
+    assert found == Answer(200, b"[]", "application/json")
+
+
+def test_targets_are_addresses_that_others_can_call() -> None:
+    addresses = {
+        "b": "10.0.0.5:4001",
+        "a": "0.0.0.0:4000",
+        "c": "[::]:4002",
+        "d": ":4003",
+        "e": "node-1:4004",
+    }
+    found = json.loads(targets(addresses, "h1", "10.0.0.9"))
+    assert found[0] == {
+        "targets": ["10.0.0.9:4000"],
+        "labels": {"__meta_bagua_job": "a", "__meta_bagua_node": "h1"},
+    }
+    assert [group["targets"][0] for group in found[1:]] == [
+        *("10.0.0.5:4001", "10.0.0.9:4002", "10.0.0.9:4003", "node-1:4004")
+    ]
+    assert json.loads(targets({"a": "[::]:1"}, "h1", "fd00::5"))[0]["targets"] == ["[fd00::5]:1"]
+    assert targets({}, "h1", "10.0.0.9") == b"[]"

@@ -16,6 +16,7 @@ from bagua_agent.base.errors import UserError
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.security.certificate_files import utc_now
 from bagua_agent.security.certificates import CertificateRefused
+from bagua_agent.service.config import agent_config
 from bagua_agent.service.config.agent_config import AgentConfig, check, read_agent_config
 from bagua_agent.service.config.agent_config_keys import KEYS, example_config, single_machine
 from bagua_agent.service.main import cli
@@ -167,6 +168,11 @@ def test_who_may_run_and_what_may_be_set() -> None:
         (local("jobs", environment=["**"]), "jobs.environment ['**']: '**' allows every variable"),
         (local("jobs", environment=["A-B"]), "jobs.environment ['A-B']: 'A-B' is no name of a variable"),
         (local("jobs", environment=["A=1"]), "jobs.environment ['A=1']: 'A=1' is no name of a variable"),
+        (local("jobs", otel="collector:4318"), "jobs.otel 'collector:4318': no URL of a collector; use one such as"),
+        (local("jobs", otel="http://c:99999"), "jobs.otel 'http://c:99999': no URL of a collector"),
+        (local("jobs", otel=4318), "jobs.otel 4318: not a text"),
+        (local("jobs", metrics="yes"), "jobs.metrics 'yes': neither true nor false"),
+        (local("jobs", metrics=True), "jobs.metrics True is of no use without dashboard.listen; give both"),
         (local("jobs", memory_max="110%"), "jobs.memory_max '110%': no amount of memory; use one such as"),
         (local("jobs", memory_max="64G\nX"), "jobs.memory_max '64G\\nX': a text with control characters"),
         (local("jobs", memory_max=64), "jobs.memory_max 64: not a text"),
@@ -241,6 +247,7 @@ def test_a_page_without_tls_beyond_this_host_needs_words() -> None:
     assert "give tls.ca_file, tls.cert_file and tls.key_file" in complaint(content)
     for better in ({"insecure": True}, {"tls": TLS_FILES}, {"dashboard": {"listen": "7465"}}):
         assert checked({**content, **better}).dashboard_listen
+        assert checked({**content, **better, "jobs": {"metrics": True}}).jobs_metrics, "under the same rules"
 
 
 def test_without_an_address_the_daemon_is_where_etcd_is() -> None:
@@ -268,6 +275,18 @@ def with_certificates(tmp_path: Path, people: People, name: str) -> str:
 def test_a_good_file_is_read(tmp_path: Path, people: People) -> None:
     config = read_agent_config(with_certificates(tmp_path, people, "node-1"), utc_now())
     assert config.tls_files is not None and config.tls_files.key_file == people.files["node-1"].key_file
+
+
+def test_a_collector_needs_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '[etcd]\nendpoints = ["127.0.0.1:1"]\n[jobs]\notel = "https://c:4318/otlp"\n'
+    monkeypatch.setattr(agent_config, "OTEL_MODULES", ("json", "http.client"))
+    assert read_agent_config(written(tmp_path, text), utc_now()).jobs_otel == "https://c:4318/otlp"
+    for missing in ("no_such_module", "no_such_module.below"):
+        monkeypatch.setattr(agent_config, "OTEL_MODULES", ("json", missing))
+        with pytest.raises(
+            UserError, match=r"agent\.toml: jobs\.otel .*pip install 'bagua-elastic\[otel\]', or leave"
+        ):
+            read_agent_config(written(tmp_path, text), utc_now())
 
 
 @pytest.mark.parametrize("name", ["expired", "future", "stranger"])

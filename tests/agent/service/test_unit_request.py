@@ -91,3 +91,30 @@ def test_variables_that_are_allowed_and_the_gpus_of_its_slots() -> None:
 def test_what_is_not_allowed_is_refused(asked: pb.Submission, line: str) -> None:
     with pytest.raises(UserError, match=line):
         unit_request(asked, (0,), CONFIG, have_gpus=False)
+
+
+def test_the_node_alone_says_where_metrics_go() -> None:
+    made = unit_request(submission(), (0,), CONFIG, have_gpus=False).config
+    assert (made.metrics_port, made.metrics_tls, made.otel) == (None, (), None)
+
+    content = {
+        "etcd": {"endpoints": ["127.0.0.1:2379"]},
+        "jobs": {"metrics": True, "otel": "http://collector:4318"},
+        "dashboard": {"listen": "7465"},
+    }
+    made = unit_request(submission(), (0,), agent_config.check(content, "t", "n0"), have_gpus=False).config
+    assert (made.metrics_port, made.metrics_host, made.metrics_tls) == (0, "127.0.0.1", ())
+    assert made.otel == "http://collector:4318"
+
+    tls = {
+        "ca_file": "/t/ca.pem",
+        "cert_file": "/t/c.pem",
+        "key_file": "/t/k.pem",
+        "revoked_file": "/t/r.pem",
+    }
+    content |= {"tls": tls, "dashboard": {"listen": "[fd00::5]:7465"}}
+    made = unit_request(submission(), (0,), agent_config.check(content, "t", "n0"), have_gpus=False).config
+    assert (made.metrics_host, made.metrics_tls) == (
+        "fd00::5",
+        ("/t/ca.pem", "/t/c.pem", "/t/k.pem", "/t/r.pem"),
+    )

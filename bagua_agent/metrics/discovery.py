@@ -1,0 +1,38 @@
+"""Lists where the jobs of a node serve their metrics, for Prometheus's HTTP service discovery. Pure.
+
+The labels of a target begin with __meta_, so they serve relabelling alone: the series themselves have the job and the
+node, and a second label of the same name would rename theirs to exported_node.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Mapping
+
+from bagua_contract.addresses import joined, parted
+
+
+def targets(addresses: Mapping[str, str], node_name: str, node_host: str) -> bytes:
+    """The JSON of http_sd_configs, a target for each job.
+
+    addresses: by job, HOST:PORT at which its agent listens. node_host: by which others call this node.
+    """
+    groups = [
+        {
+            "targets": [_callable(address, node_host)],
+            "labels": {"__meta_bagua_job": job_id, "__meta_bagua_node": node_name},
+        }
+        for job_id, address in sorted(addresses.items())
+    ]
+    return json.dumps(groups).encode()
+
+
+def _callable(address: str, node_host: str) -> str:
+    """An agent that listens at every address is called at the node's."""
+    host, port = parted(address)
+    try:
+        listens_at_all = not host or ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        listens_at_all = False
+    return joined(node_host, port) if listens_at_all else address
