@@ -185,6 +185,9 @@ def _be(part: Part, parent: int, gate: int, hooks: socket.socket) -> NoReturn:
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         if part.environment is not None:
             os.environ.update(part.environment)
+        # Torch throws its thread pool away in a forked process whose parent has set its size. Two threads that do so
+        # at once find none ("Invalid thread pool!"), so it is done before there is a second one.
+        torch.set_num_threads(1)
         code = _run(part, hooks)
     except BaseException:  # noqa: BLE001 - as the interpreter does; the exit code tells
         traceback.print_exc()

@@ -58,11 +58,11 @@ def test_a_host_joins_and_one_is_lost(job: MakeJob, make_lab: MakeLab) -> None:
     second = one.start(lab.hosts[2])
     both = one.await_world(2)
     assert not first.missed_a_peer and not second.missed_a_peer, "a join costs no step"
-    one.await_step(both + 12)
+    one.await_step(both + 6)  # so late in the job every step lasts a second
     first.kill_agent()
     second.await_line("lost", "1 worker on 1 node")
     alone = one.await_world(1, after_step=one.last_world(2))
-    one.await_step(alone + 12)
+    one.await_step(alone + 6)
     one.start(lab.hosts[1])
     one.await_world(2, after_step=alone)
     one.finish([-9, 0, 0])

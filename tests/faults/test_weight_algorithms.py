@@ -112,12 +112,12 @@ def test_rounds_go_on_through_a_join_and_a_lost_host(job: MakeJob, make_lab: Mak
     second = one.start(lab.hosts[2])
     both = one.await_world(2)
     assert not first.missed_a_peer and not second.missed_a_peer, "a join costs no step"
-    one.await_step(both + 12)
+    one.await_step(both + 6)  # behind a round; so late in the job every step lasts a second
     first.kill_agent()
     second.await_line("lost", "1 worker on 1 node")
     alone = one.await_world(1, after_step=one.last_world(2))
     check_next_step(one, OUTER, alone - 3, alone)
-    one.await_step(alone + 12)
+    one.await_step(alone + 6)
     one.start(lab.hosts[1])
     one.await_world(2, after_step=alone)
     one.finish([-9, 0, 0])

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import bagua_core as bagua
+from tests.lab import pace
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -22,12 +23,6 @@ parser.add_argument("--samples", type=int, required=True)
 parser.add_argument("--epochs", type=int, required=True)
 parser.add_argument("--batch", type=int, default=24)
 parser.add_argument("--model", default="norm", choices=("norm", "digits", "characters"))
-parser.add_argument(
-    "--step-s",
-    type=float,
-    default=0.03,
-    help="time of a step until there is <out>/hurry; in the second half, which waits for its test, 30 times as long",
-)
 args = parser.parse_args()
 WORKER = os.environ["BAGUA_WORKER_ID"]
 
@@ -67,15 +62,15 @@ loader = bagua.ElasticDataLoader(torch.utils.data.TensorDataset(x, y), args.batc
 steps = loader.total_steps(args.epochs)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 bagua.register_state("scheduler", scheduler)
+began_s = time.monotonic()
 for _ in loader.epochs(args.epochs):
     for inputs, targets in loader:
         optimizer.zero_grad()
         F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten()).backward()
         optimizer.step()
         scheduler.step()
-        if not (args.out / "hurry").exists():
-            slow = 30 if 2 * loader.step >= steps else 1
-            time.sleep(args.step_s * slow * len(targets) / args.batch)
+        pace.wait(args.out, began_s + pace.least_s(loader.step, steps))
+        began_s = time.monotonic()
 
 digest = hashlib.sha256()
 states = [optimizer.state[p] for p in net.parameters()]
