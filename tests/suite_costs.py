@@ -1,7 +1,8 @@
 """Orders the test files by their cost, picks the cheapest for a quick run, and says how far a run is.
 
-A file's cost is the wall time of its tests, in seconds, recorded in costs.json by `scripts/test --record-costs`. The
-dearest files come first, so that the lanes of a whole run end together. Costs only order and estimate: a file without a
+A file's cost is the wall time of its tests, in seconds, recorded in costs.json by `scripts/test --record-costs`, and with
+its long tests in long_costs.json by `scripts/test --long --record-costs`. The dearest files come first, so that the lanes
+of a whole run end together. Costs only order and estimate: a file without a
 record counts as UNKNOWN_COST_S, and no test passes or fails by a cost. conftest.py takes the hooks from here.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 COSTS = Path(__file__).with_name("costs.json")
+LONG_COSTS = Path(__file__).with_name("long_costs.json")
 UNKNOWN_COST_S = 3.0
 _SAY_EVERY_S = 30.0
 _SHOWN_OF_FAILURE = 6000  # characters; pytest shows all of it at the end, of a run that comes to its end
@@ -54,21 +56,26 @@ def remaining_s(elapsed_s: float, done_s: float, whole_s: float) -> float:
     return elapsed_s * max(whole_s - done_s, 0.0) / done_s if done_s > whole_s / 100 else whole_s
 
 
-def recorded() -> dict[str, float]:
+def recorded(path: Path = COSTS) -> dict[str, float]:
     """Costs by file's path below the repository's root."""
-    costs: dict[str, float] = json.loads(COSTS.read_text())
+    costs: dict[str, float] = json.loads(path.read_text())
     return costs
+
+
+def costs_of(config: pytest.Config) -> Path:
+    """The records for a run with this selection of tests."""
+    return COSTS if "not long" in config.getoption("markexpr") else LONG_COSTS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--record-costs", action="store_true", help="write the cost of each test file to tests/costs.json"
+        "--record-costs", action="store_true", help="write the cost of each test file beside tests/suite_costs.py"
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     files = dict.fromkeys(_file(item.nodeid) for item in items)
-    order = {file: place for place, file in enumerate(dearest_first(files, recorded()))}
+    order = {file: place for place, file in enumerate(dearest_first(files, recorded(costs_of(config))))}
     items.sort(key=lambda item: order[_file(item.nodeid)])
 
 
@@ -98,7 +105,7 @@ class _Progress:
 
     def _expect(self, ids: list[str]) -> None:
         if ids:
-            self._recorded = recorded()
+            self._recorded = recorded(costs_of(self._config))
             self._tests = Counter(_file(nodeid) for nodeid in ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -119,7 +126,7 @@ class _Progress:
     def pytest_sessionfinish(self) -> None:
         if self._config.getoption("record_costs"):
             costs = {file: round(cost, 1) for file, cost in sorted(self._costs.items())}
-            COSTS.write_text(json.dumps(costs, indent=0) + "\n")
+            costs_of(self._config).write_text(json.dumps(costs, indent=0) + "\n")
 
     def _say(self, line: str) -> None:
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")

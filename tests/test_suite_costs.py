@@ -36,12 +36,16 @@ def test_what_has_ended_counts_by_its_recorded_cost() -> None:
     assert suite_costs.done_s({"a": 8.0}, tests, {"a": 3}) == 6.0
 
 
-def test_every_recorded_file_exists() -> None:
-    gone = [file for file in suite_costs.recorded() if not (ROOT / file).exists()]
-    assert not gone, "scripts/test --record-costs renews tests/costs.json"
+@pytest.mark.parametrize("path", [suite_costs.COSTS, suite_costs.LONG_COSTS], ids=lambda path: path.name)
+def test_every_recorded_file_exists(path: Path) -> None:
+    gone = [file for file in suite_costs.recorded(path) if not (ROOT / file).exists()]
+    assert not gone, "scripts/test --record-costs renews tests/costs.json, with --long tests/long_costs.json"
 
 
-def test_a_run_orders_its_files_says_a_failure_at_once_and_records_costs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("selection", "kept"), [("not long", "costs.json"), ("", "long_costs.json")])
+def test_a_run_orders_its_files_says_a_failure_at_once_and_records_costs(
+    tmp_path: Path, selection: str, kept: str
+) -> None:
     tests = tmp_path / "tests"
     tests.mkdir()
     (tests / "__init__.py").touch()
@@ -50,10 +54,11 @@ def test_a_run_orders_its_files_says_a_failure_at_once_and_records_costs(tmp_pat
     (tests / "conftest.py").write_text(
         "from tests.suite_costs import pytest_addoption, pytest_collection_modifyitems, pytest_configure\n"
     )
-    (tests / "costs.json").write_text(json.dumps({"tests/test_a.py": 1, "tests/test_b.py": 9}))
+    (tests / kept).write_text(json.dumps({"tests/test_a.py": 1, "tests/test_b.py": 9}))
     (tests / "test_a.py").write_text("def test_a(): pass\n")
     (tests / "test_b.py").write_text("def test_b(): assert False\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "--record-costs", "tests"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "-m", selection]
+    command += ["--record-costs", "tests"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     lines = run.stdout.splitlines()
     begun = [
@@ -61,7 +66,7 @@ def test_a_run_orders_its_files_says_a_failure_at_once_and_records_costs(tmp_pat
     ]
     assert begun[0] == "FAILED tests/test_b.py::test_b (call)", run.stdout
     assert run.returncode == 1
-    assert set(json.loads((tests / "costs.json").read_text())) == {"tests/test_a.py", "tests/test_b.py"}
+    assert set(json.loads((tests / kept).read_text())) == {"tests/test_a.py", "tests/test_b.py"}
 
 
 def test_files_of_tests_have_different_names() -> None:
