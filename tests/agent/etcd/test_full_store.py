@@ -16,6 +16,7 @@ import pytest
 from bagua_agent.base.errors import StoreFull
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Put, Store, absent
+from bagua_agent.etcd.connection import Connection
 from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.mirror import Mirror
@@ -90,31 +91,44 @@ def test_all_reads_work_and_writes_say_what_to_do(
     mirror.stop()
 
 
-def test_reads_go_on_while_room_is_made(full: FullEtcd, make_store: Callable[..., Store]) -> None:
+def test_reads_go_on_while_room_is_made(
+    full: FullEtcd, make_store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A compaction between the first and the second range takes the revision away that both were to be read at."""
     store = make_store(full.endpoint)
-    compacted = []
+    compacted: list[bool] = []
+    reads: list[Any] = []
 
     class Compacting:
-        """The client's stub; before its second read history goes."""
+        """A client's stub. History goes before the second read, whichever connection has the first one's answer."""
 
         def __init__(self, stub: Any) -> None:
-            self._stub, self._reads = stub, 0
+            self._stub = stub
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._stub, name)
 
         def Range(self, *args: Any, **more: Any) -> Any:
-            self._reads += 1
-            if self._reads == 2:
+            if reads and not compacted:
                 full.store.delete("/fill/0")
                 full.store.compact(full.store.status().revision)
                 compacted.append(True)
-            return self._stub.Range(*args, **more)
+            answer = self._stub.Range(*args, **more)
+            reads.append(answer)
+            return answer
 
-    store.get("/bagua/v1/a")
-    client = store._failover._connections[0].connection._client
-    client.kvstub = Compacting(client.kvstub)
+    plain = Connection.call
+
+    def call(self: Connection, attempt: Callable[[Any], Any], timeout_s: float) -> Any:
+        def compacting(client: Any) -> Any:
+            if not isinstance(client.kvstub, Compacting):
+                client.kvstub = Compacting(client.kvstub)
+            return attempt(client)
+
+        used = [shared.connection for shared in store._failover._connections.values()]
+        return plain(self, compacting if self in used else attempt, timeout_s)
+
+    monkeypatch.setattr(Connection, "call", call)
     found, _ = store.get_ranges([KeyRange.of_key("/bagua/v1/a"), KeyRange.of_prefix("/bagua/v1/b/")])
     assert [kv.value for kv in found] == [b"1", b"2"] and compacted
 
