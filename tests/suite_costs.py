@@ -1,9 +1,9 @@
 """Orders the test files by their cost, picks the cheapest for a quick run, and says how far a run is.
 
-A file's cost is the wall time of its tests, in seconds, recorded in costs.json by `scripts/test --record-costs`, and with
-its long tests in long_costs.json by `scripts/test --long --record-costs`. The dearest files come first, so that the lanes
-of a whole run end together. Costs only order and estimate: a file without a
-record counts as UNKNOWN_COST_S, and no test passes or fails by a cost. conftest.py takes the hooks from here.
+A file's cost is the wall time of its tests, in seconds, recorded in costs.json by `scripts/test --record-costs`, and in
+long_costs.json with its long tests by `scripts/test --long --record-costs`. The dearest files come first, so that the
+lanes of a whole run end together. Costs only order and estimate: a file without a record counts as UNKNOWN_COST_S, and
+no test passes or fails by a cost. conftest.py takes the hooks from here.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def costs_of(config: pytest.Config) -> Path:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--record-costs", action="store_true", help="write the cost of each test file beside tests/suite_costs.py"
+        "--record-costs",
+        action="store_true",
+        help="write the cost of each test file beside tests/suite_costs.py",
     )
 
 

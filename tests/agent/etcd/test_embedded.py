@@ -138,21 +138,26 @@ def test_a_script_named_etcd_is_not_the_server(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize(
-    ("script", "error", "said"),
+    ("script", "timeout_s", "error", "said"),
     [
-        ("echo it hurts; exit 7", UserError, "it hurts"),
-        ("echo thinking; exec sleep 60", StoreUnavailable, "thinking"),
+        ("echo it hurts; exit 7", 30.0, UserError, "it hurts"),
+        ("echo thinking; exec sleep 60", 0.5, StoreUnavailable, "thinking"),
     ],
 )
 def test_a_server_that_does_not_come_up_shows_its_last_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, error: type[Exception], said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    timeout_s: float,
+    error: type[Exception],
+    said: str,
 ) -> None:
     binary = tmp_path / "etcd"
     binary.write_text(f"#!/bin/sh\n{script}\n")
     binary.chmod(0o755)
     monkeypatch.setattr(embedded, "find_etcd", lambda: str(binary))
     with pytest.raises(error, match=said):
-        EmbeddedEtcd.start(timeout_s=0.5)
+        EmbeddedEtcd.start(timeout_s=timeout_s)
 
 
 def test_dies_with_its_owner() -> None:
