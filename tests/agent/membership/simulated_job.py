@@ -221,7 +221,7 @@ class SimulatedJob(SimulatedWorkers):
         if previous is not None and previous.is_gathering and not generation.is_gathering:
             was, now = ([m.worker_id for m in g.members] for g in (previous, generation))
             assert was == now, "the ranks of the first generation are those of its gathering"
-        stay = {m.agent_id for m in generation.members if not self.nodes[m.agent_id].leaving}
+        stay = self.staying(generation)
         seen_most = max(v["max_nodes"] for k, v in self.log if k is ev.DesiredChanged)
         assert len(stay) <= seen_most, "more nodes than the most"
         if self.sizes and generation.members:
@@ -242,6 +242,10 @@ class SimulatedJob(SimulatedWorkers):
             assert best == self.committed, f"I6: {best} of {self.committed} steps in {generation.number}"
         self.generation = self.records[generation.number] = generation
         self.put("generation", ev.GenerationSeen, generation=generation)
+
+    def staying(self, generation: Generation) -> set[str]:
+        """Nodes of `generation` that do not leave behind it."""
+        return {m.agent_id for m in generation.members if not self.nodes[m.agent_id].leaving}
 
     def holders(self) -> list[str]:
         """Workers that live and have all committed steps, unless a later record did without them."""

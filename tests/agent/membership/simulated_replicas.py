@@ -47,6 +47,12 @@ class SimulatedReplicaJob(SimulatedJob):
                 assert self.group_of.get(worker_id) == ids, f"A2: {ids}, told {self.group_of.get(worker_id)}"
         super().accept(generation)
 
+    def staying(self, generation: Generation) -> set[str]:
+        """The whole replica leaves with a node: another one may already be there to get its state."""
+        stay = super().staying(generation)
+        replicas = [{m.agent_id for m in members} for members in groups_in(generation, self.replica_size)]
+        return {agent_id for nodes in replicas if nodes <= stay for agent_id in nodes}
+
     def _check_ranks(self, generation: Generation) -> None:
         if generation.base:
             assert generation.members[0].holder, "rank 0 is a holder"
