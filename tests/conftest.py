@@ -11,22 +11,35 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import suite_costs
 from tests.rewritten_assertions import pytest_sessionstart
-from tests.suite_costs import pytest_addoption, pytest_collection_modifyitems, pytest_configure
+from tests.suite_costs import pytest_addoption, pytest_collection_modifyitems
 
 if TYPE_CHECKING:
     from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 
 __all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure", "pytest_sessionstart"]
 
-# An example's time depends on what else the machine does. Fixtures of these tests hold nothing of an example.
-settings.register_profile(
-    "bagua", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
-settings.load_profile("bagua")
+# An example's time depends on what else the machine does. Fixtures of these tests hold nothing of an example. The usual
+# run has the same examples each time, so that it judges a change; runs with long tests look for new ones.
+for name, is_same in (("same examples", True), ("new examples", False)):
+    settings.register_profile(
+        name,
+        deadline=None,
+        derandomize=is_same,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+settings.load_profile("new examples" if "BAGUA_HISTORIES" in os.environ else "same examples")
 
 # A shell that starts the tests in its background has them ignore SIGINT; so would every process they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    suite_costs.pytest_configure(config)
+    if suite_costs.costs_of(config) == suite_costs.LONG_COSTS:
+        settings.load_profile("new examples")
+
 
 _exit_status = pytest.StashKey[int]()
 _let_go = [False]  # whether threads may still wait for operations of groups that were given up
