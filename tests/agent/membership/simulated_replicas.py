@@ -6,6 +6,8 @@ replica in its life.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulated_job import SimulatedJob
 from simulated_workers import Node, Worker
 
@@ -13,15 +15,17 @@ from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import WriteReplicas
 from bagua_agent.membership.replica_groups import groups, groups_in, lists_whole_replicas
 from bagua_contract.records import Generation, Stage
+from bagua_contract.replica import Replica
 
 
 class SimulatedReplicaJob(SimulatedJob):
-    """group_of: worker to the replica that it was told."""
+    """group_of: worker to the replica that it was told. told: that replica's record."""
 
     group_of: dict[str, tuple[str, ...]]
+    told: dict[str, Replica]
 
     def __init__(self, min_nodes: int, max_nodes: int, **keywords: object) -> None:
-        self.group_of = {}
+        self.group_of, self.told = {}, {}
         super().__init__(min_nodes, max_nodes, **keywords)  # type: ignore[arg-type]
 
     @property
@@ -83,12 +87,22 @@ class SimulatedReplicaJob(SimulatedJob):
             for worker in here:
                 if worker.worker_id not in self.group_of:
                     self.group_of[worker.worker_id] = replica.worker_ids
+                    self.told[worker.worker_id] = replica
                 assert self.group_of[worker.worker_id] == replica.worker_ids, "A2"
                 worker.leaves |= any(a in view.agents and view.agents[a].leaving for a in away)
                 if replica.over:
                     self.end(worker, well=False)
                 elif worker.stage is Stage.ASSEMBLING:
                     self._goes_on(worker, Stage.WAITING if self.asks else Stage.LOOP)
+
+        for worker in self.of(node):
+            told = self.told.get(worker.worker_id)
+            # lost_keys.py: a record whose workers live is put again if another one removed it
+            if worker.alive and told is not None and f"replicas/{told.replica_id}" not in self.keys:
+                again = replace(told, over="")
+                self.put(
+                    f"replicas/{told.replica_id}", ev.ReplicaSeen, replica=again, order=self.revision + 1
+                )
 
     def look(self, worker: Worker) -> None:
         if worker.stage is not Stage.ASSEMBLING:
