@@ -56,7 +56,7 @@ from bagua_agent.membership.formation.ending import decide_end, fail
 from bagua_agent.membership.hang import HangDecision, HangOutcome
 from bagua_agent.membership.left_out import WayOut
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.standing import Standing, stand
+from bagua_agent.membership.standing import Standing, Survivor, stand
 from bagua_agent.membership.view import Evidence, JobView, Waiting
 from bagua_agent.membership.worker_names import lost, named
 from bagua_contract.records import Generation, GenerationKind
@@ -208,7 +208,15 @@ def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
         return _empty(case, GenerationKind.FAILOVER, why)
     if not target.has_holder:
         return _no_holder(case, why)
+    if record is not None and not record.members and _answered_by_others(case, record):
+        return _empty(case, GenerationKind.FAILOVER, f"{why}; other workers answer those that come later")
     return too_few(case, target.nodes, waiters.soon_s, f"; {why}")
+
+
+def _answered_by_others(case: Case, record: Generation) -> bool:
+    """Whether workers wait before their loops for answers of workers that are gone, and others can give these."""
+    found = {case.standing.present[s.worker_id].store_address for s in _keepers(case)}
+    return gathering.is_called_for(case) and bool(found) and found.isdisjoint(record.answers_at)
 
 
 def _may_be_written(case: Case, target: targets.Target) -> bool:
@@ -366,10 +374,14 @@ def _empty(case: Case, kind: GenerationKind, reason: str) -> Decision:
     """Its base is the record that lists the workers that keep the state; see standing.py."""
     record = case.view.generation
     base = 0 if record is None else record.number if record.members else record.base
-    stay = [s for s in case.standing.survivors if s.holder and not case.view.agents[s.agent_id].leaving]
     present = case.standing.present
-    answers_at = tuple(present[s.worker_id].store_address for s in stay[:_MOST_ANSWERING])
+    answers_at = tuple(present[s.worker_id].store_address for s in _keepers(case)[:_MOST_ANSWERING])
     return written(case, kind, (), base, reason, answers_at=answers_at)
+
+
+def _keepers(case: Case) -> list[Survivor]:
+    """Those that hold the state and stay."""
+    return [s for s in case.standing.survivors if s.holder and not case.view.agents[s.agent_id].leaving]
 
 
 def _no_holder(case: Case, why: str) -> Decision:
