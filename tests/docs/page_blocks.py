@@ -2,10 +2,13 @@
 
 Marks of Python blocks: none, or `given: NAME, NAME` (what the block uses and does not define; block_context.py has it),
 or `long, given: ...` (needs a package of another project), or `not run: REASON`. `file: NAME` before a Python block
-names it for the shell blocks.
+names it for the shell blocks. `part of: EXAMPLE`: each paragraph stands in this script of examples/, which a test
+runs.
 Marks of shell blocks: `not run: REASON`, or `run`: its commands are jobs of one node. Before `run`, `long, ` says that
-it takes minutes or a package of another project. Behind it, `, ends: WORD` says how the jobs end (test_page_commands.py
-lists the words), and `, needs: MODULE MODULE` which modules they import beside torch.
+it takes minutes or a package of another project. Behind it, `, script: EXAMPLE` says which file is the reader's
+train.py, `, ends: WORD` how the jobs end (test_page_commands.py lists the words), and `, needs: MODULE MODULE` which
+modules they import beside torch.
+Of both: `run by: TEST TEST`: these tests take the block's commands or code from the page (printed.py).
 """
 
 from __future__ import annotations
@@ -28,7 +31,11 @@ BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 NOT_RUN = re.compile(r"not run: .{10,}")
-RUN = re.compile(r"(long, )?run(, ends: (?P<ends>\w+))?(, needs: (?P<needs>[\w.]+( [\w.]+)*))?")
+RUN = re.compile(
+    r"(long, )?run(, script: (?P<script>[\w./]+))?(, ends: (?P<ends>\w+))?(, needs: (?P<needs>[\w.]+( [\w.]+)*))?"
+)
+RUN_BY = re.compile(r"run by: (?P<tests>[\w./]+\.py( [\w./]+\.py)*)")
+PART_OF = re.compile(r"part of: (?P<example>examples/[\w./]+\.py)")
 GIVEN = re.compile(r"(?P<long>long, )?given: (?P<names>\w+(?:, \w+)*)")
 KINDS = ("python", "sh", "text", "yaml", "toml", "promql")
 DIRECTIVES = ("{toctree}", "mermaid")  # of the site; scripts/docs runs them
@@ -44,7 +51,8 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return not self.mark.startswith("not run: ")
+        """Whether the block runs by itself."""
+        return not self.mark.startswith(("not run: ", "run by: ", "part of: "))
 
     @property
     def long(self) -> bool:

@@ -22,7 +22,20 @@ from bagua_agent.service.main import cli as agent_cli
 from bagua_launch.main import cli as launch_cli
 from tests.deploy.parsed import parsed
 from tests.docs.block_context import DEFINITIONS, before
-from tests.docs.page_blocks import GIVEN, GUIDES, KINDS, NOT_RUN, OTHERS, PAGES, ROOT, RUN, blocks, commands
+from tests.docs.page_blocks import (
+    GIVEN,
+    GUIDES,
+    KINDS,
+    NOT_RUN,
+    OTHERS,
+    PAGES,
+    PART_OF,
+    ROOT,
+    RUN,
+    RUN_BY,
+    blocks,
+    commands,
+)
 
 RUN_S = 300
 
@@ -52,15 +65,14 @@ def test_every_block_is_of_a_known_kind(page: Path) -> None:
         place = f"{page}:{block.line}"
         assert block.language in KINDS, f"{place}: ```{block.language}"
         if block.language == "sh":
-            assert RUN.fullmatch(block.mark) or NOT_RUN.fullmatch(block.mark), (
+            assert any(mark.fullmatch(block.mark) for mark in (RUN, RUN_BY, NOT_RUN)), (
                 f"{place}: no mark says how it runs"
             )
         elif block.language == "python":
             compile(block.text, place, "exec")
             named = page in GUIDES and block.mark.startswith("file: ")
-            assert not block.mark or named or NOT_RUN.fullmatch(block.mark) or GIVEN.fullmatch(block.mark), (
-                f"{place}: an unknown mark: {block.mark}"
-            )
+            known = any(mark.fullmatch(block.mark) for mark in (GIVEN, PART_OF, RUN_BY, NOT_RUN))
+            assert not block.mark or named or known, f"{place}: an unknown mark: {block.mark}"
         elif block.language == "yaml":
             assert yaml.safe_load(block.text)
         elif block.language == "toml":
@@ -105,6 +117,42 @@ def test_a_test_that_a_mark_names_has_the_example_of_the_block() -> None:
                 assert not missing, f"{page}:{block.line}: {test} does not name {missing}"
                 named += len(examples)
     assert named > 5
+
+
+def test_tests_that_run_a_block_take_it_from_its_page() -> None:
+    for page in PAGES:
+        for block in blocks(page):
+            found = RUN_BY.fullmatch(block.mark)
+            for test in found["tests"].split() if found else []:
+                code = (ROOT / test).read_text()
+                assert "tests.docs.printed import" in code and f'"{name_of(page)}"' in code, (
+                    f"{page}:{block.line}: {test} does not take the block from its page"
+                )
+
+
+def test_parts_of_examples_stand_in_them_and_tests_run_them() -> None:
+    tests = "".join(test.read_text() for test in (ROOT / "tests").rglob("test_*.py"))
+    checked = 0
+    for page in PAGES:
+        for block in blocks(page):
+            found = PART_OF.fullmatch(block.mark)
+            if not found:
+                continue
+            example = ROOT / found["example"]
+            whole = without_comments(example.read_text())
+            for paragraph in block.text.split("\n\n"):
+                assert f"\n{without_comments(paragraph)}\n" in f"\n{whole}\n", (
+                    f"{page}:{block.line}: {example.name} has no\n{paragraph}"
+                )
+            assert example.name in tests, f"{page}:{block.line}: no test runs {example.name}"
+            checked += 1
+    assert checked
+
+
+def without_comments(code: str) -> str:
+    """Its lines without comments, empty lines and indentation."""
+    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in code.splitlines()]
+    return "\n".join(line for line in lines if line)
 
 
 def scripts_of(folder: Path, long: bool) -> list[str]:

@@ -5,6 +5,7 @@ A block's mark says how its jobs end and which modules they need (tests/docs/pag
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +42,8 @@ def test_shell_that_is_marked_runs(page: Path, long: bool, tmp_path: Path) -> No
         if block.mark.startswith("file: "):
             (tmp_path / block.mark.removeprefix("file: ")).write_text(block.text)
         elif block.run is not None and block.long == long:
+            if block.run["script"]:
+                shutil.copyfile(ROOT / block.run["script"], tmp_path / "train.py")
             needs = (block.run["needs"] or "").split()
             for module in needs:
                 if find_spec(module.partition(".")[0]) is None:

@@ -1,0 +1,36 @@
+"""Gives tests the commands and the code that a page of the manual prints, so that they run what the page says.
+
+The mark of such a block is `run by: TEST`; test_page_blocks.py checks that TEST asks for the page here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.docs.page_blocks import ROOT, Block, blocks, commands
+
+
+def printed(page: str, part: str, given: Mapping[str, str] | None = None) -> list[str]:
+    """The words of the one command of `page` whose line contains `part`, behind the program's name.
+
+    page: relative to the repository. given: what stands in for an address, a path or a name that the page makes up, by
+    what the page prints. Raises AssertionError if no command or several contain `part`, or if it lacks a given text.
+    """
+    found = [words for block in blocks(ROOT / page) for words in commands(block) if part in " ".join(words)]
+    assert len(found) == 1, f"{page}: {len(found)} commands with {part!r}"
+    (words,) = found
+    return replaced(words, given or {}, f"{page}: {' '.join(words)}")[1:]
+
+
+def printed_block(page: str, part: str) -> Block:
+    """The one block of `page` that contains `part`. Raises AssertionError if none or several do."""
+    found = [block for block in blocks(ROOT / page) if part in block.text]
+    assert len(found) == 1, f"{page}: {len(found)} blocks with {part!r}"
+    return found[0]
+
+
+def replaced(words: list[str], given: Mapping[str, str], place: str) -> list[str]:
+    for old, new in given.items():
+        assert any(old in word for word in words), f"{place}: no {old!r}"
+        words = [word.replace(old, new) for word in words]
+    return words
