@@ -64,6 +64,8 @@ class DeviceModel:
         """What the host waited for the device for, by thread."""
         self.kept: list[tuple[str, int]] = []
         """(stream, address) of memory that is kept for a stream."""
+        self.writes: set[tuple[str, str]] = set()
+        """(name of memory, stream that wrote to it)."""
         self._aborted: set[str] = set()
         self._lock = threading.RLock()
         self._clocks: dict[str, Clock] = {}
@@ -99,13 +101,18 @@ class DeviceModel:
     def moment(self, stream: str) -> ModelMoment:
         with self._lock:
             self._check_device(f"a moment of {stream}")
-            return ModelMoment(self, dict(self._tick(stream)))
+            return ModelMoment(self, self.reached(stream))
 
     def _tick(self, stream: str) -> Clock:
         clock = self._clocks.setdefault(stream, {})
         _join(clock, self._host)
         clock[stream] = clock.get(stream, 0) + 1
         return clock
+
+    def reached(self, stream: str) -> Clock:
+        """What `stream` has been given so far."""
+        with self._lock:
+            return dict(self._tick(stream))
 
     def order(self, stream: str, after: Clock) -> None:
         with self._lock:
@@ -172,6 +179,8 @@ class DeviceModel:
             clock = self._tick(on)
             access = Access(low, high, is_write, on, clock[on], what)
             for region in touched:
+                if is_write:
+                    self.writes.add((region.name, on))
                 self._check(region, access, clock)
 
     def _check(self, region: Region, access: Access, clock: Clock) -> None:

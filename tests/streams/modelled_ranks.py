@@ -12,6 +12,7 @@ from bagua_core.algorithms.qadam import QAdam
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_core.communication.communicator import Communicator, Lane
 from bagua_core.communication.transports.by_device import ByDevice
+from bagua_core.model.sharded_tensors import local
 from tests.core.algorithms.gradient_ranks import Rank, X, Y, net
 from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import run_ranks
@@ -36,7 +37,7 @@ class ModelledRank:
         self.communicator = communicator
         self.rank = Rank(communicator, algorithm, build, optimizer=optimizer)
         for parameter in self.rank.inner.parameters():
-            device.tag(parameter.data, "parameter")
+            device.tag(local(parameter.data), "parameter")
         for buffer in self.rank.inner.buffers():
             device.tag(buffer, "buffer")
         for number, bucket in enumerate(getattr(self.exchange, "_buckets", [])):

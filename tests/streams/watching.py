@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -68,7 +70,11 @@ class _Operations(TorchDispatchMode):
         self._model = model
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it works on its local tensors, of which this mode hears then
         kwargs = kwargs or {}
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            return func(*args, **kwargs)  # it has no memory: DTensor asks for a shape
         model, name = self._model, func._schema.name.removeprefix("aten::")
         if name == "_local_scalar_dense":
             model.host_reads(args[0], "item")

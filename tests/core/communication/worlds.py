@@ -99,6 +99,9 @@ class FakeEngine:
     def shard_place(self) -> tuple[int, int]:
         return 0, 1
 
+    def share_in_replica(self, tensors: Sequence[torch.Tensor]) -> None:
+        """A replica of one worker."""
+
     def attach_source(self, source: DataSource) -> None:
         raise NotImplementedError
 
