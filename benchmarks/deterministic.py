@@ -102,7 +102,7 @@ class Bench:
         self._lab.shape(None)
         clocks = [tuple(zip(*found[mode][WARM_UP_BLOCKS:], strict=True)) for mode in MODES]
         (normal_s, normal_cpu_s), (deterministic_s, deterministic_cpu_s) = clocks
-        parts = throughput_in_parts(setting.samples, SHARDS // HOSTS)
+        parts = throughput_in_parts(setting.samples, SHARDS // HOSTS, HOSTS)
         return Comparison(setting, normal_s, deterministic_s, normal_cpu_s, deterministic_cpu_s, parts)
 
     def _start(self, mode: str, setting: Setting) -> tuple[Path, list[LabProcess]]:
@@ -176,7 +176,7 @@ def in_words(comparisons: Sequence[Comparison], digests: Sequence[Digests]) -> s
             "deterministic step",
             "throughput, of normal",
             "by CPU time",
-            "plain torch in batches of a shard",
+            "plain torch in batches of a shard, by CPU time",
         ]
         parts += [f"Character model, {HOSTS} hosts, {SHARDS} virtual shards, blocks in turn:", ""]
         parts += [result_file.table(head, rows), ""]
