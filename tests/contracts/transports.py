@@ -20,6 +20,7 @@ from tests.core.communication.nccl_worlds import (
     nccl_world,
     staged_world,
 )
+from tests.core.communication.reconfigured import can_reconfigure, reconfigured_world
 from tests.core.communication.worlds import gloo_world, in_process_world
 from tests.core.communication.worlds import run_ranks as in_threads
 
@@ -75,6 +76,8 @@ TRANSPORTS = {
     "nccl_emulated": Transport(emulated_world, late_end=False, late_write=False),
     "nccl": Transport(nccl_world, late_end=False, late_write=False),
 }
+if can_reconfigure():
+    TRANSPORTS["gloo_reconfigured"] = Transport(reconfigured_world)
 
 
 def run_ranks(world: Sequence[Communicator], act: Callable[[Any], T]) -> list[T]:
