@@ -45,6 +45,7 @@ from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job.watching import Watching
 from bagua_agent.job_state import console
 from bagua_agent.job_state.apply_changes import StoreNews
+from bagua_agent.job_state.store_lines import store_opened
 from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership.formation.departure import Prospect, prospect
 from bagua_agent.metrics.job_picture import JobPicture, PictureAsked, how_it_ended
@@ -128,7 +129,7 @@ class JobLoop:
             self._workers.bind_host = self._address
         if opened.server is not None:
             opened.server.keep_up(self._workers.guard_group, self._narrator.tell)
-        for line in console.store_opened(config, opened.endpoint, self._hosts_for_others, is_exposed(config)):
+        for line in store_opened(config, opened.endpoint, self._hosts_for_others, is_exposed(config)):
             self._narrator.tell(line)
         return True
 

@@ -9,14 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from bagua_agent.base.plain_text import counted, duration, shortened, some
-from bagua_agent.config.job_config import JobConfig
 from bagua_agent.membership.failures import root_cause
 from bagua_agent.membership.view import FailureView
 from bagua_agent.rpc.message_pace import LineBudget
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
-from bagua_contract.addresses import is_loopback, parted
-from bagua_contract.distribution import original_beside
 from bagua_contract.records import Generation, GenerationKind, Placement
 from bagua_contract.replica import Replica
 
@@ -187,50 +184,6 @@ def mean_metrics(reports: Iterable[session_pb2.Progress]) -> dict[str, float]:
     return {name: sum(found) / len(found) for name, found in values.items()}
 
 
-def joining(config: JobConfig, endpoint: str) -> str:
-    least, most = config.min_nodes, config.max_nodes
-    nodes = _nodes(least, most)
-    store = endpoint if most > 1 or config.endpoints else "private"
-    return f"job {config.job_id}: {counted(config.slots, 'worker')} here, {nodes}, store {store}"
-
-
-def joining_command(endpoint: str, job_id: str, nodes: str, slots: int, command: str) -> str:
-    workers = "" if slots == 1 else f" --nproc-per-node {slots}"
-    who = (
-        "other agents on this host join with" if is_loopback(parted(endpoint)[0]) else "other nodes join with"
-    )
-    return (
-        f"{who}:\n"
-        f"    bagua-launch --nnodes {nodes}{workers} --rdzv-endpoint {endpoint} --rdzv-id {job_id} {command}"
-    )
-
-
-def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, exposed: bool) -> Iterator[str]:
-    """exposed: etcd is reached beyond this machine without TLS."""
-    yield joining(config, endpoint)
-    if beside := original_beside():
-        yield f"WARNING: {beside}"
-    if hosts_for_others:
-        yield joining_command(
-            endpoint,
-            config.job_id,
-            f"{config.min_nodes}:{config.max_nodes}",
-            config.slots,
-            str(config.command),
-        )
-        if is_loopback(parted(endpoint)[0]):
-            yield (
-                f"WARNING: other hosts can't reach {endpoint}: for nodes there, start all nodes with a name or address "
-                "of this host, as --rdzv-endpoint HOST:PORT"
-            )
-            return
-    if exposed or hosts_for_others:
-        yield (
-            "note: etcd is reached without TLS; any client that reaches it can run code in this job, "
-            "so keep it on a private network"
-        )
-
-
 def stopped_before(job_id: str, before: pb.Result, checkpoint_dir: str | None) -> str:
     """The job of this id was stopped, and another begins under it."""
     start = f"goes on from the newest checkpoint in {checkpoint_dir}" if checkpoint_dir else "begins anew"
@@ -246,10 +199,10 @@ def other_sizes(job_id: str, sizes: str) -> str:
 
 
 def scaled(was: tuple[int, int], wanted: tuple[int, int]) -> str:
-    return f"wanted now: {_nodes(*wanted)}, instead of {_nodes(*was)}"
+    return f"wanted now: {node_range(*wanted)}, instead of {node_range(*was)}"
 
 
-def _nodes(least: int, most: int) -> str:
+def node_range(least: int, most: int) -> str:
     return counted(most, "node") if least == most else f"{least} to {counted(most, 'node')}"
 
 

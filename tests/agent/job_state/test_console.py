@@ -7,20 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.job_state.console import (
     PROGRESS_EVERY_S,
     Narrator,
     describe_change,
     generation_written,
     job_loss,
-    joining_command,
     mean_metrics,
     names,
     progress,
     result,
     scaled,
-    store_opened,
     straggler,
     suspicion,
     whose_metrics,
@@ -189,18 +186,6 @@ def test_numbers_of_a_node_are_means_over_its_workers() -> None:
     assert mean_metrics([one, other]) == {"loss": 1.5, "only": 5.0}
 
 
-def test_the_line_that_joins_can_be_typed() -> None:
-    command = WorkerCommand(CommandKind.EXECUTABLE, "./train", ("--name", "a b"))
-    text = joining_command("10.0.0.1:2379", "demo", "2:4", 8, str(command))
-    line = text.splitlines()[1].strip()
-    assert line == (
-        "bagua-launch --nnodes 2:4 --nproc-per-node 8 --rdzv-endpoint 10.0.0.1:2379 --rdzv-id demo "
-        "--no-python ./train --name 'a b'"
-    )
-    one = joining_command("10.0.0.1:2379", "demo", "2:4", 1, "train.py --lr 0.1")
-    assert "--nnodes 2:4 --rdzv-endpoint 10.0.0.1:2379 --rdzv-id demo train.py --lr 0.1" in one
-
-
 # -- the narrator
 
 
@@ -284,16 +269,6 @@ def test_a_worker_that_another_generation_takes_along_is_not_said_to_be_at_its_e
     assert suspicion(unbuilt) == (
         "a worker here goes on without the pending generation: generation 4 can't be built here: no answer"
     )
-
-
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
-def test_a_store_that_other_hosts_cannot_reach_is_said(host: str) -> None:
-    config = JobConfig("demo", WorkerCommand(CommandKind.SCRIPT, "train.py"), max_nodes=2)
-    said = "\n".join(store_opened(config, f"{host}:29400", hosts_for_others=True, exposed=False))
-    assert "other agents on this host join with:" in said and "other nodes join with" not in said
-    assert f"other hosts can't reach {host}:29400" in said and "--rdzv-endpoint HOST:PORT" in said
-    far = "\n".join(store_opened(config, "10.0.0.1:29400", hosts_for_others=True, exposed=True))
-    assert "other nodes join with:" in far and "can't reach" not in far and "without TLS" in far
 
 
 def test_what_is_wanted_after_scale_in_one_line() -> None:
