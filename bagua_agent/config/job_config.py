@@ -80,6 +80,7 @@ LONGEST_WAIT_S = 1e9
 MAX_LOG_MIB = 256
 VIRTUAL_SHARDS = 8  # of a deterministic job, unless told otherwise: whole subtrees for 1, 2, 4 and 8 workers
 MOST_VIRTUAL_SHARDS = 4096
+DIGEST_EVERY_STEPS = 100
 LARGEST_COUNT = (1 << 31) - 1
 
 
@@ -154,7 +155,7 @@ class JobConfig:
     autotune_verbose: bool = False
 
     ledger_dir: str | None = None
-    digest_every_steps: int = 100
+    digest_every_steps: int = DIGEST_EVERY_STEPS
     checkpoint_dir: str | None = None
     checkpoint_every: str = "60s"
     failpoints: str = ""

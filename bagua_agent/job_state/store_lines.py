@@ -4,10 +4,11 @@ Pure.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from bagua_agent.base.plain_text import counted
-from bagua_agent.config.job_config import JobConfig
+from bagua_agent.config.job_config import DIGEST_EVERY_STEPS, JobConfig
 from bagua_agent.job_state.console import node_range
 from bagua_contract.addresses import is_loopback, parted
 from bagua_contract.distribution import original_beside
@@ -20,15 +21,32 @@ def joining(config: JobConfig, endpoint: str) -> str:
     return f"job {config.job_id}: {counted(config.slots, 'worker')} here, {nodes}, store {store}"
 
 
-def joining_command(endpoint: str, job_id: str, nodes: str, slots: int, command: str) -> str:
-    workers = "" if slots == 1 else f" --nproc-per-node {slots}"
+def joining_command(config: JobConfig, endpoint: str) -> str:
+    """For a node like this one: with the options that the nodes of a job need alike."""
+    words = ["bagua-launch", "--nnodes", f"{config.min_nodes}:{config.max_nodes}"]
+    if config.slots != 1:
+        words += ["--nproc-per-node", str(config.slots)]
+    words += ["--rdzv-endpoint", endpoint, "--rdzv-id", config.job_id, *common_options(config)]
     who = (
         "other agents on this host join with" if is_loopback(parted(endpoint)[0]) else "other nodes join with"
     )
-    return (
-        f"{who}:\n"
-        f"    bagua-launch --nnodes {nodes}{workers} --rdzv-endpoint {endpoint} --rdzv-id {job_id} {command}"
-    )
+    return f"{who}:\n    {shlex.join(words)} {config.command}"
+
+
+def common_options(config: JobConfig) -> list[str]:
+    """Those that each node gives to its workers. The job's record in etcd has the others of the first node."""
+    words = []
+    if config.replica_size != 1:
+        words += ["--replica-size", str(config.replica_size or "node")]
+    if config.virtual_shards:
+        words += ["--deterministic", "--virtual-shards", str(config.virtual_shards)]
+    if config.ledger_dir:
+        words += ["--ledger", config.ledger_dir]
+    if config.digest_every_steps != DIGEST_EVERY_STEPS:
+        words += ["--digest-every", str(config.digest_every_steps)]
+    if config.checkpoint_dir:
+        words += ["--checkpoint-dir", config.checkpoint_dir, "--checkpoint-every", config.checkpoint_every]
+    return words
 
 
 def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, exposed: bool) -> Iterator[str]:
@@ -37,13 +55,7 @@ def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, expos
     if beside := original_beside():
         yield f"WARNING: {beside}"
     if hosts_for_others:
-        yield joining_command(
-            endpoint,
-            config.job_id,
-            f"{config.min_nodes}:{config.max_nodes}",
-            config.slots,
-            str(config.command),
-        )
+        yield joining_command(config, endpoint)
         if is_loopback(parted(endpoint)[0]):
             yield (
                 f"WARNING: other hosts can't reach {endpoint}: for nodes there, start all nodes with a name or address "
