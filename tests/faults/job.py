@@ -192,13 +192,22 @@ class Job:
         options: Sequence[str] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> Node:
-        words = [sys.executable, "-m", "bagua_launch", *self._options, *options]
-        words += ["--nproc-per-node", str(slots)]
+        """slots: workers, unless the job's options or `options` have --nproc-per-node."""
+        words = ["--nproc-per-node", str(slots), *self._options, *options]
         if failpoints:
             words += ["--failpoints", failpoints]
         points = {"BAGUA_AGENT_FAILPOINTS": agent_failpoints} if agent_failpoints else {}
-        more = {**self._imports, **environment, **points}
-        process = _start_agent(host, [*words, *(self._program or self._script)], self._log_file(), more)
+        return self.launch(host, [*words, *(self._program or self._script)], {**environment, **points})
+
+    def launch(
+        self,
+        host: Host | None,
+        words: Sequence[str],
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> Node:
+        """A node by a command line of the test's own. words: behind `bagua-launch`, to the end."""
+        command = [sys.executable, "-m", "bagua_launch", *words]
+        process = _start_agent(host, command, self._log_file(), {**self._imports, **environment})
         node = Node(process, host)
         self.nodes.append(node)
         return node
@@ -208,8 +217,11 @@ class Job:
 
     def command(self, host: Host, name: str, *words: str) -> str:
         """What `bagua-launch NAME` says of this job, run to its end on `host`."""
-        command = [sys.executable, "-m", "bagua_launch", name, "--rdzv-endpoint", str(self.endpoints)]
-        command += [self.job_id, *words]
+        return self.run(host, name, "--rdzv-endpoint", str(self.endpoints), self.job_id, *words)
+
+    def run(self, host: Host, *words: str) -> str:
+        """What `bagua-launch WORDS` says, run to its end on `host`."""
+        command = [sys.executable, "-m", "bagua_launch", *words]
         process = host.run(command, env=_environment(), output=self._log_file())
         assert process.wait(DEADLINE_S) == 0, process.text()
         return process.text()

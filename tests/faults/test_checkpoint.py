@@ -9,8 +9,9 @@ from typing import Any
 
 from bagua_core.elastic.checkpoint import catalogue
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
+from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob
-from tests.faults.job import START_S, Job
+from tests.faults.job import SCRIPT, START_S, Job
 from tests.lab.wait import eventually
 
 SAMPLES = 720
@@ -19,8 +20,9 @@ LAST_STEP = EPOCHS * SAMPLES // 24
 
 
 def make(job: MakeJob, directory: Path) -> Job:
-    options = ["--checkpoint-dir", str(directory), "--checkpoint-every", "7"]
-    return job(samples=SAMPLES, epochs=EPOCHS, options=options)
+    given = {"500": "7", "train.py": str(SCRIPT), "/shared/demo": str(directory)}
+    *options, script = printed("docs/training-script.md", "--checkpoint-every 500", given)
+    return job(samples=SAMPLES, epochs=EPOCHS, options=options, file=Path(script))
 
 
 def copy_of_newest(saved: Path, target: Path) -> int:

@@ -1,14 +1,20 @@
-"""A job that is lost whole while it uploads a part to an object store goes on from the checkpoint before."""
+"""Jobs with checkpoints in an object store go on from them: one that was preempted, and one that is lost whole while it
+uploads a part, which goes on from the checkpoint before."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_core.elastic.checkpoint import catalogue
 from bagua_core.elastic.checkpoint.storage import storage_of
+from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob
+from tests.faults.job import SCRIPT, START_S
 from tests.faults.test_checkpoint import kill_whole
 from tests.lab.object_store import BUCKET, ObjectStore, variables
 
@@ -29,8 +35,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
 def test_a_job_killed_while_it_uploads_goes_on_from_the_checkpoint_before(
     job: MakeJob, store: ObjectStore
 ) -> None:
-    options = ["--checkpoint-dir", URL, "--checkpoint-every", "7"]
-    one = job(samples=SAMPLES, options=options)
+    given = {"bucket": BUCKET, "train.py": str(SCRIPT)}
+    *options, script = printed("docs/training-script.md", "s3://bucket/runs/demo", given)
+    one = job(samples=SAMPLES, options=[*options, "--checkpoint-every", "7"], file=Path(script))
     store.gate.hold("step-000000021-[^/]*/part-00001-of-00002")
     one.start(slots=2, environment=variables(store.gate.port))
     held = store.gate.await_held()
@@ -55,3 +62,22 @@ def test_a_job_killed_while_it_uploads_goes_on_from_the_checkpoint_before(
     assert [r.resumed_at_step for r in one.ledger.resumptions] == [0, newest]
     last = catalogue.find(storage_of(URL))[0]
     assert last.is_complete and last.place.name.step == LAST_STEP
+
+
+def test_a_job_whose_nodes_are_all_preempted_goes_on_from_its_bucket(
+    job: MakeJob, store: ObjectStore, etcd: EmbeddedEtcd
+) -> None:
+    given = {"etcd-1:2379": etcd.endpoint, "bucket": BUCKET, "train.py": str(SCRIPT)}
+    *options, script = printed("docs/guide/spot-nodes.md", "s3://bucket/demo", given)
+    one = job(options=options, file=Path(script))
+    first = one.start(environment=variables(store.gate.port))
+    one.await_step(4)
+    first.send(signal.SIGTERM)
+    assert first.process.wait(START_S) == 128 + signal.SIGTERM
+    assert first.says("stopped: every worker left; the checkpoint of step")
+
+    again = one.start(environment=variables(store.gate.port))
+    one.hurry()
+    assert again.process.wait(START_S) == 0
+    assert again.says("goes on from the checkpoint of step")
+    one.check(finished=1)

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "load_balancing.py"
@@ -13,8 +14,10 @@ SAMPLES, EPOCHS = 2000, 2
 
 
 def test_two_workers_have_as_many_words(job: MakeJob) -> None:
-    one = job(program=[str(EXAMPLE)], samples=SAMPLES, epochs=EPOCHS)
-    node = one.start(slots=2)
+    given = {"examples/load_balancing.py": str(EXAMPLE)}
+    *options, example = printed("docs/load-balancing.md", "load_balancing.py", given)
+    one = job(options=options, program=[example], samples=SAMPLES, epochs=EPOCHS)
+    node = one.start()
     one.finish()
     assert one.ledger.check(SAMPLES, EPOCHS) == []
     one.check_nothing_left()

@@ -11,6 +11,7 @@ import pytest
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from tests.agent.metrics.otlp_receiver import OtlpReceiver, attributes
+from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob
 from tests.faults.scraped_metrics import await_uses, get, port_of, scrape
 
@@ -30,7 +31,9 @@ def test_a_lost_worker_shows_in_exits_generations_and_lost_time(
     job: MakeJob, collector: OtlpReceiver | None
 ) -> None:
     one = job(nodes="1")
-    options = ["--metrics-port", "0", *(["--otel", collector.url] if collector else [])]
+    options = ["--metrics-port", "0"]
+    if collector:
+        options += printed("docs/metrics.md", "--otel", {"http://collector:4318": collector.url})[:-1]
     node = one.start(
         slots=2,
         options=options,

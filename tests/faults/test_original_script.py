@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import START_S, Job
 from tests.lab.wait import eventually
@@ -46,8 +47,10 @@ def lost_batches(one: Job) -> int:
 
 
 def test_both_workers_train_every_batch_and_end_alike(job: MakeJob) -> None:
-    one = original(job)
-    one.start(slots=WORKERS)
+    given = {"last_call_timeout=60": "last_call_timeout=1", "8": str(WORKERS)}
+    *options, _ = printed("docs/original-scripts.md", "--rdzv-conf", given)
+    one = original(job, options=options)
+    one.start()
     await_training(one)
     one.finish()
     ends = one.ends()

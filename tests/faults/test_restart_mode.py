@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 
 from bagua_contract.records import GenerationKind
+from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import ROOT, START_S, Job, Node
 from tests.faults.test_frozen_leader import written_under
 from tests.lab.network import Host
 from tests.lab.wait import eventually
 
-DDP = ROOT / "examples" / "stock_ddp.py"
-FSDP2 = ROOT / "examples" / "stock_fsdp2.py"
+DDP = "examples/stock_ddp.py"
+FSDP2 = "examples/stock_fsdp2.py"
+ONE_WORKER = ("--nproc-per-node", "1")  # on each node, behind what a page prints: processors are few
 
 # What a script of torchrun's world can look at: it writes its environment at each start, and runs until told to stop.
 LOOKS = """
@@ -99,10 +101,11 @@ def test_a_stock_ddp_script_grows_and_outlives_a_lost_host(
 ) -> None:
     lab = make_lab(3)
     cluster = lab.etcd(lab.hosts[2])
-    program = [str(DDP), "--epochs", "1000", "--pause", "0.05", "--checkpoint", str(tmp_path / "spiral.pt")]
+    *options, script = printed("README.md", DDP, {DDP: str(ROOT / DDP)})
+    program = [script, "--epochs", "1000", "--pause", "0.05", "--checkpoint", str(tmp_path / "spiral.pt")]
     # the lease outlasts every deadline here, so nothing but a confirmed death can end the wait
-    options = ["--rdzv-conf", "lease_ttl=60"]
-    one = job(endpoints=cluster.endpoints, nodes="1:2", program=program, options=options)
+    options += [*ONE_WORKER, "--rdzv-conf", "lease_ttl=60"]
+    one = job(endpoints=cluster.endpoints, program=program, options=options)
     first = one.start(lab.hosts[0])
     await_epochs(first, 1)
     second = one.start(lab.hosts[1])
@@ -212,9 +215,11 @@ def test_a_stock_fsdp2_script_goes_on_with_another_world_size(
     directory = tmp_path / "reverser"
     slowly, hurry = tmp_path / "slowly.py", tmp_path / "hurry"
     slowly.write_text(SLOWLY)
-    program = [str(slowly), str(hurry), str(FSDP2), "--checkpoint-dir", str(directory)]
+    *options, script = printed("docs/torchrun-scripts.md", FSDP2, {FSDP2: str(ROOT / FSDP2)})
+    program = [str(slowly), str(hurry), script, "--checkpoint-dir", str(directory)]
     program += ["--steps", "40", "--every", "4", "--batch-size", "4"]
-    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", program=program)
+    options += ONE_WORKER
+    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, program=program, options=options)
     first = one.start(lab.hosts[0])
     first.await_line("loss", "with 1 processes")  # a checkpoint is written
     one.start(lab.hosts[1])

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from bagua_core import checkpoint
+from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob
 from tests.faults.job import START_S
 from tests.faults.test_checkpoint import copy_of_newest, kill_whole
@@ -18,9 +19,11 @@ EPOCHS, STEPS = 2, 40
 
 def test_two_shards_write_and_one_worker_goes_on(job: MakeJob, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
-    program = [str(EXAMPLE), "--characters", "20000", "--batch", "16", "--epochs", str(EPOCHS)]
+    given = {"4": "2", "train.py": str(EXAMPLE)}
+    *options, example = printed("docs/sharded-models.md", "--replica-size 2", given)
+    program = [example, "--characters", "20000", "--batch", "16", "--epochs", str(EPOCHS)]
     one = job(program=program, options=["--checkpoint-dir", str(saved), "--checkpoint-every", "6"])
-    shards = one.start(slots=2, options=["--replica-size", "2"])
+    shards = one.start(options=options)
     copy_of_newest(saved, tmp_path / "early")
     kill_whole(one)
     assert "183280 of 366560 parameters are on this worker" in shards.log
