@@ -17,6 +17,7 @@ import pytest
 from bagua_core.kernels.compilation import CompilationError
 from bagua_core.net import build
 from bagua_core.net.check import interfaces, why_inactive
+from tests.docs.printed import printed_block
 from tests.net.conftest import MakeDriver
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -197,12 +198,19 @@ def test_without_a_compiler_the_message_names_what_to_install(monkeypatch: pytes
         build.find_compiler()
 
 
-def test_the_environment_names_the_compiled_library(cache: Path, plugin: Plugin) -> None:
-    command = [sys.executable, "-m", "bagua_core.net", "env"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
+def test_the_environment_names_the_compiled_library_and_the_check_finds_it(
+    cache: Path, plugin: Plugin
+) -> None:
+    lines = printed_block("docs/bagua-net.md", "bagua_core.net env").text.splitlines()
+    (environment,) = (line for line in lines if "bagua_core.net env" in line)
+    (check,) = (line for line in lines if "bagua_core.net check" in line)
+    program = "\n".join((f'python() {{ "{sys.executable}" "$@"; }}', environment, "env", check))
+    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, timeout=180)
     (library,) = cache.glob(f"bagua-kernels/net-*/{build.FILE_NAME}")
-    assert done.stdout.startswith("export NCCL_NET_PLUGIN=bagua LD_LIBRARY_PATH=")
-    assert str(library.parent) in done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout.splitlines()
+    assert "NCCL_NET_PLUGIN=bagua" in said and "active: yes" in said
+    assert any(line.startswith(f"LD_LIBRARY_PATH={library.parent}") for line in said)
 
 
 def test_the_check_says_whether_nccl_would_load_the_plugin(plugin: Plugin, cache: Path) -> None:

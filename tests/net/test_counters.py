@@ -13,6 +13,7 @@ from bagua_core.net import build
 from bagua_core.net.__main__ import main
 from benchmarks.net_driver.pair import connect
 from benchmarks.net_driver.process import CallFailedError, Driver
+from tests.docs.printed import printed
 from tests.lab.wait import HANG_S
 from tests.net.conftest import MakeDriver
 from tests.net.exchange import close, move
@@ -65,7 +66,10 @@ def test_command_prints_the_counters_of_processes(
     make_driver: MakeDriver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sender, receiver = a_pair(make_driver)
-    assert main(["counters", str(sender.pid), str(receiver.pid)]) == 0
+    given = {"[PID": str(sender.pid), "...]": str(receiver.pid)}
+    option, module, *words = printed("docs/bagua-net.md", "counters", given)
+    assert (option, module) == ("-m", "bagua_core.net")
+    assert main(words) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["pid"] for line in lines] == [sender.pid, receiver.pid]
     assert all({"bytes_sent", "connections_open", "retransmits", "stalls"} <= line.keys() for line in lines)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.printed import printed
+
 SCRIPT = """
 import ctypes, os
 from bagua_contract import net_counters as counters
@@ -20,9 +22,9 @@ print("bytes_sent", counters.read(os.getpid())["bytes_sent"])
 
 
 def launched(script: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    words = ["bagua_launch", "--enable-bagua-net", "--nproc-per-node", "2", str(script)]
+    *options, script_given = printed("docs/bagua-net.md", "--enable-bagua-net", {"train.py": str(script)})
     return subprocess.run(
-        [sys.executable, "-m", *words],
+        [sys.executable, "-m", "bagua_launch", *options, "--nproc-per-node", "2", script_given],
         env={**os.environ, **variables},
         capture_output=True,
         text=True,

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.page_blocks import commands
+from tests.docs.printed import printed_block
+
 ROOT = Path(__file__).resolve().parents[2]
 RUN_S = 60
 # Stands for the interpreter of the machine and, once "-m venv" has copied it, of the environment.
@@ -69,7 +72,8 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def test_quickstart_says_what_it_downloads_and_runs_the_job(checkout: Checkout) -> None:
-    done = checkout.run("scripts/quickstart", "--lr", "0.1")
+    ((program,),) = commands(printed_block("README.md", "scripts/quickstart"))
+    done = checkout.run(program, "--lr", "0.1")
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert said[:2] == [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.printed import printed
 from tests.faults.job import ROOT, SCRIPT
 from tests.lab import ledger
 from tests.lab.fixtures import MakeLab, make_lab
@@ -126,7 +127,11 @@ def terminal(make_lab: MakeLab, tmp_path: Path) -> Iterator[Terminal]:
 
 
 def test_a_job_on_two_hosts_from_one_terminal(terminal: Terminal) -> None:
-    process = terminal.start("--nproc-per-node", "2", hosts="h2,h3:1")
+    given = {"h1,h2:8": "h2,h3:1", "4": "2"}
+    of_pages = [printed(page, "--hosts", given) for page in ("docs/guide/ssh.md", "docs/cluster.md")]
+    (_, hosts, *options, _), other = of_pages
+    assert other == of_pages[0]
+    process = terminal.start(*options, hosts=hosts)
     terminal.await_world(3, process)
     key_bits = [p for p in Path("/proc").glob("[0-9]*/cmdline") if b"PRIVATE KEY" in _read(p)]
     assert key_bits == [], "no key in a command line"

@@ -15,6 +15,7 @@ import pytest
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_torchrun.settings import parse
+from tests.docs.printed import printed
 from tests.lab.wait import eventually
 
 # A worker says where it is, and ends when the file `end` appears. `gloo` also makes it meet the others by torch.
@@ -45,18 +46,13 @@ class Agent:
     def __init__(self, home: Path, name: str, etcd: EmbeddedEtcd, *arguments: str) -> None:
         (home / "worker.py").write_text(WORKER)
         self.said_file, self.log = home / f"said-{name}", home / f"log-{name}"
-        words = [
-            "--nnodes",
-            "2:2",
-            "--nproc-per-node",
-            "1",
-            "--max-restarts",
-            "3",
-            "--monitor-interval",
-            "0.2",
-        ]
-        words += ["--rdzv-backend", "bagua-etcd", "--rdzv-endpoint", str(etcd.endpoint), "--rdzv-id", "demo"]
-        words += ["--rdzv-conf", QUICK, "--local-addr", "127.0.0.1"]
+        given = {
+            "8": "1",
+            "etcd-1:2379,etcd-2:2379,etcd-3:2379": str(etcd.endpoint),
+            "train.py": str(home / "worker.py"),
+        }
+        *words, script = printed("docs/torchrun-rendezvous.md", "--rdzv-backend bagua-etcd", given)
+        words += ["--monitor-interval", "0.2", "--rdzv-conf", QUICK, "--local-addr", "127.0.0.1"]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 [
@@ -64,7 +60,7 @@ class Agent:
                     "-m",
                     "torch.distributed.run",
                     *words,
-                    str(home / "worker.py"),
+                    script,
                     name,
                     *arguments,
                 ],

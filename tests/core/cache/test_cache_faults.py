@@ -19,6 +19,7 @@ import bagua_core as bagua
 from bagua_core.cache import sharing_scope
 from bagua_core.cache.fault_notices import FaultNotices
 from tests.core.cache.scripts_with_caches import ROOT, Counted, python, right
+from tests.docs.printed import printed
 from tests.lab.launched import launch, start
 from tests.lab.wait import HANG_S, eventually
 
@@ -306,9 +307,8 @@ def lines_of(said: str) -> list[tuple[int, int]]:
 
 
 def test_the_example_computes_each_sample_once(tmp_path: Path) -> None:
-    done = python(
-        (ROOT / "examples" / "cached_dataset.py").read_text(), "--samples", "80", "--backend", "redis"
-    )
+    (example,) = printed("docs/cached-dataset.md", "python examples")
+    done = python((ROOT / example).read_text(), "--samples", "80", "--backend", "redis")
     said, errors = done.communicate(timeout=100)
     assert done.returncode == 0, errors
     epochs = lines_of(said)
@@ -320,9 +320,10 @@ def test_the_example_computes_each_sample_once(tmp_path: Path) -> None:
 
 def test_workers_of_a_job_share_and_the_rate_is_in_the_progress(tmp_path: Path) -> None:
     """Two workers, whose loaders' processes read different samples in every epoch, until they are interrupted."""
-    words = ("--samples", "400", "--epochs", "1000000")
-    example = str(ROOT / "examples" / "cached_dataset.py")
-    job = start("--nproc-per-node", "2", example, *words, output=tmp_path / "said", directory=tmp_path)
+    example = "examples/cached_dataset.py"
+    words = printed("docs/cached-dataset.md", "bagua-launch", {example: str(ROOT / example)})
+    words += ["--samples", "400", "--epochs", "1000000"]
+    job = start(*words, output=tmp_path / "said", directory=tmp_path)
     try:
         eventually(lambda: "notes_hit_rate 1" in job.text() or not job.is_running, 90, job.text, 0.2)
         job.send(signal.SIGINT)
