@@ -1,4 +1,7 @@
-"""deploy/slurm/bagua.sbatch with a fake srun, which starts its command once, here."""
+"""deploy/slurm/bagua.sbatch under substitutes for Slurm's programs, which start everything on this machine.
+
+Of one substitute for srun the command starts once; of the other, for the commands of the manual, once for each node.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.wait import eventually
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from tests.docs.printed import printed
+from tests.lab.wait import eventually, patiently
 
 BATCH = Path(__file__).parents[2] / "deploy/slurm/bagua.sbatch"
+NAMED = "deploy/slurm/bagua.sbatch"  # in the manual
 SRUN = """#!/bin/sh
 for word in "$@"; do case $word in --kill-on-bad-exit=0|--wait=0) shift;; *) break;; esac; done
 echo "$@" >"$SRUN_SAID"
@@ -27,6 +33,44 @@ while not pathlib.Path("end").exists():
     pathlib.Path("began").touch()  # before the first boundary there is nothing to leave at
     time.sleep(0.01)
 sys.exit(int(sys.argv[1]))
+"""
+
+
+# Takes the options that the manual gives, and stays until the batch ends.
+SBATCH = """#!/usr/bin/env bash
+set -euo pipefail
+export SLURM_JOB_ID=$$ SLURM_JOB_NUM_NODES=1
+while [[ $1 == --* ]]; do
+  case $1 in
+    --nodes) export SLURM_JOB_NUM_NODES=$2 ;;
+    --gpus-per-node) export SLURM_GPUS_ON_NODE=$2 ;;
+    *) echo "sbatch: unknown option $1"; exit 1 ;;
+  esac
+  shift 2
+done
+exec bash "$@"
+"""
+SRUN_ON_EACH = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+agents=()
+for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do
+  "$@" &
+  agents+=($!)
+done
+code=0
+for agent in "${agents[@]}"; do wait "$agent" || code=$?; done
+exit "$code"
+"""
+NVIDIA_SMI = """#!/usr/bin/env bash
+for ((gpu = 0; gpu < SLURM_GPUS_ON_NODE; gpu++)); do echo "GPU $gpu: a substitute"; done
+"""
+# In restart mode, and without torch: it is started again when another node comes.
+WAITS = """
+import os, sys, time
+while os.environ["WORLD_SIZE"] != os.environ["WORKERS_IN_ALL"]:
+    time.sleep(0.05)
+# a line is one write: all workers have the same terminal
+sys.stdout.write(" ".join(["trained on", os.environ["WORLD_SIZE"], *sys.argv[1:]]) + "\\n")
 """
 
 
@@ -80,3 +124,63 @@ def test_a_batch_without_a_script_says_how_to_use_it() -> None:
     done = subprocess.run(["bash", str(BATCH)], capture_output=True, text=True)
     assert done.returncode == 64
     assert "SCRIPT [ARGUMENTS]" in done.stderr
+
+
+class Cluster:
+    """Submits what the manual prints; its jobs run in `folder`."""
+
+    def __init__(self, folder: Path, workers: int, **variables: str) -> None:
+        """workers: that the script waits for."""
+        self.folder = folder
+        self.log = folder / "log"
+        (folder / "train.py").write_text(WAITS)
+        (folder / "bin").mkdir()
+        programs = {"sbatch": SBATCH, "srun": SRUN_ON_EACH, "nvidia-smi": NVIDIA_SMI}
+        for name, text in programs.items():
+            (folder / "bin" / name).write_text(text)
+            (folder / "bin" / name).chmod(0o755)
+        own = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_", "CUDA_"))}
+        self.environment = {
+            **own,
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "WORKERS_IN_ALL": str(workers),
+            "BAGUA_HOST": "127.0.0.1",
+            "BAGUA_PYTHON": sys.executable,
+            "PET_START_METHOD": "spawn",
+            **variables,
+        }
+
+    def submit(self, words: list[str]) -> subprocess.Popen[bytes]:
+        """words: behind `sbatch`."""
+        with self.log.open("a") as log:
+            return subprocess.Popen(
+                ["sbatch", *words], cwd=self.folder, env=self.environment, stdout=log, stderr=log
+            )
+
+    def await_trained(self, *batches: subprocess.Popen[bytes]) -> list[str]:
+        """What the workers print, when all batches have ended well."""
+        codes = [patiently(batch.wait, 90) for batch in batches]
+        assert codes == [0] * len(batches), self.log.read_text()
+        return [line for line in self.log.read_text().splitlines() if line.startswith("trained on ")]
+
+
+def test_a_batch_has_an_agent_on_each_node_and_a_worker_for_each_gpu(tmp_path: Path) -> None:
+    given = {"4": "2", "8": "2", NAMED: str(BATCH)}
+    pages = ("docs/guide/slurm.md", "deploy/README.md")
+    words, other = (printed(page, "--gpus-per-node 8", given) for page in pages)
+    assert other == words
+    cluster = Cluster(tmp_path, workers=4)
+    assert cluster.await_trained(cluster.submit(words)) == ["trained on 4 --lr 0.1"] * 4
+
+
+def test_a_second_allocation_joins_the_first(tmp_path: Path, etcd: EmbeddedEtcd) -> None:
+    variables = printed("docs/guide/slurm.md", "export BAGUA_ETCD", {"etcd-1:2379": etcd.endpoint})
+    cluster = Cluster(tmp_path, workers=3, **dict(word.split("=", 1) for word in variables))
+    given = {"2": "1", "4": "2"}  # nodes
+    batches = [
+        cluster.submit(
+            printed("docs/guide/slurm.md", f"--nodes {nodes} deploy", {nodes: less, NAMED: str(BATCH)})
+        )
+        for nodes, less in given.items()
+    ]
+    assert cluster.await_trained(*batches) == ["trained on 3"] * 3
