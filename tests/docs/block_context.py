@@ -29,8 +29,23 @@ DEFINITIONS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "model": (("net", "optimizer"), "model = bagua.DistributedDataParallel(net, optimizers=[optimizer])"),
     "loader": (("dataset",), "loader = bagua.ElasticDataLoader(dataset, global_batch_size=64, seed=0)"),
+    # a model whose lower layer a block reads
+    "layers": ((), "net = torch.nn.Module()\nnet.lower = torch.nn.Linear(4, 3)"),
     # Hugging Face's way: what accelerate prepares
     "unwrapped": (("net", "optimizer"), "model = net"),
+    "classifier": (
+        (),
+        "class Classifier(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(4, 2)\n"
+        "    def forward(self, values, labels):\n"
+        "        scores = self.layer(values)\n"
+        "        return {'loss': F.cross_entropy(scores, labels), 'logits': scores}\n"
+        "model = Classifier()\n"
+        "train = [{'values': torch.randn(4), 'labels': torch.tensor(i % 2)} for i in range(64)]\n"
+        "validation = train[:16]",
+    ),
     "plain_loader": (("dataset",), "loader = DataLoader(dataset, batch_size=16)"),
     # the original's interface
     "original": ((), "import bagua_core.torch_api as bagua"),

@@ -1,9 +1,9 @@
 """Finds the code blocks of a document, and what the comment before a block says about running it.
 
 Marks of Python blocks: none, or `given: NAME, NAME` (what the block uses and does not define; block_context.py has it),
-or `long, given: ...` (needs a package of another project), or `not run: REASON`. `file: NAME` before a Python block
-names it for the shell blocks. `part of: EXAMPLE`: each paragraph stands in this script of examples/, which a test
-runs.
+or `long, given: ...` (needs a package of another project), or `workers: N, given: ...` (a job of N workers runs it), or
+`not run: REASON`. `file: NAME` before a Python block names it for the shell blocks. `part of: EXAMPLE`: each paragraph
+stands in this script of examples/, which a test runs.
 Marks of shell blocks: `not run: REASON`, or `run`: its commands are jobs of one node. Before `run`, `long, ` says that
 it takes minutes or a package of another project. Behind it, `, script: EXAMPLE` says which file is the reader's
 train.py, `, ends: WORD` how the jobs end (test_page_commands.py lists the words), and `, needs: MODULE MODULE` which
@@ -36,7 +36,7 @@ RUN = re.compile(
 )
 RUN_BY = re.compile(r"run by: (?P<tests>[\w./]+\.py( [\w./]+\.py)*)")
 PART_OF = re.compile(r"part of: (?P<example>examples/[\w./]+\.py)")
-GIVEN = re.compile(r"(?P<long>long, )?given: (?P<names>\w+(?:, \w+)*)")
+GIVEN = re.compile(r"(?P<long>long, )?(?:workers: (?P<workers>[1-9]\d*), )?given: (?P<names>\w+(?:, \w+)*)")
 KINDS = ("python", "sh", "text", "yaml", "toml", "promql")
 DIRECTIVES = ("{toctree}", "mermaid")  # of the site; scripts/docs runs them
 
@@ -51,8 +51,8 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        """Whether the block runs by itself."""
-        return not self.mark.startswith(("not run: ", "run by: ", "part of: "))
+        """Whether the block runs by itself, in one process."""
+        return not self.workers and not self.mark.startswith(("not run: ", "run by: ", "part of: "))
 
     @property
     def long(self) -> bool:
@@ -62,6 +62,12 @@ class Block:
     def run(self) -> re.Match[str] | None:
         """The parts of a shell block's mark, if its jobs run."""
         return RUN.fullmatch(self.mark) if self.language == "sh" else None
+
+    @property
+    def workers(self) -> int:
+        """Of the job that runs a Python block; 0: it needs none."""
+        found = GIVEN.fullmatch(self.mark)
+        return int(found["workers"] or 0) if found else 0
 
     @property
     def given(self) -> list[str]:

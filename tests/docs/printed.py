@@ -6,6 +6,7 @@ The mark of such a block is `run by: TEST`; test_page_blocks.py checks that TEST
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
 from tests.docs.page_blocks import ROOT, Block, blocks, commands
 
@@ -20,6 +21,17 @@ def printed(page: str, part: str, given: Mapping[str, str] | None = None) -> lis
     assert len(found) == 1, f"{page}: {len(found)} commands with {part!r}"
     (words,) = found
     return replaced(words, given or {}, f"{page}: {' '.join(words)}")[1:]
+
+
+def printed_commands(page: str, part: str, given: Mapping[str, str] | None = None) -> list[list[str]]:
+    """The words of each command of the one block of `page` that contains `part`, in their order, programs included.
+
+    given: as in printed(), for all commands together. Raises AssertionError as printed_block() does, and if the block
+    lacks a given text.
+    """
+    found = commands(printed_block(page, part))
+    words = iter(replaced([word for line in found for word in line], given or {}, f"{page}: {part!r}"))
+    return [list(islice(words, len(line))) for line in found]
 
 
 def printed_block(page: str, part: str) -> Block:

@@ -116,7 +116,7 @@ def test_a_test_that_a_mark_names_has_the_example_of_the_block() -> None:
                 missing = {example for example in examples if example not in code}
                 assert not missing, f"{page}:{block.line}: {test} does not name {missing}"
                 named += len(examples)
-    assert named > 5
+    assert named
 
 
 def test_tests_that_run_a_block_take_it_from_its_page() -> None:

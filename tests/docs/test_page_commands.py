@@ -1,6 +1,7 @@
 """Jobs of the manual's shell blocks run as they are printed, beside the files that their page names.
 
-A block's mark says how its jobs end and which modules they need (tests/docs/page_blocks.py).
+A block's mark says how its jobs end and which modules they need (tests/docs/page_blocks.py). Python blocks that need
+several workers run in a job of so many.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.page_blocks import PAGES, ROOT, blocks, commands
+from tests.docs.block_context import before
+from tests.docs.page_blocks import PAGES, ROOT, Block, blocks, commands
 from tests.lab import zygote
 from tests.lab.launched import launch
 
@@ -63,3 +65,16 @@ def launched(words: Sequence[str], folder: Path, ends: str | None, imports: Sequ
     assert done.returncode == code, done.said
     assert line in done.said, done.said
     return done.said
+
+
+def blocks_of_jobs() -> list[object]:
+    found = [block for page in PAGES for block in blocks(page) if block.workers]
+    return [pytest.param(block, id=f"{block.page.relative_to(ROOT)}-{block.line}") for block in found]
+
+
+@pytest.mark.parametrize("block", blocks_of_jobs())
+def test_python_of_several_workers_runs(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(before(block.given) + block.text)
+    launched(
+        ["bagua-launch", "--nproc-per-node", str(block.workers), "train.py"], tmp_path, ends=None, imports=()
+    )
