@@ -60,19 +60,19 @@ class Terminal:
         self.directory.mkdir()
         (self.directory / "train.py").write_text(TRAIN)
         (self.directory / "endless.py").write_text(ENDLESS)
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}",
+            "OMP_NUM_THREADS": "1",
+            "BAGUA_ETCD": cluster.etcd.endpoints,
+        }
         self._count = 0
 
     def type(self, *words: str) -> LabProcess:
         self._count += 1
         output: Path = self.cluster.directory / f"terminal-{self._count}"
-        env = {
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}",
-            "OMP_NUM_THREADS": "1",
-            "BAGUA_ETCD": self.cluster.etcd.endpoints,
-        }
         return self.cluster.lab.hosts[0].run_agent(
-            [sys.executable, "-m", "bagua_launch", *words], env, output, self.directory
+            [sys.executable, "-m", "bagua_launch", *words], self.environment, output, self.directory
         )
 
     def said(self, *words: str, code: int = 0) -> str:

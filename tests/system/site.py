@@ -56,10 +56,11 @@ class Site:
         self.etcd = etcd
         self.credentials = dict(credentials or {})
 
-    def install(self, one: Machine, *words: str) -> None:
+    def install(self, one: Machine, words: Sequence[str]) -> None:
+        """words: of `bagua-agent install`, from the program on."""
         one.write("/etc/systemd/system/bagua-agent.service.d/lab.conf", DROP_IN)
         one.write("/srv/train.py", TRAIN)
-        said = one.run([PROGRAM, "install", "--etcd", self.etcd, "--slots", "1", "--user", "trainer", *words])
+        said = one.run([*words, "--slots", "1", "--user", "trainer"])
         assert [line.split()[0] for line in said.stdout.splitlines()] == [
             "wrote",
             "made",

@@ -10,6 +10,7 @@ import pytest
 
 from bagua_agent.service.config.agent_config import DEFAULT_PATH
 from bagua_agent.service.service_unit import SLICE_TEXT, unit_text
+from tests.docs.printed import printed
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import ROOT, Machine
@@ -37,7 +38,7 @@ def site(make_lab: MakeLab) -> Iterator[Site]:
             machines.append(one)
         made = Site(machines, machines[0], etcd)
         for one in machines:
-            made.install(one, "--insecure")
+            made.install(one, [str(PROGRAM), "install", "--etcd", etcd, "--insecure"])
         yield made
 
 
@@ -112,7 +113,8 @@ def check_refused_installations(one: Machine) -> None:
 
 
 def check_trouble(one: Machine) -> None:
-    checked = one.run([PROGRAM, "check"], check=False)
+    program = {"/opt/bagua/bin/bagua-agent": str(PROGRAM)}
+    checked = one.run(printed("docs/guide/systemd.md", "bagua-agent check", program), check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "ok      systemd: each job gets a control group of its own" in checked.stdout
     runs, slow = (

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.etcd.server.embedded import find_etcd
+from tests.docs.printed import printed
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import ROOT, Machine
@@ -133,8 +134,8 @@ def site(make_lab: MakeLab, tmp_path: Path) -> Iterator[SecureSite]:
         assert users.text().splitlines()[-1] == "authentication enabled"
         for one in nodes:
             authority.hand_out(one.name, one, "/etc/bagua/tls")
-            flags = zip(("--ca-file", "--cert-file", "--key-file"), FILES, strict=True)
-            made.install(one, *(word for flag, file in flags for word in (flag, f"/etc/bagua/tls/{file}")))
+            given = {"/opt/bagua/bin/bagua-agent": str(PROGRAM), "https://etcd-1:2379": etcd}
+            made.install(one, printed("docs/guide/systemd.md", "bagua-agent install", given))
         yield made
 
 
