@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_launch.main import cli
+from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob
 from tests.faults.job import START_S
 from tests.lab.wait import eventually
@@ -47,6 +48,9 @@ def test_the_rank_that_does_not_come_is_named(job: MakeJob, etcd: EmbeddedEtcd, 
 
     [found] = eventually(waiting, START_S, lambda: asked(), 0.1)
     assert (found["what"], found["number"], found["here"], found["absent"]) == ("all_reduce", 2, [0], [1])
+    given = {"JOB": one.job_id, "ENDPOINTS": etcd.endpoint}
+    text = CliRunner().invoke(cli, printed("docs/dashboard.md", "collectives", given)).output
+    assert text.index("\nrank 0, slot 0 of ") < text.index("\nrank 1, slot 1 of ")
     text = asked("--rank", "1")
     assert text.startswith("Rank 0 waits in all_reduce number 2 (torch's group 0 (default_pg), gloo), for ")
     assert "Rank 1 has not begun it." in text and "1,000 elements" in text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +15,7 @@ from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from tests.agent.metrics.otlp_receiver import OtlpReceiver, attributes
 from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob
+from tests.faults.job import DEADLINE_S
 from tests.faults.scraped_metrics import await_uses, get, port_of, scrape
 
 
@@ -44,6 +47,10 @@ def test_a_lost_worker_shows_in_exits_generations_and_lost_time(
     one.await_world(2, after_step=one.await_world(1))
     assert node.says("did not happen"), "the worker was lost within a step"
     assert "global ranks [0, 1]" in get(port, "/readyz")
+    if shutil.which("curl"):
+        line = ["curl", "--silent", "--fail", *printed("docs/metrics.md", "curl", {"9464": port})]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+        assert "\nbagua_world_size{" in done.stdout
     assert scrape(port, "bagua_worker_exits_total", "slot", "how") == {("1", "signal"): 1.0}
     assert scrape(port, "bagua_generations_total", "kind")["failover",] >= 1.0
     await_uses(port, {"start", "step", "failed_step", "failover", "switch"})

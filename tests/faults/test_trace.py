@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from bagua_agent.cluster_client.chrome_trace import chrome_trace
@@ -19,8 +20,9 @@ from bagua_agent.config.job_config import StoreCredentials
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_launch.main import cli
+from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob
-from tests.faults.job import DEADLINE_S, Job
+from tests.faults.job import DEADLINE_S, SAMPLES, Job
 from tests.lab.wait import eventually
 
 Event = dict[str, Any]
@@ -88,17 +90,19 @@ def check_covered(content: Event) -> None:
 
 
 def test_a_trace_holds_the_next_steps_of_all_workers(
-    job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path
+    job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = job(endpoints=etcd.endpoint, nodes="1", script=["--algorithm", "bytegrad"])
+    one = job(endpoints=etcd.endpoint, nodes="1", samples=2 * SAMPLES, script=["--algorithm", "bytegrad"])
     one.start(slots=2)
     one.await_step(2)
-    path = tmp_path / "a.json"
-    code, said = command(etcd, one.job_id, "--steps", "5", "--out", str(path), "--json")
-    assert code == 0, said
-    told = json.loads(said.splitlines()[-1])
+    monkeypatch.chdir(tmp_path)  # the trace is written there
+    given = {"demo": one.job_id, "192.0.2.2:2379": etcd.endpoint}
+    words = printed("docs/tracing.md", "bagua-launch trace", given)
+    done = CliRunner().invoke(cli, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output.splitlines()[-1])
     assert (told["workers"], told["missing"]) == (2, [])
-    content = json.loads(path.read_text())
+    content = json.loads((tmp_path / f"{one.job_id}.trace.json").read_text())
     check_format(content)
     check_covered(content)
     scripts = script_of(content)
@@ -106,9 +110,9 @@ def test_a_trace_holds_the_next_steps_of_all_workers(
     committed = one.step
     for spans in scripts.values():
         steps = [s for s in spans if is_lap(s)]
-        assert len(steps) == 5
+        assert len(steps) == 20
         numbers = [s["args"]["step"] for s in steps]
-        assert numbers == list(range(numbers[0], numbers[0] + 5)) and 2 <= numbers[0] <= committed
+        assert numbers == list(range(numbers[0], numbers[0] + 20)) and 2 <= numbers[0] <= committed
         names = {s["name"] for s in spans}
         assert {"load", "forward", "backward", "bucket wait", "optimizer", "commit", "boundary"} <= names
     # both workers' clocks are this host's: what the round trips say of it must hold

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import pkcs12
+from cryptography.x509 import load_pem_x509_certificate
 
 from bagua_agent.security import certificate_command
 from bagua_agent.security.certificate_files import files_in, issue_files, read_tls, utc_now
 from bagua_agent.security.certificates import Role
+from tests.docs.printed import printed
 from tests.lab.wait import HANG_S
 
 ROOT = Path(__file__).parents[3]
@@ -63,3 +67,17 @@ def test_a_renewed_certificate_is_another(tmp_path: Path) -> None:
     assert certificate_command.main(["issue", folder, "ann", "--role", "viewer"]) == 2
     assert certificate_command.main(["issue", folder, "ann", "--role", "viewer", "--replace"]) == 0
     assert (tmp_path / "ca/ann/certificate.pem").read_bytes() != before
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+def test_a_browser_takes_a_certificate_and_its_key_as_one_file(tmp_path: Path) -> None:
+    assert certificate_command.main(["authority", str(tmp_path)]) == 0
+    assert certificate_command.main(["issue", str(tmp_path), "ann", "--role", "viewer"]) == 0
+    folder = tmp_path / "ann"
+    words = printed("docs/dashboard.md", "openssl pkcs12")
+    # a reader types the password of the file
+    line = ["openssl", *words, "-passout", "pass:secret"]
+    subprocess.run(line, cwd=folder, stdin=subprocess.DEVNULL, timeout=HANG_S, check=True)
+    key, certificate, _ = pkcs12.load_key_and_certificates((folder / "ann.p12").read_bytes(), b"secret")
+    assert certificate == load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
+    assert key is not None and key.public_key() == certificate.public_key()
