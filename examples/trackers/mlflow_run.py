@@ -1,7 +1,7 @@
 """MLflow with a file store: one run of a job whose workers change. Watch for world_size when a worker is killed.
 
     bagua-launch --nproc-per-node 2 examples/trackers/mlflow_run.py --store mlruns-demo
-    mlflow ui --backend-store-uri mlruns-demo
+    MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri mlruns-demo
 
 Each worker that gets rank 0 looks for the run with the job's id, and goes on with it. On several hosts the store is a
 shared folder, or the address of a tracking server.

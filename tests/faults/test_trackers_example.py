@@ -5,15 +5,25 @@ TensorBoard is there with the tests' packages. The others need theirs: `pip inst
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
+from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob
 from tests.faults.job import START_S
+from tests.lab.free_port import free_port
+from tests.lab.wait import eventually
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "trackers"
 EPOCHS, STEPS = 3, 96
@@ -43,6 +53,34 @@ def check_one_curve(written: Counter[int], sizes: Mapping[int, float]) -> None:
     )
 
 
+def check_served(module: str, words: Sequence[str], path: str, expected: str, folder: Path) -> None:
+    """Start the tracker's server in `folder`, as a reader does, until its answer at `path` contains `expected`."""
+    port = free_port()
+    line = [sys.executable, "-m", module, *words, "--port", str(port)]
+    log = folder / "server.log"
+
+    def answer() -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=START_S) as page:
+                return str(page.read().decode())
+        except OSError:
+            assert server.poll() is None, f"{line} has ended\n{log.read_text()}"
+            return ""
+
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(line, cwd=folder, stdout=output, stderr=output, start_new_session=True) as server,
+    ):
+        try:
+            eventually(
+                lambda: expected in answer(), 2 * START_S, lambda: f"{answer()}\n{log.read_text()}", 0.2
+            )
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGTERM)  # a server may have started others
+            server.wait(START_S)
+
+
 def test_tensorboard_shows_each_step_once_and_the_changes(job: MakeJob, tmp_path: Path) -> None:
     needs("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -60,16 +98,19 @@ def test_tensorboard_shows_each_step_once_and_the_changes(job: MakeJob, tmp_path
         sizes |= {e.step: e.value for e in events.Scalars("job/world_size")}
     assert len(files) >= 2, "its successor writes a file of its own"
     check_one_curve(written, sizes)
+    words = printed("docs/trackers/tensorboard.md", "tensorboard --logdir")
+    check_served("tensorboard.main", words, "/data/plugin/scalars/tags", "job/world_size", tmp_path)
 
 
 def test_mlflow_has_one_run_with_each_step_once(
     job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    variable, _, value = printed("docs/trackers/mlflow.md", "export")[0].partition("=")
+    monkeypatch.setenv(variable, value)
     from mlflow.tracking import MlflowClient
 
-    store = tmp_path / "runs"
+    store = tmp_path / "mlruns-demo"
     run_and_lose_the_writer(job, "mlflow_run.py", "--store", str(store))
     client = MlflowClient(store.as_uri())
     experiment = client.get_experiment_by_name("bagua")
@@ -79,6 +120,18 @@ def test_mlflow_has_one_run_with_each_step_once(
     check_one_curve(Counter(m.step for m in losses), {m.step: m.value for m in sizes})
     assert run.info.status == "FINISHED"
     assert sum(tag.startswith("generation.") for tag in run.data.tags) >= 2
+    if has_mlflow_ui():
+        words = printed("docs/trackers/mlflow.md", "mlflow ui")
+        path = f"/api/2.0/mlflow/runs/get?run_id={run.info.run_id}"
+        check_served("mlflow", words, path, run.info.run_id, tmp_path)
+
+
+def has_mlflow_ui() -> bool:
+    """mlflow-skinny has the command, and not what it serves."""
+    try:
+        return bool(version("mlflow"))
+    except PackageNotFoundError:
+        return False
 
 
 def test_wandb_has_each_step_once_in_offline_folders_of_one_run(
