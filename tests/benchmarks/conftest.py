@@ -12,10 +12,19 @@ from typing import Any
 
 import pytest
 
+from benchmarks import result_file
 from benchmarks.net_driver import libnccl
 from tests.lab import namespaces, zygote
 from tests.lab.network import Host
 from tests.lab.process import LabProcess
+
+
+@pytest.fixture
+def kept_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a benchmark that is started with --keep writes its results in this test."""
+    monkeypatch.setattr(result_file, "RESULTS", tmp_path)
+    monkeypatch.setattr(result_file, "ROOT", tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

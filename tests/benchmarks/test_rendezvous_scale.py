@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from bagua_agent.etcd.stubs import etcd3
 from bagua_agent.large_jobs.limits import Limits
 from benchmarks import rendezvous_churn, rendezvous_scale
 from benchmarks.etcd_load import EtcdConnection, RequestFailed
+from tests.docs.printed import printed
 
 rpc = etcd3.etcdrpc
 
@@ -58,9 +60,11 @@ def test_the_load_asks_as_grpc_does() -> None:
         etcd.stop()
 
 
-def test_churn_is_measured_and_scaled_to_an_hour(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--changes", "2", "--quiet-s", "0.05"]
-    assert rendezvous_churn.main(["--agents", "12", *options]) == 0
+def test_churn_is_measured_and_scaled_to_an_hour(kept_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module, *words = printed("docs/scaling.md", "benchmarks.rendezvous_churn")[1:]
+    small = ["--agents", "12", "--changes", "2", "--quiet-s", "0.05"]
+    assert module == "benchmarks.rendezvous_churn" and rendezvous_churn.main([*words, *small]) == 0
+    assert {path.suffix for path in kept_in.iterdir()} == {".md", ".json", ".png"}
     assert "n=2)" in capsys.readouterr().out
     database = rendezvous_churn.Database(1, 1, 1)
     changes = (

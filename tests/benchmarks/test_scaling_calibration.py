@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from benchmarks.scaling.__main__ import main
 from benchmarks.scaling.lab import calibrate, observations
 from benchmarks.scaling.lab.calibration import Comparison, Fitted, compare, fit, predict
 from benchmarks.scaling.lab.observations import FIT, HELD_OUT, SMALL, Observation, Setting
+from tests.docs.printed import printed
 from tests.lab import namespaces
 
 TRUE = Fitted(
@@ -76,16 +78,29 @@ def test_a_kept_result_is_read_and_predicted() -> None:
 
 
 @pytest.mark.long
-def test_a_tiny_calibration_on_lab_hosts(capsys: pytest.CaptureFixture[str], forked_starts: None) -> None:
+def test_a_tiny_calibration_on_lab_hosts(
+    kept_in: Path, capsys: pytest.CaptureFixture[str], forked_starts: None
+) -> None:
     """The mechanics: real jobs are started and measured, and each gets a prediction."""
     if reason := namespaces.unavailable():
         pytest.skip(reason)
-    assert (
-        main(["--calibrate", "--tiny", "--algorithm", "gradient_allreduce", "--algorithm", "bytegrad"]) == 0
-    )
+    module, *words = printed("docs/scaling.md", "benchmarks.scaling --calibrate ")[1:]
+    small = ["--tiny", "--algorithm", "gradient_allreduce", "--algorithm", "bytegrad"]
+    assert module == "benchmarks.scaling" and main([*words, *small]) == 0
+    assert {path.suffix for path in kept_in.iterdir()} == {".md", ".json", ".png"}
     told = capsys.readouterr().out
     assert "2 hosts, 1gbit, 0.1 M parameters" in told
     assert told.count("fitted") >= 2
+
+
+@pytest.mark.long
+def test_a_kept_result_is_calibrated_as_the_page_prints_it(
+    kept_in: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, *words = printed("docs/scaling.md", "benchmarks.scaling --calibrate-kept")[1:]
+    assert module == "benchmarks.scaling" and main(words) == 0
+    assert {path.suffix for path in kept_in.iterdir()} == {".md", ".json", ".png"}
+    assert "the kept result tradeoff" in capsys.readouterr().out
 
 
 def test_the_report_counts_what_is_met(capsys: pytest.CaptureFixture[str]) -> None:
