@@ -66,20 +66,18 @@ def main():
     train, validation = torch.utils.data.random_split(
         data, [1440, len(data) - 1440], generator=torch.Generator().manual_seed(0)
     )
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet = dict.fromkeys(names, False)
     trainer = lightning.Trainer(
         strategy=BaguaStrategy(algorithm="bytegrad"),
         accelerator="cpu",
         devices=2,
         max_epochs=epochs,
         callbacks=[Fault()],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **quiet,
     )
-    trainer.fit(
-        Digits(), DataLoader(train, batch_size=32, shuffle=True), DataLoader(validation, batch_size=64)
-    )
+    loader = DataLoader(train, batch_size=32, shuffle=True)
+    trainer.fit(Digits(), loader, DataLoader(validation, batch_size=64))
 
 
 if __name__ == "__main__":

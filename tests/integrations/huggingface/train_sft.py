@@ -18,19 +18,15 @@ from trl import SFTConfig, SFTTrainer
 
 import bagua_core as bagua
 from bagua_core.elastic.step import runtime
-from bagua_core.integrations.huggingface import ElasticTrainer, ElasticTrainingArguments
+from tests.docs.printed import printed_block
 
 SAMPLES, EPOCHS, BATCH = 97, 2, 16
 WORDS = ["<pad>", "<eos>", "<unk>", *(f"word{i}" for i in range(30))]
 WAIT_S = 60.0
 
 
-class ElasticSFTTrainer(ElasticTrainer, SFTTrainer):
-    pass
-
-
-class ElasticSFTConfig(ElasticTrainingArguments, SFTConfig):
-    pass
+printed = {"__name__": __name__}
+exec(printed_block("docs/huggingface.md", "class ElasticSFTTrainer").text, printed)
 
 
 class Stage(TrainerCallback):
@@ -67,7 +63,8 @@ model = GPT2LMHeadModel(
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )
 )  # fmt: skip
-trainer_class, config_class = (SFTTrainer, SFTConfig) if args.plain else (ElasticSFTTrainer, ElasticSFTConfig)
+elastic = printed["ElasticSFTTrainer"], printed["ElasticSFTConfig"]
+trainer_class, config_class = (SFTTrainer, SFTConfig) if args.plain else elastic
 trainer = trainer_class(
     model=model,
     args=config_class(

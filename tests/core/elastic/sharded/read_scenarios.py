@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from bagua_core.checkpoint import dcp_reader
 from bagua_core.elastic.checkpoint.restore import CheckpointMismatch
 from bagua_core.elastic.state.state_registry import StateRegistry
 from tests.core.elastic.sharded import checkpoints
 from tests.core.elastic.sharded.models import OPTIMIZERS, Training, WithItsOwn
+from tests.docs.printed import printed_block
 
 
 def check_four_shards_read_two_and_write_again(rank: int) -> None:
@@ -33,16 +31,14 @@ def check_four_shards_read_two_and_write_again(rank: int) -> None:
 
 
 def check_torch_loads_it_into_a_model_of_its_own(rank: int) -> None:
+    text, printed_path = printed_block("docs/sharded-models.md", "dcp_reader(").text, '"checkpoints"'
+    assert printed_path in text
     for name in ("adamw", "sgd"):
         expected = torch.load(checkpoints.shared() / f"two-{name}.pt", weights_only=True)
         for source in (f"two-{name}", f"four-{name}", f"plain-{name}"):
             training = Training(name, seed=5)
-            weights, moments = get_state_dict(training.model, training.optimizer)
-            state = {"model": weights, "optimizer": moments}
-            dcp.load(state, storage_reader=dcp_reader(str(checkpoints.shared() / source)))
-            set_state_dict(
-                training.model, training.optimizer, model_state_dict=weights, optim_state_dict=moments
-            )
+            code = text.replace(printed_path, repr(str(checkpoints.shared() / source)))
+            exec(code, {"net": training.model, "optimizer": training.optimizer})
             whole = checkpoints.gathered(training)
             assert all(torch.equal(whole[n], expected[n]) for n in expected), (name, source)
             training.train(1)
