@@ -197,6 +197,14 @@ def uneven_workers(values: Any) -> dict[str, Bars]:
     return {"speed": speeds}
 
 
+def lost_in_round(values: Any) -> dict[str, Bars]:
+    times = Bars("longest time between two local steps, in milliseconds (median, range)")
+    for trial in values:
+        times.add(trial["system"], "before the loss", 1e3 * trial["usual_s"])
+        times.add(trial["system"], "after the loss", 1e3 * trial["pause_s"])
+    return {"pause": times}
+
+
 def rendezvous_churn(values: Any) -> dict[str, Bars]:
     times = Bars("seconds until all agents know the next generation (median, range)")
     for churn in values:
@@ -218,7 +226,9 @@ def sharded(values: Any) -> dict[str, Bars]:
         ("host joins", "join_s"),
         ("pause of the others while it joins", "pause_s"),
     ):
-        times.add(row, "bagua", *(fault[name] for fault in values["faults"]))
+        for fault in values["faults"]:
+            model = f"model {fault['width']} wide, {fault['blocks']} blocks" if "width" in fault else "bagua"
+            times.add(row, model, fault[name])
     return {
         name: bars for name, bars in (("step", steps), ("memory", memory), ("faults", times)) if bars.values
     }

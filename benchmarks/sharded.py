@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from bagua_agent.base.plain_text import counted
 from benchmarks import result_file
 from benchmarks.result_file import circumstances, in_words, keep, spread, table
 from benchmarks.worker_environment import worker_environment
@@ -31,6 +32,16 @@ WARM_UP = 10  # steps of a block that don't count
 FAULT_STEPS = 2000
 DEADLINE_S = 300.0
 PARTS = ("blocks", "faults")
+
+
+class Model(NamedTuple):
+    """Of examples/fsdp_lm.py."""
+
+    width: int
+    blocks: int
+
+
+LIGHT = Model(48, 2)  # whose steps are short beside what a change of membership costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +95,11 @@ class Fault:
     failed step and its repetition, less a usual step with the lost replica and one without it. join_s: from
     the host's start until all have begun a step of three replicas. pause_s: the survivors' longest gap between two
     begins in the join, less their usual one of two replicas; three_pause_s: less that of three replicas, whose workers
-    share the processors."""
+    share the processors. step_s: the median one of three replicas before the loss. width, blocks: of the model."""
 
+    width: int
+    blocks: int
+    step_s: float
     next_step_s: float
     beyond_s: float
     join_s: float
@@ -140,7 +154,9 @@ class Bench:
 
     def block(self, system: str) -> Block:
         out = self._new()
-        processes = [self._run(system, host, out, self._options.steps) for host in self._hosts]
+        options = self._options
+        model = Model(options.width, options.blocks)
+        processes = [self._run(system, host, out, options.steps, model) for host in self._hosts]
         for process in processes:
             if process.wait(DEADLINE_S) != 0:
                 raise RuntimeError(f"{process} ended with {process.returncode}\n{process.text()}")
@@ -148,11 +164,11 @@ class Bench:
         before = [int((out / f"{name}.before").read_text()) for name in names]
         return block_of(system, [lines_of(out / f"{name}.log") for name in names], before)
 
-    def fault(self) -> Fault:
+    def fault(self, model: Model) -> Fault:
         out = self._new()
         hosts = self._hosts
         for host in hosts:
-            self._run("bagua", host, out, FAULT_STEPS)
+            self._run("bagua", host, out, FAULT_STEPS, model)
         whole, left = HOSTS // REPLICA_SIZE, HOSTS // REPLICA_SIZE - 1
 
         survivors = list(hosts)
@@ -169,6 +185,7 @@ class Bench:
         eventually(lambda: trained(whole, 0.0, 2 * WARM_UP), DEADLINE_S, "three replicas train", 0.05)
         replicas = {host.name: (out / f"{host.name}.replica").read_text() for host in hosts}
         survivors[:] = [h for h in hosts if replicas[h.name] != replicas[hosts[-1].name]]
+        step_s = statistics.median(b.time_s - a.time_s for log in logs() for a, b in pairwise(log[WARM_UP:]))
         killed_s = time.monotonic()
         hosts[-1].kill_all()
         after = eventually(
@@ -178,7 +195,7 @@ class Bench:
         eventually(lambda: trained(left, quiet_from_s, 2 * WARM_UP), DEADLINE_S, "two replicas train", 0.05)
         beyond = beyond_s(logs(), killed_s, left)
         started_s = time.monotonic()
-        self._run("bagua", hosts[-1], out, FAULT_STEPS)
+        self._run("bagua", hosts[-1], out, FAULT_STEPS, model)
         eventually(lambda: trained(whole, started_s, 1), DEADLINE_S, "a third replica joins", 0.05)
         joined_s = max(
             next(line.time_s for line in log if line.time_s > started_s and line.replicas == whole)
@@ -188,6 +205,8 @@ class Bench:
             lambda: trained(whole, joined_s + 1.0, WARM_UP), DEADLINE_S, "three replicas train again", 0.05
         )
         found = Fault(
+            *model,
+            step_s,
             after,
             beyond,
             joined_s - started_s,
@@ -198,7 +217,7 @@ class Bench:
             host.kill_all()
         return found
 
-    def _run(self, system: str, host: Host, out: Path, steps: int) -> Any:
+    def _run(self, system: str, host: Host, out: Path, steps: int, model: Model) -> Any:
         o = self._options
         words = [
             str(Path(__file__).with_name("sharded_worker.py")),
@@ -209,7 +228,7 @@ class Bench:
             host.name,
         ]
         words += ["--steps", str(steps), "--batch", str(o.batch), "--replica-size", str(REPLICA_SIZE)]
-        words += ["--width", str(o.width), "--blocks", str(o.blocks), "--sleep-s", str(o.sleep_s)]
+        words += ["--width", str(model.width), "--blocks", str(model.blocks), "--sleep-s", str(o.sleep_s)]
         env = worker_environment(GLOO_SOCKET_IFNAME="eth0")
         output = self._directory / f"output-{self._jobs}-{host.name}.log"
         return host.run([sys.executable, *self._launcher(system, host), *words], env=env, output=output)
@@ -263,20 +282,29 @@ def report(blocks: Sequence[Block], faults: Sequence[Fault]) -> str:
         parts.append(f"Bagua's step over torch HSDP's, by pairs of blocks: {spread(pairs, '', 3)}")
     if faults:
         head = [
+            "model",
+            "its step",
             "host killed: next step",
             "beyond two steps",
             "join",
             "survivors' pause",
             "beyond a step of three",
         ]
-        row = [
-            spread([f.next_step_s for f in faults]),
-            spread([f.beyond_s for f in faults], "s", 3),
-            spread([f.join_s for f in faults]),
-            spread([f.pause_s for f in faults], "s", 3),
-            spread([f.three_pause_s for f in faults], "s", 3),
-        ]
-        parts.append(table(head, [row]))
+        rows = []
+        for model in dict.fromkeys(Model(f.width, f.blocks) for f in faults):
+            here = [f for f in faults if (f.width, f.blocks) == model]
+            rows.append(
+                [
+                    f"{model.width} wide, {counted(model.blocks, 'block')}",
+                    spread([f.step_s for f in here], "s", 3),
+                    spread([f.next_step_s for f in here]),
+                    spread([f.beyond_s for f in here], "s", 3),
+                    spread([f.join_s for f in here]),
+                    spread([f.pause_s for f in here], "s", 3),
+                    spread([f.three_pause_s for f in here], "s", 3),
+                ]
+            )
+        parts.append(table(head, rows))
     return "\n\n".join(parts)
 
 
@@ -285,7 +313,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--repeat", type=int, default=5, help="blocks of each system")
     parser.add_argument(
-        "--faults", type=int, default=3, help="jobs in which a host is killed and comes again"
+        "--faults",
+        type=int,
+        default=3,
+        help="jobs in which a host is killed and comes again, of each of two models: this one and a light one",
     )
     parser.add_argument("--steps", type=int, default=60, help="of a block")
     parser.add_argument("--batch", type=int, default=24, help="of all replicas")
@@ -309,9 +340,10 @@ def main() -> None:
             for system in order:
                 blocks.append(bench.block(system))
                 print(blocks[-1], flush=True)
-        for _ in range(options.faults):
-            faults.append(bench.fault())
-            print(faults[-1], flush=True)
+        for model in dict.fromkeys((Model(options.width, options.blocks), LIGHT)):
+            for _ in range(options.faults):
+                faults.append(bench.fault(model))
+                print(faults[-1], flush=True)
     words = report(blocks, faults)
     print(words)
     if options.keep:
