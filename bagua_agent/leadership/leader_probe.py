@@ -91,7 +91,7 @@ class LeaderWatch:
             return True
         heard = result.verdict
         probe = replace(probe, relayed=heard) if result.relayed else replace(probe, direct=heard)
-        judged = judge_probe(probe)
+        judged = judge_probe(probe, "this agent")
         self._probe = probe if judged is None else None
         if judged is None or judged[0] is ProbeVerdict.ALIVE:
             return True

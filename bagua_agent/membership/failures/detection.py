@@ -159,16 +159,16 @@ def relays_for(view: JobView, evidence: Evidence, asked: Sequence[str]) -> dict[
     return {target: next((a.agent_id for a in others if a.agent_id != target), "") for target in asked}
 
 
-def judge_probe(probe: Probe, relay_name: str = "") -> tuple[ProbeVerdict, str] | None:
+def judge_probe(probe: Probe, asker: str, relay_name: str = "") -> tuple[ProbeVerdict, str] | None:
     """What the answers so far say, and how it is known; None: wait for the other answer.
 
-    relay_name: how the agent that asks for us is called in what people read; else by its id.
+    asker: how the agent that judges is called in what people read; relay_name: the one that asks for it, else its id.
     """
     relay = probe.relay_agent_id and (relay_name or probe.relay_agent_id)
     if probe.direct is ProbeVerdict.ALIVE:
         return ProbeVerdict.ALIVE, "answered"
     if probe.relayed is ProbeVerdict.ALIVE:
-        return ProbeVerdict.ALIVE, f"answered {relay}, though not us"
+        return ProbeVerdict.ALIVE, f"answered {relay}, though not {asker}"
     if probe.direct is ProbeVerdict.REFUSED:
         return ProbeVerdict.REFUSED, "refused the connection"
     if probe.direct is None:
@@ -178,7 +178,7 @@ def judge_probe(probe: Probe, relay_name: str = "") -> tuple[ProbeVerdict, str] 
     if probe.relayed is ProbeVerdict.REFUSED:
         return ProbeVerdict.REFUSED, f"did not answer, and refused {relay}"
     if probe.relayed is ProbeVerdict.UNANSWERED:
-        return ProbeVerdict.UNANSWERED, f"answered neither us nor {relay}"
+        return ProbeVerdict.UNANSWERED, f"answered neither {asker} nor {relay}"
     return None
 
 

@@ -284,7 +284,7 @@ def _answer(
         return evidence, f"ignored: {event.agent_id} answered question {event.sequence}, which is settled"
     probe = replace(probe, relayed=event.verdict) if event.relayed else replace(probe, direct=event.verdict)
     relay = view.agents.get(probe.relay_agent_id)
-    judged = judge_probe(probe, "" if relay is None else relay.node_name)
+    judged = judge_probe(probe, "the leader", "" if relay is None else relay.node_name)
     if judged is None:
         return replace(evidence, probes=_with(evidence.probes, probe.agent_id, probe)), ""
     verdict, how = judged

@@ -171,7 +171,7 @@ def test_a_death_is_told_with_the_agent_key_as_it_stood_when_it_was_asked() -> N
     watched.answers(UNANSWERED, UNANSWERED)
     [death] = watched.deaths
     assert (death.agent_id, death.agent_revision) == ("leader", AGENT_REVISION)
-    assert death.how == "answered neither us nor a third agent"
+    assert death.how == "answered neither this agent nor a third agent"
 
 
 @pytest.mark.parametrize(("verdict", "removed"), [(UNANSWERED, []), (REFUSED, [LEADER.create_revision])])

@@ -31,8 +31,13 @@ ALIVE, REFUSED, UNANSWERED = ProbeVerdict
 def test_verdicts(
     relay: str, direct: ProbeVerdict, relayed: ProbeVerdict, verdict: ProbeVerdict | None
 ) -> None:
-    judged = judge_probe(Probe("b", 2, 1, 0.0, relay, direct, relayed))
+    judged = judge_probe(Probe("b", 2, 1, 0.0, relay, direct, relayed), "the leader")
     assert (judged and judged[0]) == verdict
+
+
+def test_a_verdict_names_both_agents_that_asked() -> None:
+    unanswered = judge_probe(Probe("b", 2, 1, 0.0, "c", UNANSWERED, UNANSWERED), "the leader", "h3")
+    assert unanswered == (UNANSWERED, "answered neither the leader nor h3")
 
 
 def job(*suspicions: SuspicionView) -> JobView:
