@@ -16,21 +16,26 @@ from bagua_contract.addresses import joined, parted
 def targets(addresses: Mapping[str, str], node_name: str, node_host: str) -> bytes:
     """The JSON of http_sd_configs, a target for each job.
 
-    addresses: by job, HOST:PORT at which its agent listens. node_host: by which others call this node.
+    addresses: by job, HOST:PORT at which its agent listens; a text of another form gives no target. node_host: by which
+    others call this node.
     """
     groups = [
         {
-            "targets": [_callable(address, node_host)],
+            "targets": [target],
             "labels": {"__meta_bagua_job": job_id, "__meta_bagua_node": node_name},
         }
         for job_id, address in sorted(addresses.items())
+        if (target := _callable(address, node_host)) is not None
     ]
     return json.dumps(groups).encode()
 
 
-def _callable(address: str, node_host: str) -> str:
+def _callable(address: str, node_host: str) -> str | None:
     """An agent that listens at every address is called at the node's."""
-    host, port = parted(address)
+    try:
+        host, port = parted(address)
+    except ValueError:
+        return None
     try:
         listens_at_all = not host or ipaddress.ip_address(host).is_unspecified
     except ValueError:  # a name

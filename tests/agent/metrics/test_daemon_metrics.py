@@ -116,3 +116,5 @@ def test_targets_are_addresses_that_others_can_call() -> None:
     ]
     assert json.loads(targets({"a": "[::]:1"}, "h1", "fd00::5"))[0]["targets"] == ["[fd00::5]:1"]
     assert targets({}, "h1", "10.0.0.9") == b"[]"
+    beside = json.loads(targets({"a": "gar\0bled", "b": "10.0.0.5:1"}, "h1", "10.0.0.9"))
+    assert [group["labels"]["__meta_bagua_job"] for group in beside] == ["b"], "the others keep their targets"
