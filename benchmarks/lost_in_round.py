@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.result_file import circumstances, in_words, keep, spread, table
 from benchmarks.worker_environment import worker_environment
@@ -34,36 +35,41 @@ DEADLINE_S = 120.0
 SYSTEMS = {"round": "local_sgd, unit round", "gradient_allreduce": "gradient_allreduce"}
 
 
+class Step(NamedTuple):
+    end_s: float  # monotonic
+    samples: int
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Seconds of survivors: step_s the median time of a local step, usual_s the longest one before the loss, pause_s
-    the longest one after it. steps_lost: local steps that a survivor did not take in the ten seconds after the loss,
-    beside its number in those before, in the mean."""
+    """Seconds of survivors: step_s the median time of a local step before the loss, usual_s the longest one, pause_s
+    the longest one after it. kept: samples that the survivors trained in the ten seconds after the loss, over those in
+    the ten before. Their steps have more samples then, since the batch is divided among fewer."""
 
     system: str
     step_s: float
     usual_s: float
     pause_s: float
-    steps_lost: float
+    kept: float
 
 
-def trial_of(system: str, times: Sequence[Sequence[float]], killed_s: float) -> Trial:
-    """times: of each survivor, the ends of its local steps."""
-    before, after, lost = [], [], []
-    for of_one in times:
-        gaps = [(later, later - earlier) for earlier, later in pairwise(of_one)]
-        own_before = [gap for end, gap in gaps if killed_s - WATCHED_S < end <= killed_s]
-        own_after = [gap for end, gap in gaps if killed_s < end <= killed_s + WATCHED_S]
-        before += own_before
-        after += own_after
-        lost.append(len(own_before) - len(own_after))
-    return Trial(system, statistics.median(before), max(before), max(after), statistics.mean(lost))
+def trial_of(system: str, logs: Sequence[Sequence[Step]], killed_s: float) -> Trial:
+    """logs: of each survivor."""
+    before, after = [], []
+    for log in logs:
+        steps = [(step.end_s, step.end_s - earlier.end_s, step.samples) for earlier, step in pairwise(log)]
+        before += [(took, samples) for end, took, samples in steps if killed_s - WATCHED_S < end <= killed_s]
+        after += [(took, samples) for end, took, samples in steps if killed_s < end <= killed_s + WATCHED_S]
+    times = [took for took, _ in before]
+    kept = sum(samples for _, samples in after) / sum(samples for _, samples in before)
+    return Trial(system, statistics.median(times), max(times), max(took for took, _ in after), kept)
 
 
-def times_of(file: Path) -> list[float]:
-    """The ends of steps in a log of uneven_worker.py; a line that is not whole yet is left out."""
+def steps_of(file: Path) -> list[Step]:
+    """Those of a log of uneven_worker.py; a line that is not whole yet is left out."""
     text = file.read_text() if file.exists() else ""
-    return [float(line.split()[0]) for line in text.rpartition("\n")[0].splitlines()]
+    words = [line.split() for line in text.rpartition("\n")[0].splitlines()]
+    return [Step(float(end_s), int(samples)) for end_s, samples in words]
 
 
 class Bench:
@@ -81,13 +87,13 @@ class Bench:
             self._run(system, host, out)
         *survivors, victim = self._hosts
 
-        def times() -> list[list[float]]:
-            return [times_of(out / f"{host.name}.log") for host in survivors]
+        def logs() -> list[list[Step]]:
+            return [steps_of(out / f"{host.name}.log") for host in survivors]
 
-        eventually(lambda: all(times()), DEADLINE_S, "all hosts train", 0.1)
-        began_s = max(of_one[0] for of_one in times())
+        eventually(lambda: all(logs()), DEADLINE_S, "all hosts train", 0.1)
+        began_s = max(log[0].end_s for log in logs())
         eventually(
-            lambda: all(of_one[-1] > began_s + WATCHED_S + 2.0 for of_one in times()),
+            lambda: all(log[-1].end_s > began_s + WATCHED_S + 2.0 for log in logs()),
             DEADLINE_S,
             "the job has trained for a while",
             0.1,
@@ -95,12 +101,12 @@ class Bench:
         killed_s = time.monotonic()
         victim.kill_all()
         eventually(
-            lambda: all(of_one[-1] > killed_s + WATCHED_S for of_one in times()),
+            lambda: all(log[-1].end_s > killed_s + WATCHED_S for log in logs()),
             DEADLINE_S,
             "the survivors have gone on",
             0.1,
         )
-        found = trial_of(system, times(), killed_s)
+        found = trial_of(system, logs(), killed_s)
         for host in self._hosts:
             host.kill_all()
         return found
@@ -126,10 +132,16 @@ def report(trials: Sequence[Trial]) -> str:
                     spread([t.step_s * 1e3 for t in here], "ms", 1),
                     spread([t.usual_s * 1e3 for t in here], "ms", 0),
                     spread([t.pause_s * 1e3 for t in here], "ms", 0),
-                    spread([t.steps_lost for t in here], "", 1),
+                    spread([t.kept for t in here], "", 3),
                 ]
             )
-    head = ["algorithm", "local step", "longest before the loss", "longest after it", "steps a survivor lost"]
+    head = [
+        "algorithm",
+        "local step",
+        "longest before the loss",
+        "longest after it",
+        "samples after, of those before",
+    ]
     return table(head, rows)
 
 
