@@ -49,7 +49,8 @@ def calibrate(kept: bool, tiny: bool, algorithms: Sequence[str], keep: bool, abo
             "observations": [asdict(o) for o in observed],
         }
         figures = {"predicted": partial(_plot, found)}
-        for path in result_file.keep("scaling_calibration", about, words, values, figures=figures):
+        part = [] if kept else ["lab"]
+        for path in result_file.keep("scaling_calibration", about, words, values, part, figures):
             print(f"wrote {path.relative_to(result_file.ROOT)}")
     return 0
 
