@@ -293,7 +293,7 @@ KINDS: dict[str, Callable[[Any], dict[str, Bars]]] = {
     function.__name__: function
     for function in (
         faults, chaos, cluster_scale, submit_start, scale_effect, steps, kernels, load_balancing, cached_dataset,
-        fused_optimizer, uneven_workers, rendezvous_churn, sharded, deterministic, group_rebuild,
+        fused_optimizer, uneven_workers, lost_in_round, rendezvous_churn, sharded, deterministic, group_rebuild,
         autotune, gpu_kernels,
     )
 }  # fmt: skip
