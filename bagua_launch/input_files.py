@@ -18,6 +18,9 @@ from bagua_agent.config.job_config import CommandKind, StoreCredentials, WorkerC
 from bagua_agent.workers.process.foreign_files import why_no_script
 from bagua_launch.errors import RequestError
 
+OF_AGENT = ("certs", "check", "example-config", "install", "serve", "uninstall")
+"""The commands of bagua-agent, which is not imported here."""
+
 
 def check_command(command: WorkerCommand, commands: tuple[str, ...] = ()) -> None:
     """Raises RequestError. `commands`: bagua-launch's own, for a better hint."""
@@ -53,6 +56,8 @@ def check_passed(
 def _script_hint(target: str, commands: tuple[str, ...]) -> str:
     from difflib import get_close_matches
 
+    if target in OF_AGENT:
+        return f"bagua-agent {target}, whose command that is, or the path of an existing script"
     if near := get_close_matches(target, commands, n=1):
         return f"bagua-launch {near[0]} ... with the command first, or an existing script"
     folder = os.path.dirname(target) or "."

@@ -21,6 +21,7 @@ OF_OTHER_LAUNCHERS: Mapping[str, str] = {
             "--nproc",
             "--num-proc",
             "--num-procs",
+            "--procs",
             "--num-processes",
             "--workers",
             "--nworkers",

@@ -80,7 +80,7 @@ def retire_holder(folder: Path, name: str) -> None:
 
 @certs.command()
 @_folder
-@click.option("--endpoints", required=True, metavar="HOST:PORT,...")
+@click.option("--etcd", "--rdzv-endpoint", "--endpoints", "endpoints", required=True, metavar="HOST:PORT,...")
 def etcd_users(folder: Path, endpoints: str) -> None:
     """Make etcd's users and rights those of the certificates; retired ones go."""
     steps = apply(_as_root(folder, endpoints), issued_in(folder, utc_now()), retired_in(folder))

@@ -31,7 +31,37 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     ctx.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+OF_LAUNCH = (
+    *(
+        "collectives",
+        "completion",
+        "dashboard",
+        "delete",
+        "drain",
+        "events",
+        "list",
+        "logs",
+        "nodes",
+        "ps",
+        "run",
+    ),
+    *("scale", "status", "stop", "submit", "top", "trace", "tune", "undrain"),
+)
+"""The commands of bagua-launch, which stays unimported here."""
+
+
+class _Group(click.Group):
+    """Names the other program where a word is a command of that one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in OF_LAUNCH and args[0] not in self.commands:
+            ctx.fail(f"{args[0]!r} is a command of bagua-launch; use bagua-launch {args[0]}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version",
     is_flag=True,
@@ -56,10 +86,20 @@ def serve(config: str, plain_units: bool) -> int:
 
 @cli.command()
 @_config
-@click.option("--etcd", metavar="ENDPOINTS", help="The cluster's etcd, HOST:PORT[,HOST:PORT...].")
-@click.option("--ca-file", metavar="FILE", help="Authority of etcd and of the daemons.")
-@click.option("--cert-file", metavar="FILE", help="This node's certificate, role agent.")
-@click.option("--key-file", metavar="FILE", help="Its key.")
+@click.option(
+    "--etcd",
+    "--rdzv-endpoint",
+    "etcd",
+    metavar="ENDPOINTS",
+    help="The cluster's etcd, HOST:PORT[,HOST:PORT...].",
+)
+@click.option(
+    "--ca-file", "--etcd-ca", "ca_file", metavar="FILE", help="Authority of etcd and of the daemons."
+)
+@click.option(
+    "--cert-file", "--etcd-cert", "cert_file", metavar="FILE", help="This node's certificate, role agent."
+)
+@click.option("--key-file", "--etcd-key", "key_file", metavar="FILE", help="Its key.")
 @click.option("--node-name", metavar="NAME", help="Default: the host name.")
 @click.option("--slots", metavar="N|gpu|cpu", help="Workers it can run.")
 @click.option("--user", metavar="NAME", help="Account of jobs, made if there is none.")

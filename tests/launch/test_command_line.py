@@ -202,6 +202,7 @@ def test_a_file_that_is_named_must_be_there(launch: Launcher) -> None:
     [
         ("--proc", ["--nproc-per-node"]),
         ("--nprocs", ["--nproc-per-node"]),
+        ("--procs", ["--nproc-per-node"]),
         ("--num-proc", ["--nproc-per-node"]),
         ("--workers", ["--nproc-per-node"]),
         ("--gpus", ["--nproc-per-node"]),
@@ -382,7 +383,7 @@ def test_a_shell_completes_commands_and_options(words: list[str], completed: lis
 @pytest.mark.parametrize(
     "words", [("run", "train.py"), ("submit", "train.py"), ("scale", "x", "2"), ("status",), ("list",), ("ps",),
               ("nodes",), ("events", "x"), ("logs", "x"), ("stop", "x"), ("delete", "x"), ("drain", "n"),
-              ("undrain", "n")],
+              ("undrain", "n"), ("top", "x"), ("trace", "x"), ("tune", "x"), ("collectives", "x"), ("dashboard",)],
     ids=lambda words: words[0],
 )  # fmt: skip
 def test_an_etcd_is_named_alike_on_every_command(launch: Launcher, words: tuple[str, ...], flag: str) -> None:
