@@ -18,6 +18,7 @@ import click
 import pytest
 import yaml
 
+from bagua_agent.service.config.agent_config import check
 from bagua_agent.service.main import cli as agent_cli
 from bagua_launch.main import cli as launch_cli
 from tests.deploy.parsed import parsed
@@ -77,6 +78,14 @@ def test_every_block_is_of_a_known_kind(page: Path) -> None:
             assert yaml.safe_load(block.text)
         elif block.language == "toml":
             assert tomllib.loads(block.text)
+
+
+def test_the_daemon_accepts_the_configurations_that_pages_show() -> None:
+    shown = [tomllib.loads(b.text) for page in PAGES for b in blocks(page) if b.language == "toml"]
+    (whole,) = (content for content in shown if "etcd" in content)
+    check(whole, "docs/cluster.md", "h1")
+    for part in shown:  # what is added to that
+        check({name: whole.get(name, {}) | part.get(name, {}) for name in {*whole, *part}}, "a part", "h1")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
