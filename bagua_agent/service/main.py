@@ -31,22 +31,10 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     ctx.exit()
 
 
-OF_LAUNCH = (
-    *(
-        "collectives",
-        "completion",
-        "dashboard",
-        "delete",
-        "drain",
-        "events",
-        "list",
-        "logs",
-        "nodes",
-        "ps",
-        "run",
-    ),
-    *("scale", "status", "stop", "submit", "top", "trace", "tune", "undrain"),
-)
+OF_LAUNCH = {
+    "collectives", "dashboard", "delete", "drain", "events", "list", "logs", "nodes", "ps", "run", "scale", "status",
+    "stop", "submit", "top", "trace", "tune", "undrain",
+}  # fmt: skip
 """The commands of bagua-launch, which stays unimported here."""
 
 

@@ -29,7 +29,7 @@ def test_a_command_of_the_agent_is_no_missing_script(launch: Launcher, word: str
     assert f"use bagua-agent {word}" in launch.refusal(word)
 
 
-@pytest.mark.parametrize("word", OF_LAUNCH)
+@pytest.mark.parametrize("word", sorted(OF_LAUNCH))
 def test_a_command_of_the_launcher_is_named(word: str) -> None:
     done = CliRunner().invoke(agent_cli, [word])
     assert done.exit_code == 2 and f"use bagua-launch {word}" in done.output
