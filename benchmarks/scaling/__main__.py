@@ -2,7 +2,7 @@
 
     python -m benchmarks.scaling --keep            # the study: 3 to 6 minutes
     python -m benchmarks.scaling --quick           # a small part of it, seconds
-    python -m benchmarks.scaling --calibrate --keep        # lab hosts, 8 minutes of an otherwise idle machine; root
+    python -m benchmarks.scaling --calibrate --keep        # lab hosts, 15 minutes of an otherwise idle machine; root
     python -m benchmarks.scaling --calibrate-kept          # from a kept result of benchmarks.tradeoff, 20 s
 
 The study uses no cluster. docs/scaling.md has assumptions, limits and plots. A seed repeats every number.
@@ -56,12 +56,14 @@ def _study(seed: int, quick: bool, keep: bool, about: dict[str, object]) -> int:
     link = presets.LINKS[1]
     if quick:
         points = study.sweep((vgg16, bert), (link,), (8, 128), seed)
-        lives = study.lives(bert, link, (8, 64), seed=seed, failures=10)
-        costs = study.membership_costs((vgg16, bert), (link,), seed=seed)
+        known = study.step_times(points)
+        lives = study.lives((vgg16, bert), (link,), (8, 64), seed=seed, failures=10, known=known)
+        costs = study.membership_costs((vgg16, bert), (link,), seed=seed, known=known)
     else:
         points = study.sweep(seed=seed)
-        lives = study.lives(bert, link, seed=seed)
-        costs = study.membership_costs(seed=seed)
+        known = study.step_times(points)
+        lives = study.lives(seed=seed, known=known)
+        costs = study.membership_costs(seed=seed, known=known)
     found = published.points(seed)
     whole = end_to_end.gains(seed)
     slow = study.stragglers(vgg16, link, 64, _STRAGGLER, seed)

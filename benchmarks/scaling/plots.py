@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 from benchmarks.plots import Figure, round_ticks, style
 from benchmarks.scaling.end_to_end import PUBLISHED_GAIN, Gain
 from benchmarks.scaling.published import Point as PublishedPoint
-from benchmarks.scaling.study import FAILURES, Life, Point
+from benchmarks.scaling.study import Life, Point
 
 _SYSTEM_STYLES = {
     "bagua": {"color": "#0072b2", "marker": "o"},
     "torchft": {"color": "#e69f00", "marker": "^"},
     "torchrun": {"color": "#777777", "marker": "s"},
 }
+_RATE_DASHES = {"month": ":", "week": "--", "day": "-"}
+PAUSES_OF = ("BERT-Large", "25 Gbit/s")
+"""Model and network of the plot of pauses."""
 _CONDITION_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc3377", "#e69f00")
 
 
@@ -63,45 +67,47 @@ def _efficiency(points: Sequence[Point], pyplot: Any) -> Any:
 
 
 def _goodput(lives: Sequence[Life], pyplot: Any) -> Any:
-    shares = sorted({life.silent_share for life in lives})
+    """Without silent failures, which the table has."""
+    models = list(dict.fromkeys(life.model for life in lives))
+    links = list(dict.fromkeys(life.link for life in lives))
     sizes = sorted({life.nodes for life in lives})
     figure, panels = pyplot.subplots(
-        len(shares), len(sizes), figsize=(3.2 * len(sizes), 3.0 * len(shares)), squeeze=False, sharey=True
+        len(models), len(links), figsize=(3.6 * len(links), 2.7 * len(models)), squeeze=False, sharey=True
     )
-    rates = list(FAILURES)
-
-    def keys(system: str) -> list[tuple[str, str]]:
-        return [(system, rate) for rate in rates]
-
-    for row, share in zip(panels, shares, strict=True):
-        for panel, nodes in zip(row, sizes, strict=True):
-            own = [life for life in lives if (life.nodes, life.silent_share) == (nodes, share)]
-            for system, look in _SYSTEM_STYLES.items():
-                line = [
-                    next(1 - e.account.goodput for e in own if (e.system, e.rate) == key)
-                    for key in keys(system)
-                ]
-                panel.plot(range(len(rates)), line, label=system, linewidth=1.6, **look)
-            panel.set_xticks(range(len(rates)), [f"1 a {rate}" for rate in rates], fontsize=8)
+    for row, model in zip(panels, models, strict=True):
+        for panel, link in zip(row, links, strict=True):
+            own = [life for life in lives if (life.model, life.link, life.silent_share) == (model, link, 0.0)]
+            for (rate, dashes), (system, look) in product(_RATE_DASHES.items(), _SYSTEM_STYLES.items()):
+                found = [e for e in own if (e.system, e.rate) == (system, rate)]
+                line = [(e.nodes, 1 - e.account.goodput) for e in found]
+                panel.plot(*zip(*line, strict=True), linestyle=dashes, linewidth=1.4, markersize=4, **look)
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(sizes, [str(size) for size in sizes], fontsize=8)
             panel.set_yscale("log")
-            panel.set_ylim(1e-3, 1)
+            panel.set_ylim(1e-3, 1.2)
             panel.minorticks_off()
-            panel.set_yticks([1e-3, 1e-2, 1e-1, 1], ["0.1%", "1%", "10%", "100%"])
+            panel.set_yticks([1e-3, 1e-2, 1e-1, 1], ["0.1%", "1%", "10%", "100%"], fontsize=8)
             panel.grid(alpha=0.3)
-            what = f", {share:.0%} silent" if share else ""
-            panel.set_title(f"{nodes} nodes{what}", fontsize=9)
-        row[0].set_ylabel("throughput lost to failures", fontsize=9)
+            panel.set_title(f"{model}, {link}", fontsize=9)
+        row[0].set_ylabel("throughput lost", fontsize=9)
     for panel in panels[-1]:
-        panel.set_xlabel("failures of one node", fontsize=9)
-    panels[0][0].legend(fontsize=8, loc="upper left")
-    figure.tight_layout()
+        panel.set_xlabel("nodes", fontsize=9)
+    for system, look in _SYSTEM_STYLES.items():
+        panels[0][0].plot([], [], label=system, **look)
+    for rate, dashes in _RATE_DASHES.items():
+        panels[0][0].plot([], [], color="#444444", linestyle=dashes, label=f"1 failure of a node a {rate}")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.tight_layout(rect=(0, 0.025, 1, 1))
+    figure.legend(handles, labels, loc="lower center", ncols=6, fontsize=8)
     return figure
 
 
 def _membership(lives: Sequence[Life], pyplot: Any) -> Any:
+    """Of one model and network."""
+    lives = [life for life in lives if (life.model, life.link) == PAUSES_OF]
     figure, (loss, join) = pyplot.subplots(1, 2, figsize=(9.2, 3.6))
     for panel, name, title in (
-        (loss, "loss_pause_s", "a node is lost"),
+        (loss, "loss_pause_s", f"{', '.join(PAUSES_OF)}: a node is lost"),
         (join, "join_pause_s", "a node joins, with the copy of the state"),
     ):
         for system, look in _SYSTEM_STYLES.items():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks import result_file
 from benchmarks.scaling.end_to_end import PUBLISHED_GAIN, Gain
+from benchmarks.scaling.life.history import Account
 from benchmarks.scaling.published import Point as PublishedPoint
 from benchmarks.scaling.published import speedups
 from benchmarks.scaling.study import REPAIR_S, Life, MembershipCost, Point
@@ -31,9 +32,12 @@ def in_words(
             "Simulated: no such cluster was measured. [docs/scaling.md](../../docs/scaling.md) has the assumptions.",
             "## Steps and efficiency\n\nOne step in s, and throughput over nodes times that of one node.",
             _steps(points),
-            f"## Goodput under failures\n\n{lives[0].model}, {lives[0].link}, gradient_allreduce; a node is back after "
-            f"{REPAIR_S:g} s. Of the throughput without failures; in brackets without the time of missing nodes.",
+            f"## Goodput under failures\n\ngradient_allreduce; a node is back after {REPAIR_S:g} s. Share of the "
+            "throughput without failures, missing nodes included: bagua / torchft / torchrun. Failures of one node.",
             _goodput(lives),
+            f"### {_most(lives):,} nodes with a failure of each a day\n\nIn brackets without the time of missing "
+            "nodes.",
+            _goodput_of_most(lives),
             "## A change of membership\n\nAll others pause; loss without silence; gradient_allreduce. The end of "
             "a step hides a part of the copy.",
             _changes(costs),
@@ -65,15 +69,25 @@ def values(
     published: Sequence[PublishedPoint],
     whole: Sequence[Gain],
 ) -> dict[str, Any]:
-    """For the kept result. Points in one line each: there are over a thousand."""
-    columns = list(asdict(points[0]))
-    lines = [",".join(_short(value) for value in asdict(point).values()) for point in points]
+    """For the kept result. Points and lives in one line each: there are about a thousand of both."""
     return {
-        "points": {"columns": columns, "rows": lines},
-        "lives": [asdict(life) for life in lives],
+        "points": _lines([asdict(point) for point in points]),
+        "lives": _lines([_flat(asdict(life)) for life in lives]),
         "published": [asdict(point) for point in published],
         "whole trainings": [asdict(gain) for gain in whole],
     }
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "columns": list(rows[0]),
+        "rows": [",".join(_short(value) for value in row.values()) for row in rows],
+    }
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """With the account's parts beside the others."""
+    return {**{name: value for name, value in row.items() if name != "account"}, **row["account"]}
 
 
 def _short(value: object) -> str:
@@ -94,16 +108,43 @@ def _steps(points: Sequence[Point]) -> str:
 
 
 def _goodput(lives: Sequence[Life]) -> str:
+    """By model, link and nodes."""
+    found = _accounts(lives)
+    conditions = list(dict.fromkeys((e.rate, e.silent_share) for e in lives))
+    shown = [(rate, share) for rate, share in conditions if not share or rate == "day"]
     rows = []
-    for nodes, rate, share in dict.fromkeys((e.nodes, e.rate, e.silent_share) for e in lives):
-        own = {
-            e.system: e.account for e in lives if (e.nodes, e.rate, e.silent_share) == (nodes, rate, share)
-        }
-        cells = [f"{a.goodput:.4f} ({a.goodput_of_present:.4f})" for a in own.values()]
-        losses = next(iter(own.values())).losses
-        rows.append([str(nodes), f"1 a {rate}", f"{share:.0%}", str(losses), *cells])
-    systems = list(dict.fromkeys(e.system for e in lives))
-    return result_file.table(["nodes", "failures of a node", "silent", "losses", *systems], rows)
+    for key in dict.fromkeys((e.model, e.link, e.nodes) for e in lives):
+        cells = [
+            " / ".join(f"{account.goodput:.3f}" for account in found[(*key, *condition)].values())
+            for condition in shown
+        ]
+        rows.append([key[0], key[1], str(key[2]), *cells])
+    head = [f"1 a {rate}" + (f", {share:.0%} silent" if share else "") for rate, share in shown]
+    return result_file.table(["model", "link", "nodes", *head], rows)
+
+
+def _goodput_of_most(lives: Sequence[Life]) -> str:
+    """Of the largest jobs with the most failures."""
+    nodes, systems = _most(lives), list(dict.fromkeys(e.system for e in lives))
+    rows = []
+    for (model, link, size, rate, share), own in _accounts(lives).items():
+        if (size, rate) != (nodes, "day"):
+            continue
+        cells = [f"{own[s].goodput:.4f} ({own[s].goodput_of_present:.4f})" for s in systems]
+        rows.append([model, link, f"{share:.0%}", str(own[systems[0]].losses), *cells])
+    return result_file.table(["model", "link", "silent", "losses", *systems], rows)
+
+
+def _accounts(lives: Sequence[Life]) -> dict[tuple[str, str, int, str, float], dict[str, Account]]:
+    """By model, link, nodes, rate and silent share; then by system."""
+    found: dict[tuple[str, str, int, str, float], dict[str, Account]] = {}
+    for e in lives:
+        found.setdefault((e.model, e.link, e.nodes, e.rate, e.silent_share), {})[e.system] = e.account
+    return found
+
+
+def _most(lives: Sequence[Life]) -> int:
+    return max(e.nodes for e in lives)
 
 
 def _changes(costs: Sequence[MembershipCost]) -> str:

@@ -5,8 +5,10 @@ Pure but for the kept results that recovery.py reads. A seed repeats every numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,7 +17,6 @@ from benchmarks.scaling.life.events import FailureModel, node_events
 from benchmarks.scaling.life.history import Account, History, JobShape, checkpoint_interval_s
 from benchmarks.scaling.life.membership import Membership
 from benchmarks.scaling.life.recovery import (
-    SYSTEMS,
     Assumptions,
     join_pause_s,
     measured,
@@ -32,6 +33,7 @@ REPAIR_S = 900.0  # a node is restarted, or another is found: assumed
 SILENT_SHARE = 0.2  # assumed
 _FAILURES_OF_A_RUN = 100
 GOODPUT_NODES = (8, 64, 256, 1024)
+GOODPUT_LINKS = tuple(link for link in LINKS if link.tcp)
 # What is divided over the workers of a node needs an exchange of gradients or of what a round changed.
 SHARDED = ("ddp", "gradient_allreduce", "bytegrad", "local_sgd", "streaming_diloco_int4")
 
@@ -102,61 +104,74 @@ class Life:
     interval_s: float
 
 
-def shape_of(case: Case, link: Link, nodes: int, seed: int = 0) -> JobShape:
-    """With gradient_allreduce, which all three systems have."""
-    steps = simulate(case.cluster(nodes, link), case.load, "gradient_allreduce", seed)
+StepTimes = Mapping[tuple[str, str, int], float]
+"""Of gradient_allreduce, which all three systems have: seconds by model, link and nodes."""
+
+
+def step_times(points: Sequence[Point]) -> StepTimes:
+    """Of a sweep, so that lives and costs with the same seed need not simulate these steps again."""
+    return {(p.model, p.link, p.nodes): p.step_s for p in points if p.algorithm == "gradient_allreduce"}
+
+
+def shape_of(
+    case: Case, link: Link, nodes: int, seed: int = 0, known: StepTimes = MappingProxyType({})
+) -> JobShape:
+    step_s = known.get((case.name, link.name, nodes))
+    if step_s is None:
+        step_s = simulate(case.cluster(nodes, link), case.load, "gradient_allreduce", seed).step_s
     rate = link.gbit * 1e9 / 8
     return JobShape(
         nodes,
-        steps.step_s,
-        min(case.load.compute_s, steps.step_s),
+        step_s,
+        min(case.load.compute_s, step_s),
         case.state_bytes / (min(rate, TCP_BYTES_PER_S) if link.tcp else rate),
     )
 
 
 def lives(
-    case: Case,
-    link: Link,
-    sizes: Iterable[int] = GOODPUT_NODES,
+    cases: Sequence[Case] = CASES,
+    links: Sequence[Link] = GOODPUT_LINKS,
+    sizes: Sequence[int] = GOODPUT_NODES,
     silent_shares: Sequence[float] = (0.0, SILENT_SHARE),
     seed: int = 0,
     failures: int = _FAILURES_OF_A_RUN,
-    assumed: Assumptions | None = None,
+    known: StepTimes = MappingProxyType({}),
 ) -> list[Life]:
-    """Every system under the same events; so long that about `failures` nodes fail."""
-    assumed = Assumptions() if assumed is None else assumed
+    """Every model, network and system under the same events; so long that about `failures` nodes fail."""
+    assumed = Assumptions()
     recoveries = measured(assumed)
     found = []
-    for nodes in sizes:
-        shape = shape_of(case, link, nodes, seed)
-        for rate, mean_s in FAILURES.items():
-            for silent_share in silent_shares:
-                model = FailureModel(mean_s, REPAIR_S, silent_share)
-                until_s = failures * mean_s / nodes
-                events = node_events(nodes, model, until_s, np.random.default_rng([seed, nodes]))
-                for system in SYSTEMS:
-                    recovery = recoveries[system]
-                    # each failure brings a repair, at which a system that restarts goes back too
-                    best_s = checkpoint_interval_s(assumed.checkpoint_s, mean_s / nodes / 2)
-                    interval_s = best_s if recovery.restarts_all else assumed.regular_checkpoint_s
-                    # once for the same losses: whether they are silent changes no member
-                    decides = system == "bagua" and silent_share == silent_shares[0]
-                    membership = Membership(nodes) if decides else None
-                    history = History(shape, recovery, assumed, interval_s, membership)
-                    found.append(
-                        Life(
-                            case.name,
-                            link.name,
-                            system,
-                            nodes,
-                            rate,
-                            silent_share,
-                            history.run(events, until_s),
-                            pause_s(recovery, nodes, False, shape.copy_s, assumed),
-                            join_pause_s(recovery, nodes, shape.copy_s, shape.step_s, assumed),
-                            interval_s,
-                        )
+    accompanied: set[tuple[int, str]] = set()
+    for case, link, nodes in product(cases, links, sizes):
+        shape = shape_of(case, link, nodes, seed, known)
+        for (rate, mean_s), silent_share in product(FAILURES.items(), silent_shares):
+            model = FailureModel(mean_s, REPAIR_S, silent_share)
+            until_s = failures * mean_s / nodes
+            events = node_events(nodes, model, until_s, np.random.default_rng([seed, nodes]))
+            for system, recovery in recoveries.items():
+                # each failure brings a repair, at which a system that restarts goes back too
+                best_s = checkpoint_interval_s(assumed.checkpoint_s, mean_s / nodes / 2)
+                interval_s = best_s if recovery.restarts_all else assumed.regular_checkpoint_s
+                membership = None
+                if system == "bagua" and (nodes, rate) not in accompanied:
+                    # once for the same losses: no model, network or silence changes a member
+                    accompanied.add((nodes, rate))
+                    membership = Membership(nodes)
+                history = History(shape, recovery, assumed, interval_s, membership)
+                found.append(
+                    Life(
+                        case.name,
+                        link.name,
+                        system,
+                        nodes,
+                        rate,
+                        silent_share,
+                        history.run(events, until_s),
+                        pause_s(recovery, nodes, False, shape.copy_s, assumed),
+                        join_pause_s(recovery, nodes, shape.copy_s, shape.step_s, assumed),
+                        interval_s,
                     )
+                )
     return found
 
 
@@ -178,6 +193,7 @@ def membership_costs(
     links: Sequence[Link] = LINKS,
     sizes: Sequence[int] = (8, 1024),
     seed: int = 0,
+    known: StepTimes = MappingProxyType({}),
 ) -> list[MembershipCost]:
     assumed = Assumptions()
     recoveries = measured(assumed)
@@ -185,7 +201,7 @@ def membership_costs(
     for case in cases:
         for link in links:
             for nodes in sizes:
-                shape = shape_of(case, link, nodes, seed)
+                shape = shape_of(case, link, nodes, seed, known)
                 for system, recovery in recoveries.items():
                     loss_s = pause_s(recovery, nodes, False, shape.copy_s, assumed)
                     join_s = join_pause_s(recovery, nodes, shape.copy_s, shape.step_s, assumed)

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.scaling import end_to_end, presets, published, report, study
 from benchmarks.scaling.__main__ import main
+from benchmarks.scaling.life.membership import Membership
+from benchmarks.scaling.life.recovery import SYSTEMS
 from tests.docs.printed import printed
 
 
@@ -19,6 +21,7 @@ def test_the_short_form_reports_every_part(kept_in: Path, capsys: pytest.Capture
     for part in (
         "## Steps and efficiency",
         "## Goodput under failures",
+        "### 64 nodes with a failure of each a day",
         "## Published points",
         "## Whole trainings",
         "streaming_diloco_int4",
@@ -58,11 +61,49 @@ def test_a_study_of_a_sharded_model_has_the_algorithms_that_it_can_use() -> None
 
 
 def test_failures_cost_a_system_that_restarts_the_most() -> None:
-    lives = study.lives(presets.bert_large(), presets.LINKS[1], (16,), silent_shares=(0.0,), failures=12)
-    daily = {life.system: life.account.goodput for life in lives if life.rate == "day"}
-    assert daily["torchrun"] < daily["torchft"] <= daily["bagua"] < 1
-    monthly = {life.system: life.account.goodput for life in lives if life.rate == "month"}
-    assert all(daily[system] < monthly[system] for system in daily)
+    """Of every model, on every network over TCP."""
+    sharded, bert = presets.llama_7b(), presets.bert_large()
+    lives = study.lives((sharded, bert), sizes=(16,), silent_shares=(0.0,), failures=12)
+    assert {(e.model, e.link) for e in lives} == {
+        (case.name, link) for case in (sharded, bert) for link in ("10 Gbit/s", "25 Gbit/s", "100 Gbit/s")
+    }
+    goodput = {(e.model, e.link, e.rate, e.system): e.account.goodput for e in lives}
+    assert len(goodput) == len(lives) == 2 * 3 * len(study.FAILURES) * 3
+    for model, link in dict.fromkeys((e.model, e.link) for e in lives):
+        daily = {system: goodput[model, link, "day", system] for system in SYSTEMS}
+        assert daily["torchrun"] < daily["torchft"] <= daily["bagua"] < 1
+        assert all(daily[system] < goodput[model, link, "month", system] for system in SYSTEMS)
+    # a joiner copies 81 GB of the sharded model, and 4 GB of the other
+    assert (
+        goodput[sharded.name, "10 Gbit/s", "day", "bagua"] < goodput[bert.name, "10 Gbit/s", "day", "bagua"]
+    )
+
+
+def test_all_models_meet_the_same_failures_which_the_leader_decides_about_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    formed: list[int] = []
+
+    class Counted(Membership):
+        def __init__(self, nodes: int) -> None:
+            formed.append(nodes)
+            super().__init__(nodes)
+
+    monkeypatch.setattr(study, "Membership", Counted)
+    cases = (presets.vgg16(), presets.bert_large())
+    lives = study.lives(cases, presets.LINKS[:2], (8,), failures=12)
+    assert formed == [8] * len(study.FAILURES)
+    for rate in study.FAILURES:
+        of_bagua = [e.account for e in lives if (e.system, e.rate) == ("bagua", rate)]
+        assert len({(account.losses, account.joins) for account in of_bagua}) == 1 < len(of_bagua)
+
+
+def test_steps_of_a_sweep_need_not_be_simulated_again() -> None:
+    case, link = presets.vgg16(), presets.LINKS[0]
+    known = study.step_times(study.sweep((case,), (link,), (8,), seed=3))
+    assert list(known) == [(case.name, link.name, 8)]
+    assert study.shape_of(case, link, 8, seed=3, known=known) == study.shape_of(case, link, 8, seed=3)
+    assert study.shape_of(case, link, 8, known={(case.name, link.name, 8): 2.5}).step_s == 2.5
 
 
 def test_a_slow_node_costs_less_where_the_network_is_the_bottleneck() -> None:

@@ -6,6 +6,7 @@ is an assumption, equal for all systems, and is listed in `Assumptions` with its
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 from collections.abc import Mapping
@@ -84,11 +85,18 @@ def reform_s(nodes: int, values: Mapping[str, list[Mapping[str, Any]]] | None = 
     """For all agents of a job of so many nodes to hear of a new generation after losses, beyond what a few need; by
     interpolation between the measured sizes. It contains the leader's own gathering."""
     if values is None:
-        values = json.loads(RENDEZVOUS.read_text())["values"]
+        values = _kept_rendezvous()
     sizes = sorted(values, key=int)
     walls = [statistics.median(run["reforms"]["wall_s"] for run in values[size]) for size in sizes]
     at = [float(size) for size in sizes]
     return float(np.interp(nodes, [0.0, *at], [0.0, *walls]))
+
+
+@functools.cache
+def _kept_rendezvous() -> Mapping[str, list[Mapping[str, Any]]]:
+    """Read once: each loss of a simulated life asks for it."""
+    values: Mapping[str, list[Mapping[str, Any]]] = json.loads(RENDEZVOUS.read_text())["values"]
+    return values
 
 
 def pause_s(recovery: Recovery, nodes: int, is_silent: bool, copy_s: float, assumed: Assumptions) -> float:
