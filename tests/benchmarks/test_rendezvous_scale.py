@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,14 @@ def test_the_load_asks_as_grpc_does() -> None:
 
 def test_churn_is_measured_and_scaled_to_an_hour(kept_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module, *words = printed("docs/scaling.md", "benchmarks.rendezvous_churn")[1:]
+    sizes = [value for option, value in pairwise(words) if option == "--agents"]
+    assert module == "benchmarks.rendezvous_churn" and sizes == [
+        "1024",
+        "4096",
+    ]  # the rows of the page's table
+    others = [word for word in words if word not in ("--agents", *sizes)]
     small = ["--agents", "12", "--changes", "2", "--quiet-s", "0.05"]
-    assert module == "benchmarks.rendezvous_churn" and rendezvous_churn.main([*words, *small]) == 0
+    assert others == ["--keep"] and rendezvous_churn.main([*others, *small]) == 0
     assert {path.suffix for path in kept_in.iterdir()} == {".md", ".json", ".png"}
     assert "n=2)" in capsys.readouterr().out
     database = rendezvous_churn.Database(1, 1, 1)
