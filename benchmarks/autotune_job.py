@@ -28,17 +28,27 @@ LOOK_EVERY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model of `layers` square layers of `width`; wide: few large gradients, deep: many small ones."""
+    """A model of `layers` square layers of `width`; wide: few large gradients, deep: many small ones. bucket_bytes: of
+    the buckets that the script asks for; None: the runtime's default."""
 
     layers: int
     width: int
+    bucket_bytes: int | None = None
 
     @property
     def gradient_bytes(self) -> int:
         return 4 * self.layers * self.width**2
 
+    @property
+    def worker_options(self) -> list[str]:
+        """Of autotune_worker.py."""
+        words = ["--layers", str(self.layers), "--width", str(self.width)]
+        return words if self.bucket_bytes is None else [*words, "--bucket-bytes", str(self.bucket_bytes)]
 
-MODELS = {"wide": Shape(4, 480), "deep": Shape(120, 88)}  # below 1 M parameters, for links of 100 Mbit/s
+
+# Below 1 M parameters, for links of 100 Mbit/s. deep_16kib: a script whose buckets are wrong on purpose, one for each
+# of the small gradients.
+MODELS = {"wide": Shape(4, 480), "deep": Shape(120, 88), "deep_16kib": Shape(120, 88, 16 * 1024)}
 
 
 class NotWithin(RuntimeError):
@@ -79,7 +89,7 @@ class TunedJob:
             words += ["--local-addr", host.address, *self._options]
             words += [str(Path(__file__).with_name("autotune_worker.py")), "--log", str(self._steps)]
             host.run(
-                [*words, "--layers", str(shape.layers), "--width", str(shape.width)],
+                [*words, *shape.worker_options],
                 cwd=ROOT,
                 env=worker_environment(),
             )

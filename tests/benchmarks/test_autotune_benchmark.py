@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from unittest.mock import Mock
+
 import pytest
 
+from bagua_agent.autotune.space import LEAST_EXPONENT
+from bagua_agent.autotune.study import Study, Trial
+from bagua_contract.step_settings import StepSettings
+from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
+from benchmarks import autotune, autotune_worker
 from benchmarks.autotune import in_words, is_met, merged
 from benchmarks.autotune_job import MODELS
 
@@ -69,6 +77,43 @@ def test_a_part_that_ran_again_replaces_the_kept_one_and_drops_no_other() -> Non
 )
 def test_what_is_asked_for(kept: float, best: float, scripted: float, lost_share: float, met: bool) -> None:
     assert is_met(kept, best, scripted, lost_share) is met
+
+
+def test_a_script_whose_buckets_are_wrong_differs_from_the_other_in_nothing_else() -> None:
+    wrong, usual = (
+        autotune_worker.options_of(["--log", "steps.log", *MODELS[name].worker_options])
+        for name in ("deep_16kib", "deep")
+    )
+    assert (wrong.layers, wrong.width) == (usual.layers, usual.width)
+    assert wrong.bucket_bytes == 1 << LEAST_EXPONENT  # the least that a study tries
+    assert usual.bucket_bytes == DEFAULT_BUCKET_CAP_MB * 2**20
+
+
+def test_of_a_script_whose_buckets_are_wrong_the_gain_must_be_had() -> None:
+    grid = {**GRID, "model": "deep_16kib"}
+    tune = {**TUNE, "model": "deep_16kib"}
+    assert "deep_16kib" in in_words([grid, tune]) and "| yes |" in in_words([grid, tune])
+    assert "| no  |" in in_words([grid, {**tune, "kept": "as the script says"}])
+
+
+@pytest.mark.parametrize("model", ["wide", "deep_16kib"])
+def test_a_link_drops_once_the_study_has_settled_or_before_its_first_trial(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = replace(Study(), number=1, trials=(Trial(StepSettings(), 10, 1.0),))
+    job = Mock(model=model)
+    job.settled_or_last.return_value = tried
+    job.study.return_value = replace(Study(), number=1)
+    job.rate.return_value = 1.5
+    monkeypatch.setattr(autotune, "DROP_WITHIN_S", 0.04)
+    lab = Mock()
+    found = autotune.drop(job, lab, tiny=True)
+    lab.shape.assert_called_once_with("100mbit")
+    assert found["trials_before"] == (1 if model == "wide" else 0)
+    assert found["seen"][0]["rate"] == 1.5
+    about_part = {"part": "drop", "link": "1gbit", "model": model, "about": ABOUT}
+    words = in_words([{**GRID, "model": model, "link": "100mbit"}, {**about_part, **found}])
+    assert ("drop to 100mbit before the first trial:" in words) == (model == "deep_16kib")
 
 
 def test_models_are_small_enough_for_slow_links() -> None:
