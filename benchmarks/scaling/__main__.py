@@ -1,6 +1,6 @@
 """Predicts steps and lives of jobs on 8 to 1,024 nodes by simulation, beside DDP, torchft and torchrun.
 
-    python -m benchmarks.scaling --keep            # the study: 3 to 6 minutes
+    python -m benchmarks.scaling --keep            # the study: about 2 minutes
     python -m benchmarks.scaling --quick           # a small part of it, seconds
     python -m benchmarks.scaling --calibrate --keep        # lab hosts, 15 minutes of an otherwise idle machine; root
     python -m benchmarks.scaling --calibrate-kept          # from a kept result of benchmarks.tradeoff, 20 s
