@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from bagua_core.algorithms import ByteGrad, GradientAllreduce, LocalSGD
+from bagua_core.communication.reduction.trained_parameters import CannotTakeOn
 from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.elastic.step.deterministic_worker import (
     deterministic_fingerprint,
@@ -24,9 +25,9 @@ class ShardEngine(FakeEngine):
 
 
 def wrapped(
-    algorithm: object = "gradient_allreduce",
+    algorithm: object = "gradient_allreduce", net: nn.Module | None = None
 ) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    net = nn.Linear(2, 2)
+    net = nn.Linear(2, 2) if net is None else net
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model = DistributedDataParallel(net, [optimizer], algorithm=algorithm, engine=ShardEngine())  # type: ignore[arg-type]
     return model, optimizer
@@ -47,16 +48,44 @@ def test_no_sync() -> None:
         pass
 
 
+def take_step(model: DistributedDataParallel, step: int) -> None:
+    """Of two shards."""
+    engine = model._engine
+    engine.step = step
+    for shard in range(2):
+        engine.begin_micro_batch(MicroBatch(0.5, shard == 1, shard, 2))
+        model(torch.ones(1, 2)).sum().backward()
+    model.step_committed()
+
+
+def test_parameters_that_are_unfrozen_after_the_wrapping() -> None:
+    net = nn.Linear(2, 2)
+    net.bias.requires_grad_(False)
+    model, _ = wrapped(net=net)
+    take_step(model, 0)
+    net.bias.requires_grad_(True)
+    with pytest.raises(
+        CannotTakeOn,
+        match=r"^bias: these parameters were frozen when the model was wrapped, .* Wrap the model first",
+    ):
+        take_step(model, 1)
+
+
+def test_parameters_that_are_frozen_after_the_wrapping_can_be_unfrozen() -> None:
+    net = nn.Linear(2, 2)
+    model, optimizer = wrapped(net=net)
+    for step, trains_bias in enumerate((True, False, True)):
+        optimizer.zero_grad()
+        net.bias.requires_grad_(trains_bias)
+        take_step(model, step)
+        assert (net.bias.grad is not None) == trains_bias
+
+
 def test_a_rate_that_changes_between_two_shards() -> None:
     model, optimizer = wrapped()
     engine = model._engine
     for step in range(2):  # between steps it may
-        engine.step = step
-        engine.begin_micro_batch(MicroBatch(0.5, False, 0, 2))
-        model(torch.ones(1, 2)).sum().backward()
-        engine.begin_micro_batch(MicroBatch(0.5, True, 1, 2))
-        model(torch.ones(1, 2)).sum().backward()
-        model.step_committed()
+        take_step(model, step)
         optimizer.param_groups[0]["lr"] /= 2
     engine.step = 2
     engine.begin_micro_batch(MicroBatch(0.5, False, 0, 2))
