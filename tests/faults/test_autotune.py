@@ -78,6 +78,9 @@ def test_better_settings_over_a_slow_link_are_found_and_kept(job: MakeJob, make_
     assert found.lost_s <= BUDGET * found.trained_s + 2.0, found
     leader.await_line(f"settles on {found.current}", "against the script's settings")
     check_proposal(one, found, leader, lab.hosts[0])
+    told = one.command(lab.hosts[0], "events")
+    for number, trial in enumerate(found.trials, 1):
+        assert f"trial {number} of study {found.number}: {trial.settings}: {trial.rate:.3g} steps/s" in told
     (kept,) = eventually(
         lambda: kept_for_later_jobs(cluster), DEADLINE_S, "the finding is kept for later jobs"
     )
