@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
-from tests.faults.conftest import MakeJob
-from tests.faults.job import Job
+from tests.faults.conftest import MakeJob, MakeLab
+from tests.faults.job import Job, Worker
 from tests.faults.test_checkpoint import copy_of_newest, kill_whole
 from tests.lab.wait import eventually
 
@@ -37,6 +37,13 @@ def check(one: Job, *, finished: int, lost: int = 0) -> list[int]:
     assert sum(drawn) + lost == SAMPLES * EPOCHS, "a local step was undone, or counted twice"
     one.check_nothing_left()
     return drawn
+
+
+def await_batch_of(one: Job, worker: Worker) -> None:
+    """It draws another one: it is within a round."""
+    batches = one.out / "drawn" / worker.worker_id.replace("/", "_")
+    before = batches.stat().st_size
+    eventually(lambda: batches.stat().st_size > before, 20, "the worker draws a batch")
 
 
 def committed(one: Job, generation: int, global_rank: int) -> int:
@@ -68,9 +75,7 @@ def test_a_worker_killed_within_a_round_loses_its_lease_alone(job: MakeJob, opti
     one.await_step(3)
     generation = one.ledger.lines[-1].generation
     victim = node.workers[1]
-    batches = one.out / "drawn" / victim.worker_id.replace("/", "_")
-    before = batches.stat().st_size
-    eventually(lambda: batches.stat().st_size > before, 20, "the victim is within a round")
+    await_batch_of(one, victim)
     victim.kill()
     node.await_line("was not averaged")
     again = one.await_world(2, after_step=one.await_world(1))
@@ -78,6 +83,31 @@ def test_a_worker_killed_within_a_round_loses_its_lease_alone(job: MakeJob, opti
     one.finish()
     check(one, finished=2, lost=committed(one, generation, 1))
     assert all(end.get("averages", 1) for end in one.ends()), "no average came in"
+
+
+@pytest.mark.parametrize("options", [(), ("--async",)])
+def test_a_host_is_lost_within_a_round_and_another_joins(
+    job: MakeJob, make_lab: MakeLab, options: tuple[str, ...]
+) -> None:
+    lab = make_lab(5)
+    cluster = lab.etcd(lab.hosts[0])
+    one = in_rounds(job, "--sample-s", "0.004", *options, endpoints=cluster.endpoints, nodes="2:3")
+    nodes = [one.start(host) for host in lab.hosts[1:4]]
+    before = one.await_step(one.await_world(3) + 1)
+    (victim,) = nodes[2].workers
+    await_batch_of(one, victim)
+    lab.hosts[3].kill_all()
+    after = one.await_world(2, after_step=before)
+    assert all(node.missed_a_peer for node in nodes[:2]), "the host was lost within a round"
+    one.start(lab.hosts[4])
+    again = one.await_world(3, after_step=after)
+    one.await_step(again + 1)
+    one.finish([0, 0, -9, 0])
+    ranks = {
+        g.number: p.global_rank for g in one.generations(cluster) if (p := g.placement_of(victim.worker_id))
+    }
+    lost = sum(committed(one, generation, rank) for generation, rank in ranks.items())
+    check(one, finished=3, lost=lost)
 
 
 @pytest.mark.parametrize(
