@@ -368,7 +368,7 @@ class GlooCommunicator(Communicator):
             return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
         if not tensor.numel() if is_empty is None else is_empty:
             return DonePending()
-        if what != "receive" and counts:
+        if what != "receive" and counts and self.world_size > 1:
             traffic.to_collectives.add(tensor.nbytes)
         try:
             work = begin()

@@ -68,6 +68,14 @@ def test_a_copy_that_is_sent_is_no_traffic_of_steps() -> None:
     assert traffic.to_collectives.total_bytes == before + 2 * 4000
 
 
+def test_collectives_in_a_world_of_one_are_no_traffic() -> None:
+    """Of the one replica that a job of replicas may have."""
+    (alone,) = gloo_world(1)
+    before = traffic.to_collectives.total_bytes
+    alone.allreduce(torch.zeros(1000)).wait()
+    assert traffic.to_collectives.total_bytes == before
+
+
 @pytest.mark.parametrize(
     ("world_size", "holders", "receivers"),
     [
