@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_core.communication.compressed.compressed_sum import LEAST_ELEMENTS
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import START_S, Job, Node
 from tests.lab.wait import eventually
@@ -19,6 +20,7 @@ from tests.lab.wait import eventually
 SCRIPT = Path(__file__).with_name("train_sharded.py")
 SAMPLES, EPOCHS = 576, 2
 END_S = 90.0
+WIDTH = 1024
 
 
 def sharded(job: MakeJob, nodes: str, script: Sequence[str] = (), **keywords: Any) -> Job:
@@ -154,6 +156,38 @@ def test_other_algorithms_across_replicas(job: MakeJob, algorithm: str, argument
     one.await_step(again + 2)
     one.finish(deadline_s=END_S)
     check(one, finished=4, equal=algorithm == "ByteGrad")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "arguments", "least", "most"),
+    [
+        # a byte a value to the owners of the sums, and half of it back
+        ("ByteGrad", '{"hierarchical": false}', 1.0, 2.0),
+        # half a byte a value
+        (
+            "LocalSGD",
+            '{"sync_every": 4, "unit": "round", "compress": "int4", "outer_optimizer": "nesterov"}',
+            0.5,
+            1.0,
+        ),
+    ],
+)
+def test_what_replicas_send_each_other_is_compressed(
+    job: MakeJob, algorithm: str, arguments: str, least: float, most: float
+) -> None:
+    """least, most: bytes sent for each value of a shard in a step or a round; uncompressed it is 4."""
+    script = ["--algorithm", algorithm, "--algorithm-arguments", arguments, "--width", str(WIDTH)]
+    is_rounds = "round" in arguments
+    one = sharded(job, "1", [*script, *dies("scatter")], samples=2 * SAMPLES if is_rounds else SAMPLES)
+    node = one.start(slots=4)
+    node.await_line("dies in the scatter of step 12", deadline_s=END_S)
+    again = one.await_world(2, after_step=one.await_world(1, after_step=12))
+    one.await_step(again + 2)
+    one.finish(deadline_s=END_S)
+    check(one, finished=4, equal=not is_rounds)
+    for end in one.ends():
+        assert end["values"] >= LEAST_ELEMENTS, "or nothing would be compressed"
+        assert least < end["most_sent_bytes"] / end["values"] < most, end
 
 
 @pytest.mark.long

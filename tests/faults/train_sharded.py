@@ -1,9 +1,10 @@
 """The script of jobs with replicas: a small model that is cut as --cut says, steps as long as the test asks.
 
-Each worker that reaches the end writes <out>/ends/<worker id>.json: its shard rank and digests of its shards. The
-worker that --at names, as REPLICA,SHARD of the first generation, dies in the step --dies-in: in its forward, its
-all-gather, its reduce-scatter or before its vote; or it raises an error in its forward; or it loses the outcome of the
-vote or of its lane, and goes on.
+Each worker that reaches the end writes <out>/ends/<worker id>.json: its shard rank, digests of its shards, how many
+values they have, and the most bytes that it sent to other replicas from one batch to the next. The worker that --at
+names, as REPLICA,SHARD of the first generation, dies in the step --dies-in: in its forward, its all-gather, its
+reduce-scatter or before its vote; or it raises an error in its forward; or it loses the outcome of the vote or of its
+lane, and goes on.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import os
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -22,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import bagua_core as bagua
+from bagua_core.communication import traffic
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.elastic.step import runtime
 from tests.lab import pace
@@ -48,6 +51,7 @@ parser.add_argument(
     default="data",
     help="by fully_shard, by tensor parallelism, or by both on a mesh of two dimensions",
 )
+parser.add_argument("--width", type=int, help="of the first two layers; by default few values")
 parser.add_argument("--at", default="")
 parser.add_argument("--dies-in", type=int, default=-1, help="this step")
 parser.add_argument(
@@ -62,7 +66,7 @@ torch.set_num_threads(1)
 x = torch.randn(args.samples, 16, generator=torch.Generator().manual_seed(1))
 y = (x.sum(1) > 0).long()
 torch.manual_seed(0)
-width = 33 if args.cut == "data" else 32  # tensor parallelism divides it evenly
+width = args.width or (33 if args.cut == "data" else 32)  # tensor parallelism divides it evenly
 net = nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Linear(width, 33), nn.Tanh(), nn.Linear(33, 2))
 
 bagua.init_process_group()
@@ -161,9 +165,11 @@ def digest(tensors):
 
 (args.out / "ends").mkdir(exist_ok=True)
 steps = args.epochs * args.samples // args.batch
+sent_bytes = []
 for epoch in loader.epochs(args.epochs):
     for inputs, targets in loader:
         began_s = time.monotonic()
+        sent_bytes.append(traffic.to_collectives.total_bytes)
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()
         optimizer.step()
@@ -184,5 +190,7 @@ end = {
     "shard": mesh.get_local_rank(),
     "parameters": digest(net.parameters()),
     "optimizer": digest(v for s in optimizer.state.values() for v in s.values()),
+    "values": sum(local(p).numel() for p in net.parameters()),
+    "most_sent_bytes": max(after - before for before, after in pairwise(sent_bytes)),
 }
 (args.out / "ends" / f"{WORKER.replace('/', '_')}.json").write_text(json.dumps(end))
