@@ -249,12 +249,16 @@ def read_progress(
     node's workers can't be let go for it.
     """
     placed: dict[str, int] = {}
+    replicas: dict[int, set[str]] = {}
     number = 0
     if generation is not None:
         record = read_message(membership_pb2.Generation, generation) or membership_pb2.Generation()
         number = record.number
         for placement in record.members:
             placed[placement.agent_id] = placed.get(placement.agent_id, 0) + 1
+        if any(placement.shard_rank for placement in record.members):  # else each worker is a replica
+            for placement in record.members:
+                replicas.setdefault(placement.replica_rank, set()).add(placement.node_name)
     ready: dict[str, int] = {}
     for worker_id, value in members.items():
         member = read_message(membership_pb2.Member, value)
@@ -270,7 +274,8 @@ def read_progress(
         restarted = agent.run_generation == number and agent.run == membership_pb2.Agent.RUNNING
         if max(placed.get(agent_id, 0), ready.get(agent_id, 0)) >= agent.slots or restarted:
             arrived.add(agent.node_name)
-    return JobProgress(number > 0, frozenset(arrived), _read_result(result, result_since_s))
+    several = tuple(frozenset(nodes) for _, nodes in sorted(replicas.items()) if len(nodes) > 1)
+    return JobProgress(number > 0, frozenset(arrived), _read_result(result, result_since_s), several)
 
 
 def _read_result(value: bytes | None, since_s: float) -> OutcomeView | None:

@@ -131,12 +131,14 @@ class RemovalView:
 class JobProgress:
     """What a job's own keys contain. begun: it has had a generation. result: the job's own record that it is over.
 
-    arrived: nodes whose workers are all in the newest generation, or ready to be taken into the next one.
+    arrived: nodes whose workers are all in the newest generation, or ready to be taken into the next one. replicas:
+    nodes of each replica of the newest generation that has workers on several nodes.
     """
 
     begun: bool = False
     arrived: frozenset[str] = frozenset()
     result: OutcomeView | None = None
+    replicas: tuple[frozenset[str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

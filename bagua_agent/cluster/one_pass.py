@@ -5,6 +5,7 @@ Its decisions are in the ledger that it returns; its findings are kept for the e
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -144,13 +145,13 @@ def _who_stays_where(found: Considered) -> None:
                 ledger.take(job.job_id, node_name)
                 found.gone.setdefault(job.job_id, []).append(over)
                 continue
-            if ledger.is_sure(holding, node_name):
-                holding.sure.add(node_name)
             leave = why_leave(node)
             if leave:
                 holding.left[node_name] = leave
             else:
                 holding.kept[node_name] = order
+        for node_name in [*holding.kept, *holding.left]:
+            ledger.note_sure(holding, node_name)
         giving_back.what_it_should_leave(ledger, holding)
         giving_back.down_to(ledger, holding, holding.room.most)
 
@@ -161,7 +162,11 @@ def _holding(job: SubmissionView, place: int, progress: JobProgress) -> Holding:
     if not progress.begun:
         least = policy.least_to_start(least, most)
     room = policy.room(job.min_nodes, job.max_nodes)
-    return Holding(job, place, least, room, progress.begun, progress.arrived)
+    replicas: defaultdict[str, list[frozenset[str]]] = defaultdict(list)
+    for nodes in progress.replicas:
+        for node_name in nodes:
+            replicas[node_name].append(nodes)
+    return Holding(job, place, least, room, progress.begun, progress.arrived, replicas=replicas)
 
 
 def _fill_up(found: Considered, holding: Holding) -> None:

@@ -7,7 +7,7 @@ another job's unit still has to leave it: the daemon starts a unit only when its
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bagua_agent.base.sizes import Room
@@ -27,6 +27,7 @@ class Holding:
     place: among submissions. least: nodes without which it does not start, or does not continue. room: the numbers of
     nodes that it may have. kept: nodes that stay. left: nodes that it should leave, once it can, with why.
     arrived: nodes whose workers are in its generation, or ready to be. sure: those of them that are known to be well.
+    replicas: by node, the nodes of each replica that has workers there and on other nodes.
     """
 
     job: SubmissionView
@@ -38,6 +39,7 @@ class Holding:
     kept: dict[str, OrderView] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     sure: set[str] = field(default_factory=set)
+    replicas: Mapping[str, Sequence[frozenset[str]]] = field(default_factory=dict)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -64,14 +66,29 @@ class Holding:
         size = self.room.next_above(len(self.kept))
         return 0 if size is None else size - len(self.kept)
 
+    def replicas_on(self, node_name: str) -> Sequence[frozenset[str]]:
+        """The nodes of each replica that has workers there; the node alone where none has workers elsewhere too."""
+        return self.replicas.get(node_name) or (frozenset((node_name,)),)
+
+    def holds(self, nodes: Iterable[str]) -> bool:
+        return all(n in self.kept or n in self.left for n in nodes)
+
     def works_on(self, node_name: str) -> bool:
-        """Whether the training would notice that this node is gone."""
-        return self.begun and node_name in self.arrived
+        """Whether the training would notice that this node is gone: it does not where all its replicas have lost
+        another node."""
+        return self.begun and node_name in self.arrived and any(map(self.holds, self.replicas_on(node_name)))
 
     def may_lose(self, node_name: str) -> bool:
         """Whether the least number goes on without this node: never taken below it (invariant 3)."""
-        others = len(self.sure) - (node_name in self.sure)
-        return not self.works_on(node_name) or others >= self.least
+        if not self.works_on(node_name):
+            return True
+        lost = {
+            n
+            for replica in self.replicas_on(node_name)
+            for n in replica
+            if not any(node_name not in r and self.holds(r) for r in self.replicas_on(n))
+        }
+        return len(self.sure) - len(self.sure & lost) >= self.least
 
     def may_give(self, node_name: str) -> bool:
         """Whether another job may have it."""
@@ -115,8 +132,7 @@ class Ledger:
         self.orders[node_name][job_id] = holding.kept[node_name] = OrderView(job_id, slots, self.number)
         self.free[node_name] -= slots
         self.nodes_of[job_id].add(node_name)
-        if self.is_sure(holding, node_name):
-            holding.sure.add(node_name)
+        self.note_sure(holding, node_name)
 
     def take(self, job_id: str, node_name: str) -> OrderView:
         order = self.orders[node_name].pop(job_id)
@@ -126,7 +142,7 @@ class Ledger:
         if holding is not None:
             holding.kept.pop(node_name, None)
             holding.left.pop(node_name, None)
-            holding.sure.discard(node_name)
+            self.note_sure(holding, node_name)
         return order
 
     def put_back(self, node_name: str, order: OrderView) -> None:
@@ -135,13 +151,26 @@ class Ledger:
         self.orders[node_name][order.job_id] = holding.kept[node_name] = order
         self.free[node_name] -= order.slots
         self.nodes_of[order.job_id].add(node_name)
-        if self.is_sure(holding, node_name):
-            holding.sure.add(node_name)
+        self.note_sure(holding, node_name)
 
-    def is_sure(self, holding: Holding, node_name: str) -> bool:
+    def note_sure(self, holding: Holding, node_name: str) -> None:
+        """The node has come or gone, and with it the replicas that have workers there."""
+        for name in {n for replica in holding.replicas_on(node_name) for n in replica}:
+            if self._is_sure(holding, name):
+                holding.sure.add(name)
+            else:
+                holding.sure.discard(name)
+
+    def _is_sure(self, holding: Holding, node_name: str) -> bool:
+        return holding.works_on(node_name) and any(
+            holding.holds(replica) and all(self._runs(holding.job.job_id, n) for n in replica)
+            for replica in holding.replicas_on(node_name)
+        )
+
+    def _runs(self, job_id: str, node_name: str) -> bool:
         node = self.nodes[node_name]
-        unit = node.unit(holding.job.job_id) if node.present else None
-        return holding.works_on(node_name) and unit is not None and unit.state is UnitState.RUNNING
+        unit = node.unit(job_id) if node.present else None
+        return unit is not None and unit.state is UnitState.RUNNING
 
     def leaving(self, node_name: str) -> Mapping[str, int]:
         """Jobs whose units live on the node without an order, with the slots they still take."""

@@ -14,6 +14,7 @@ from cluster_pictures import (
     planned,
     where,
     with_node,
+    with_progress,
 )
 
 from bagua_agent.base.sizes import SizePolicy
@@ -76,6 +77,39 @@ def test_a_lost_node_is_replaced_or_the_job_shrinks_to_a_size() -> None:
 
 def test_a_drained_node_leaves_a_size_behind() -> None:
     assert where(drained(running("a b c d"), "a")) == {"x": "b c"}
+
+
+REPLICAS = (frozenset("ad"), frozenset("bc"))
+
+
+@pytest.mark.parametrize(("node", "stays"), [("a", "b c"), ("b", "a d"), ("c", "a d"), ("d", "b c")])
+def test_the_other_node_of_a_replica_is_given_back_with_a_drained_one(node: str, stays: str) -> None:
+    """Whatever the age of its order: else the job would lose both replicas."""
+    view = with_progress(running("a b c d"), "x", replicas=REPLICAS)
+    assert where(drained(view, node)) == {"x": stays}
+    assert where(absent(view, node, since_s=0.0)) == {"x": stays}
+    forced = drained(view, node, force=True)
+    assert where(forced) == {"x": stays}
+
+
+def test_another_job_gets_nodes_of_one_replica() -> None:
+    view = with_progress(running("a b c d", job("y")), "x", replicas=(frozenset("ab"), frozenset("cd")))
+    assert where(view) == {"x": "a b", "y": "d"}
+    view = with_progress(running("a b c d", job("y", 2)), "x", replicas=REPLICAS)
+    assert where(view) == {"x": "b c", "y": "a d"}
+
+
+def test_nodes_of_both_replicas_are_not_left_at_once() -> None:
+    view = drained(drained(with_progress(running("a b c d"), "x", replicas=REPLICAS), "a"), "b")
+    assert where(view) == {"x": "a c d"}, "a is left once another replica can go on"
+
+
+def test_a_node_that_holds_a_part_of_all_replicas_is_kept() -> None:
+    """Of three nodes with two slots each, for replicas of three workers."""
+    policy = SizePolicy((2, 3))
+    view = with_progress(running("a b c", policy=policy), "x", replicas=(frozenset("ab"), frozenset("bc")))
+    assert where(drained(view, "a")) == {"x": "b c"}
+    assert where(drained(view, "b")) == {"x": "a b c"}
 
 
 def test_a_waiting_job_gets_single_nodes_and_the_rest_stays_a_size() -> None:

@@ -38,6 +38,31 @@ def test_a_node_has_arrived_when_all_its_workers_can_be_taken_in(
     assert found.begun and found.arrived == arrived
 
 
+def replicas_of(size: int, *nodes: str) -> tuple[frozenset[str], ...]:
+    """In a generation of workers on these nodes, in replicas of `size`."""
+    placed = [
+        pb.Placement(worker_id=f"{n}.{i}", agent_id=n, node_name=n, global_rank=i, replica_rank=i // size,
+                     shard_rank=i % size)
+        for i, n in enumerate(nodes)
+    ]  # fmt: skip
+    record = pb.Generation(number=3, kind=pb.Generation.PLANNED, members=placed).SerializeToString()
+    return read_progress(record, None, {}, {}, 0.0).replicas
+
+
+def test_replicas_are_the_nodes_that_hold_one_together() -> None:
+    assert replicas_of(2, "a", "b", "c", "d") == (frozenset("ab"), frozenset("cd"))
+    assert replicas_of(3, "a", "a", "b", "b", "c", "c") == (frozenset("ab"), frozenset("bc"))
+    assert replicas_of(2, "a", "a", "b", "c") == (frozenset("bc"),), "one within a node is lost with it"
+
+
+def test_a_job_whose_workers_are_replicas_names_none() -> None:
+    placed = [
+        pb.Placement(worker_id=f"{n}.0", agent_id=n, node_name=n, global_rank=i) for i, n in enumerate("ab")
+    ]
+    record = pb.Generation(number=3, kind=pb.Generation.PLANNED, members=placed).SerializeToString()
+    assert read_progress(record, None, {}, {}, 0.0).replicas == ()
+
+
 def test_a_member_record_that_cannot_be_read_has_not_arrived() -> None:
     members = {"a2.0": b"\xff\xff", **member("a2.1", pb.LOOP)}
     found = read_progress(generation(pb.Generation.PLANNED), None, {"a1": ONE, "a2": TWO}, members, 0.0)

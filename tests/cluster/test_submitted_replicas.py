@@ -1,0 +1,74 @@
+"""A submitted job of replicas across nodes: a drained node takes its replica along, and the job goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bagua_agent.cluster_client import cluster_requests
+from tests.cluster.cluster import DEADLINE_S, POLL_S, Cluster, SubmittedJob
+from tests.cluster.conftest import MakeCluster
+from tests.cluster.test_cluster_commands import JOB, Terminal
+from tests.faults.test_replicas import SCRIPT
+from tests.lab.wait import eventually
+
+SAMPLES, EPOCHS = 1152, 2  # 96 steps
+STEP_S = 0.7  # until the test lets the job hurry
+
+
+def submit_replicas(terminal: Terminal, nodes: str) -> SubmittedJob:
+    """Of two workers each, with one worker a node."""
+    job = SubmittedJob(terminal.cluster, "sharded", SAMPLES, EPOCHS)
+    size = ("--nnodes", nodes, "--nproc-per-node", "1", "--replica-size", "2")
+    script = ("--samples", str(SAMPLES), "--epochs", str(EPOCHS), "--step-s", str(STEP_S))
+    terminal.said(
+        "submit", "--name", job.job_id, *size, "--ledger", str(job.records), *JOB,
+        str(SCRIPT), "--out", str(job.out), *script,
+    )  # fmt: skip
+    return job
+
+
+def replicas_in(status: list[dict[str, Any]]) -> list[set[str]]:
+    """The nodes of each replica of the newest generation."""
+    (job,) = status
+    members = [r for r in job["replicas"] if r["state"] == "member"]
+    return [{node for node, _ in r["workers"]} for r in members]
+
+
+def test_a_drained_node_takes_its_replica_along_and_the_other_goes_on(make_cluster: MakeCluster) -> None:
+    terminal = Terminal(make_cluster(4))
+    cluster: Cluster = terminal.cluster
+    job = submit_replicas(terminal, "2:4")
+    before = job.await_world(2)
+
+    def status() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(terminal.said("status", job.job_id, "--json"))
+        return found
+
+    # not the one that holds the first node by name: of nodes with orders of one age that one is given back first
+    stays, breaks = sorted(replicas_in(status()), key=min)
+    leaver, mate = sorted(breaks)
+    cluster_requests.drain(cluster.store, leaver, force=False, reason="new disk")
+    after = job.await_world(1, after_step=before)
+    eventually(
+        lambda: job.nodes == sorted(stays),
+        DEADLINE_S,
+        lambda: f"{mate} is given back\n{cluster.logs()}",
+        POLL_S,
+    )
+    job.await_world(1, after_step=max(after, job.step))
+    eventually(
+        lambda: not any(u.alive for n in breaks for u in cluster.nodes()[n].units),
+        DEADLINE_S,
+        lambda: f"no unit is left on {leaver} and {mate}\n{cluster.logs()}",
+        POLL_S,
+    )
+    (told,) = status()
+    assert told["nodes"] == sorted(stays) and replicas_in([told]) == [stays]
+    assert "grows to 4 nodes, its next allowed size, once 2 more nodes can be had" in told["reason"]
+    job.hurry()
+    assert job.await_outcome().exit_code == 0
+    job.check()
+    assert len({line.step for line in job.ledger.lines if line.world_size == 1}) > 1
+    assert "did not happen" not in cluster.logs(), "leaves and joins cost no step"
+    cluster.await_idle()
