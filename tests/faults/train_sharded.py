@@ -191,6 +191,7 @@ end = {
     "parameters": digest(net.parameters()),
     "optimizer": digest(v for s in optimizer.state.values() for v in s.values()),
     "values": sum(local(p).numel() for p in net.parameters()),
-    "most_sent_bytes": max(after - before for before, after in pairwise(sent_bytes)),
+    # a worker that joined for the last step has no second batch
+    "most_sent_bytes": max((after - before for before, after in pairwise(sent_bytes)), default=0),
 }
 (args.out / "ends" / f"{WORKER.replace('/', '_')}.json").write_text(json.dumps(end))
