@@ -3,7 +3,7 @@
 Marks of Python blocks: none, or `given: NAME, NAME` (what the block uses and does not define; block_context.py has it),
 or `long, given: ...` (needs a package of another project), or `workers: N, given: ...` (a job of N workers runs it), or
 `not run: REASON`. `file: NAME` before a Python block names it for the shell blocks. `part of: EXAMPLE`: each paragraph
-stands in this script of examples/, which a test runs.
+is also in this script of examples/, which a test runs.
 Marks of shell blocks: `not run: REASON`, or `run`: its commands are jobs of one node. Before `run`, `long, ` says that
 it takes minutes or a package of another project. Behind it, `, script: EXAMPLE` says which file is the reader's
 train.py, `, ends: WORD` how the jobs end (test_page_commands.py lists the words), and `, needs: MODULE MODULE` which

@@ -14,7 +14,7 @@ from tests.docs.page_blocks import ROOT, Block, blocks, commands
 def printed(page: str, part: str, given: Mapping[str, str] | None = None) -> list[str]:
     """The words of the one command of `page` whose line contains `part`, behind the program's name.
 
-    page: relative to the repository. given: what stands in for an address, a path or a name that the page makes up, by
+    page: relative to the repository. given: replacements for addresses, paths and names that the page makes up, by
     what the page prints. Raises AssertionError if no command or several contain `part`, or if it lacks a given text.
     """
     found = [words for block in blocks(ROOT / page) for words in commands(block) if part in " ".join(words)]
