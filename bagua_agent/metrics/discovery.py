@@ -16,26 +16,32 @@ from bagua_contract.addresses import joined, parted
 def targets(addresses: Mapping[str, str], node_name: str, node_host: str) -> bytes:
     """The JSON of http_sd_configs, a target for each job.
 
-    addresses: by job, HOST:PORT at which its agent listens; a text of another form gives no target. node_host: by which
-    others call this node.
+    addresses: by job, HOST:PORT at which its agent listens; one that is not `is_address` gives no target. node_host: by
+    which others call this node.
     """
     groups = [
         {
-            "targets": [target],
+            "targets": [_callable(address, node_host)],
             "labels": {"__meta_bagua_job": job_id, "__meta_bagua_node": node_name},
         }
         for job_id, address in sorted(addresses.items())
-        if (target := _callable(address, node_host)) is not None
+        if is_address(address)
     ]
     return json.dumps(groups).encode()
 
 
-def _callable(address: str, node_host: str) -> str | None:
-    """An agent that listens at every address is called at the node's."""
+def is_address(text: str) -> bool:
+    """Whether `text` is HOST:PORT. A damaged file of a job may hold anything."""
     try:
-        host, port = parted(address)
+        parted(text)
     except ValueError:
-        return None
+        return False
+    return True
+
+
+def _callable(address: str, node_host: str) -> str:
+    """An agent that listens at every address is called at the node's."""
+    host, port = parted(address)
     try:
         listens_at_all = not host or ipaddress.ip_address(host).is_unspecified
     except ValueError:  # a name

@@ -19,6 +19,7 @@ from bagua_agent.base.background import Background, Failed, OperationEnd, Succee
 from bagua_agent.base.errors import InternalError, UserError
 from bagua_agent.base.messages import HealthAsked, HelperFailed
 from bagua_agent.base.pid_watch import PidWatch
+from bagua_agent.base.plain_text import shortened
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, nonce_of, write_unit
 from bagua_agent.cluster_state.odd_records import OddRecords
@@ -29,7 +30,7 @@ from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.mirror import Change, Mirror
 from bagua_agent.history.job_history import agent_failed
 from bagua_agent.metrics.daemon_picture import DaemonPictureAsked, picture_of
-from bagua_agent.metrics.discovery import targets
+from bagua_agent.metrics.discovery import is_address, targets
 from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.failure_events import write_failure
 from bagua_agent.service.logs.kept_logs import KeptLogs, owners_folder
@@ -145,6 +146,10 @@ class NodeDaemon:
         """Where the jobs that live here serve their metrics, as Prometheus reads it; from any thread."""
         found = self._folders.metrics_addresses()
         alive = {job_id: address for job_id, address in found.items() if self.runs(job_id)}
+        for job_id, address in alive.items():
+            if not is_address(address):
+                what = f"{shortened(address)!r} is no HOST:PORT; /targets leaves the job out"
+                self._odd.tell(f"metrics address of job {job_id}", what)
         return targets(alive, self._config.node_name, parted(self._node.address)[0])
 
     def note(self, text: str) -> None:

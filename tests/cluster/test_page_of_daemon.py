@@ -149,6 +149,10 @@ def test_a_daemon_shows_its_cluster(make_cluster: MakeCluster) -> None:
             await_steps_at_target(second, of_second.endpoint)
         cluster_requests.undrain(cluster.store, second.name)
         await_page(at, "/api/page", "1 job waits", cluster)
+        (address,) = (first.directory / "state").rglob("run/metrics")
+        address.write_text("garbled")
+        assert targets(at) == {}
+        first.await_line("'garbled' is no HOST:PORT; /targets leaves the job out")
         run.hurry()
         assert run.await_outcome().exit_code == 0
         ended: list[str] = []
