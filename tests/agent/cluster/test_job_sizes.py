@@ -92,6 +92,12 @@ def test_the_other_node_of_a_replica_is_given_back_with_a_drained_one(node: str,
     assert where(forced) == {"x": stays}
 
 
+def test_a_broken_replica_gives_back_before_whole_ones_that_the_job_could_lose() -> None:
+    replicas = (frozenset("ad"), frozenset("be"), frozenset("cf"))
+    view = with_progress(running("a b c d e f", policy=SizePolicy((2, 4, 6))), "x", replicas=replicas)
+    assert where(drained(view, "a")) == {"x": "b c e f"}, "not f, though its order is the newest"
+
+
 def test_another_job_gets_nodes_of_one_replica() -> None:
     view = with_progress(running("a b c d", job("y")), "x", replicas=(frozenset("ab"), frozenset("cd")))
     assert where(view) == {"x": "a b", "y": "d"}
