@@ -136,12 +136,12 @@ FOLLOWED = Command("submit --follow", r"\Atrain-[0-9a-f]{6}\n(?s:.*)generation 1
 
 def test_the_commands_of_service_mode_run_as_they_are_printed(terminal: Terminal) -> None:
     pytest.importorskip("matplotlib", reason="events --plot needs matplotlib: pip install '.[plot]'")
-    cluster, page = terminal.cluster, "docs/cluster.md"
+    cluster = terminal.cluster
     endpoint = {"https://etcd-1:2379": cluster.etcd.endpoints}
-    printed = printed_commands(page, "bagua-launch scale demo 4:6", {**endpoint, "node-3": "h4"})
+    given = {**endpoint, "node-3": "h4"}
     type_all(
         terminal,
-        printed,
+        printed_commands("docs/cluster.md", "bagua-launch scale demo 4:6", given),
         [
             Command("submit --nnodes 2:8", r"\Ademo\n\Z"),
             FOLLOWED,

@@ -166,9 +166,8 @@ class Cluster:
 
 def test_a_batch_has_an_agent_on_each_node_and_a_worker_for_each_gpu(tmp_path: Path) -> None:
     given = {"4": "2", "8": "2", NAMED: str(BATCH)}
-    pages = ("docs/guide/slurm.md", "deploy/README.md")
-    words, other = (printed(page, "--gpus-per-node 8", given) for page in pages)
-    assert other == words
+    words = printed("docs/guide/slurm.md", "--gpus-per-node 8", given)
+    assert words == printed("deploy/README.md", "--gpus-per-node 8", given)
     cluster = Cluster(tmp_path, workers=4)
     assert cluster.await_trained(cluster.submit(words)) == ["trained on 4 --lr 0.1"] * 4
 
@@ -176,11 +175,7 @@ def test_a_batch_has_an_agent_on_each_node_and_a_worker_for_each_gpu(tmp_path: P
 def test_a_second_allocation_joins_the_first(tmp_path: Path, etcd: EmbeddedEtcd) -> None:
     variables = printed("docs/guide/slurm.md", "export BAGUA_ETCD", {"etcd-1:2379": etcd.endpoint})
     cluster = Cluster(tmp_path, workers=3, **dict(word.split("=", 1) for word in variables))
-    given = {"2": "1", "4": "2"}  # nodes
-    batches = [
-        cluster.submit(
-            printed("docs/guide/slurm.md", f"--nodes {nodes} deploy", {nodes: less, NAMED: str(BATCH)})
-        )
-        for nodes, less in given.items()
-    ]
-    assert cluster.await_trained(*batches) == ["trained on 3"] * 3
+    batch = {NAMED: str(BATCH)}
+    first = printed("docs/guide/slurm.md", "--nodes 4 deploy", {"4": "2", **batch})
+    second = printed("docs/guide/slurm.md", "--nodes 2 deploy", {"2": "1", **batch})
+    assert cluster.await_trained(cluster.submit(first), cluster.submit(second)) == ["trained on 3"] * 3

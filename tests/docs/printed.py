@@ -1,6 +1,7 @@
 """Gives tests the commands and the code that a page of the manual prints, so that they run what the page says.
 
-The mark of such a block is `run by: TEST`; test_page_blocks.py checks that TEST asks for the page here.
+The mark of such a block is `run by: TEST`; test_page_blocks.py checks that TEST takes each of its commands, by
+calls whose page and part are literals (printed_calls.py).
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ from tests.docs.page_blocks import (
     blocks,
     commands,
 )
+from tests.docs.printed_calls import calls, not_taken
 
 RUN_S = 300
 
@@ -129,14 +130,21 @@ def test_a_test_that_a_mark_names_has_the_example_of_the_block() -> None:
 
 
 def test_tests_that_run_a_block_take_it_from_its_page() -> None:
+    checked = 0
     for page in PAGES:
         for block in blocks(page):
             found = RUN_BY.fullmatch(block.mark)
-            for test in found["tests"].split() if found else []:
-                code = (ROOT / test).read_text()
-                assert "tests.docs.printed import" in code and f'"{name_of(page)}"' in code, (
-                    f"{page}:{block.line}: {test} does not take the block from its page"
+            taken = {test: calls(ROOT / test) for test in found["tests"].split()} if found else {}
+            place = f"{page}:{block.line}"
+            for test, own in taken.items():
+                assert len(not_taken(block, own)) < len(not_taken(block, [])), (
+                    f"{place}: {test} takes nothing of it"
                 )
+            if found:
+                missing = not_taken(block, [call for own in taken.values() for call in own])
+                assert not missing, f"{place}: {found['tests']} does not take {missing}"
+                checked += 1
+    assert checked
 
 
 def test_parts_of_examples_stand_in_them_and_tests_run_them() -> None:

@@ -30,11 +30,8 @@ def test_later_nodes_join_and_the_job_is_scaled_from_anywhere(job: MakeJob, make
     lab = make_lab(3)
     etcd = lab.etcd(lab.hosts[0])
     given = {"10.0.0.1:2379": etcd.endpoints}
-    of_pages = [
-        printed(page, "--nnodes 2:8 --rdzv-endpoint", given) for page in ("README.md", "docs/guide/ssh.md")
-    ]
-    (*options, _), other = of_pages
-    assert other == of_pages[0]
+    *options, script = printed("README.md", "--nnodes 2:8 --rdzv-endpoint", given)
+    assert [*options, script] == printed("docs/guide/ssh.md", "--nnodes 2:8 --rdzv-endpoint", given)
     one = job(options=options)
     first, _ = (one.start(host) for host in lab.hosts[:2])
     one.await_world(2)
@@ -61,10 +58,10 @@ def test_without_an_endpoint_the_first_node_prints_the_command_that_joins(
     lab = make_lab(2)
     first_host, other = lab.hosts
     if page == "README.md":
-        options = printed(page, "--nnodes 2:8 train.py")[:-1]
+        options = printed("README.md", "--nnodes 2:8 train.py")[:-1]
         one = job(options=options)
     else:
-        options = printed(page, "--virtual-shards 16", {"2": "1"})[:-1]
+        options = printed("docs/deterministic.md", "--virtual-shards 16", {"2": "1"})[:-1]
         one = job(options=options, file=DETERMINISTIC, script=FOUR_SAMPLES_A_SHARD, samples=512)
     # the lab's hosts have no default route, which shows a node its address
     first = one.start(first_host, options=["--local-addr", first_host.address])

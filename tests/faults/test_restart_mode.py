@@ -101,7 +101,7 @@ def test_a_stock_ddp_script_grows_and_outlives_a_lost_host(
 ) -> None:
     lab = make_lab(3)
     cluster = lab.etcd(lab.hosts[2])
-    *options, script = printed("README.md", DDP, {DDP: str(ROOT / DDP)})
+    *options, script = printed("README.md", "examples/stock_ddp.py", {DDP: str(ROOT / DDP)})
     program = [script, "--epochs", "1000", "--pause", "0.05", "--checkpoint", str(tmp_path / "spiral.pt")]
     # the lease outlasts every deadline here, so nothing but a confirmed death can end the wait
     options += [*ONE_WORKER, "--rdzv-conf", "lease_ttl=60"]
@@ -215,7 +215,9 @@ def test_a_stock_fsdp2_script_goes_on_with_another_world_size(
     directory = tmp_path / "reverser"
     slowly, hurry = tmp_path / "slowly.py", tmp_path / "hurry"
     slowly.write_text(SLOWLY)
-    *options, script = printed("docs/torchrun-scripts.md", FSDP2, {FSDP2: str(ROOT / FSDP2)})
+    *options, script = printed(
+        "docs/torchrun-scripts.md", "examples/stock_fsdp2.py", {FSDP2: str(ROOT / FSDP2)}
+    )
     program = [str(slowly), str(hurry), script, "--checkpoint-dir", str(directory)]
     program += ["--steps", "40", "--every", "4", "--batch-size", "4"]
     options += ONE_WORKER

@@ -128,9 +128,9 @@ def terminal(make_lab: MakeLab, tmp_path: Path) -> Iterator[Terminal]:
 
 def test_a_job_on_two_hosts_from_one_terminal(terminal: Terminal) -> None:
     given = {"h1,h2:8": "h2,h3:1", "4": "2"}
-    of_pages = [printed(page, "--hosts", given) for page in ("docs/guide/ssh.md", "docs/cluster.md")]
-    (_, hosts, *options, _), other = of_pages
-    assert other == of_pages[0]
+    words = printed("docs/guide/ssh.md", "--hosts", given)
+    assert words == printed("docs/cluster.md", "--hosts", given)
+    _, hosts, *options, _ = words
     process = terminal.start(*options, hosts=hosts)
     terminal.await_world(3, process)
     key_bits = [p for p in Path("/proc").glob("[0-9]*/cmdline") if b"PRIVATE KEY" in _read(p)]

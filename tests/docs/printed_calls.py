@@ -1,0 +1,57 @@
+"""Reads from a test's code which blocks of the manual it takes, without running it.
+
+A call of printed.py's functions names its page and part by literals, so that its block is known. Commands that install
+Bagua need no test by page: tests/packaging has them.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.page_blocks import ROOT, Block, commands
+
+OF_ONE_COMMAND, OF_A_BLOCK = "printed", ("printed_commands", "printed_block")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    function: str
+    page: str  # relative to the repository
+    part: str
+
+    def takes(self, block: Block, words: list[str]) -> bool:
+        """Whether the call gives the command `words` of `block` to its test. A block of Python has no words."""
+        if ROOT / self.page != block.page:
+            return False
+        return self.part in (" ".join(words) if self.function == OF_ONE_COMMAND else block.text)
+
+
+def calls(test: Path) -> list[Call]:
+    """Those in the code of `test`. Raises AssertionError if one names its page or part by anything but a literal."""
+    found = []
+    for node in ast.walk(ast.parse(test.read_text())):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        if node.func.id in (OF_ONE_COMMAND, *OF_A_BLOCK):
+            names = [word.value for word in node.args[:2] if isinstance(word, ast.Constant)]
+            assert len(names) == 2, f"{test}:{node.lineno}: write the page and the part as literals"
+            found.append(Call(node.func.id, *map(str, names)))
+    return found
+
+
+def installs(words: list[str]) -> bool:
+    return words[1:3] == ["-m", "venv"] or (words[0].endswith("pip") and words[1] == "install")
+
+
+def not_taken(block: Block, taken: list[Call]) -> list[str]:
+    """The commands of the block that no call takes; of Python, the block."""
+    lines = (
+        [words for words in commands(block) if not installs(words)] if block.language != "python" else [[]]
+    )
+    return [
+        " ".join(words) or block.text
+        for words in lines
+        if not any(call.takes(block, words) for call in taken)
+    ]
