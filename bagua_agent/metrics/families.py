@@ -1,6 +1,7 @@
 """The metrics of a job, by Prometheus's rules: names, types, help and labels. Pure.
 
-Each series has the labels `bagua_job` (the job's id; `job` is Prometheus's own) and `node`.
+Each series has the labels `bagua_job` (the job's id; `job` is Prometheus's own) and `node`. A counter whose labels are
+known before anything is counted begins at 0: Prometheus sees no increase in the first value of a series.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from bagua_agent.metrics.job_picture import JobPicture
+from bagua_agent.metrics.job_picture import WAYS_TO_END, JobPicture
 from bagua_contract import session_pb2
 from bagua_contract.compression_ratio import compression_of
-from bagua_contract.time_use import STEP_TIME_BOUNDS_S, goodput_of
+from bagua_contract.records import GenerationKind
+from bagua_contract.time_use import STEP_TIME_BOUNDS_S, TimeUse, goodput_of
 
 LABELS = ("bagua_job", "node")
 Samples = Mapping[tuple[str, ...], float]  # by the values of the further labels
 _BOUNDS = (*(f"{bound:g}" for bound in STEP_TIME_BOUNDS_S), "+Inf")
+_NOTHING_SPENT = {use.value: 0.0 for use in TimeUse}
 
 
 class _Families:
@@ -76,15 +79,19 @@ def families(picture: JobPicture, net: Mapping[int, Mapping[str, int]]) -> Itera
         "generations",
         "Generations that this agent saw, by kind.",
         ("kind",),
-        {(kind,): count for kind, count in picture.generations.items()},
+        {(kind.name.lower(),): picture.generations.get(kind.name.lower(), 0) for kind in GenerationKind},
     )
+    running = {worker.slot for worker in picture.workers}
     yield make.counter(
         "worker_exits",
         "Workers of this node that ended: ok, error (an exit code of their own) or signal.",
         ("slot", "how"),
-        {(str(slot), how): count for (slot, how), count in picture.exits.items()},
+        {
+            (str(slot), how): picture.exits.get((slot, how), 0)
+            for slot in sorted(running | {slot for slot, _ in picture.exits})
+            for how in WAYS_TO_END
+        },
     )
-    running = {worker.slot for worker in picture.workers}
     yield make.counter(
         "worker_restarts",
         "Workers that were started in the place of one that had ended.",
@@ -165,7 +172,11 @@ def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
         "time_seconds",
         "Time of a worker by use; step alone is goodput.",
         ("slot", "use"),
-        {(s, use): seconds for s, p in told.items() for use, seconds in p.spent_s.items()},
+        {
+            (s, use): seconds
+            for s, p in told.items()
+            for use, seconds in (_NOTHING_SPENT | dict(p.spent_s)).items()
+        },
     )
     goodputs = {s: goodput_of(p.spent_s) for s, p in told.items()}
     yield make.gauge(

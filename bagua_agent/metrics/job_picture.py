@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 from bagua_contract import session_pb2
 
+WAYS_TO_END = ("ok", "error", "signal")
+
 
 def how_it_ended(returncode: int) -> str:
-    """Of a worker's exit: by itself, by an error of its own, or by a signal."""
+    """Of a worker's exit, one of WAYS_TO_END: by itself, by an error of its own, or by a signal."""
     return "ok" if returncode == 0 else "error" if returncode > 0 else "signal"
 
 
