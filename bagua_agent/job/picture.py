@@ -62,4 +62,5 @@ def picture_of(
         best_steps_per_s=0.0 if study is None or study.best is None else study.best.rate,
         trials_lost_s=0.0 if study is None else study.lost_s,
         replica_size=seen.replica_size,
+        present_nodes=len(seen.view.agents) if leads else None,
     )

@@ -71,6 +71,13 @@ def families(picture: JobPicture, net: Mapping[int, Mapping[str, int]]) -> Itera
         "replicas", "Copies of the model in the newest generation.", (), {alone: picture.replicas}
     )
     yield make.gauge("replica_size", "Workers that hold one copy.", (), {alone: picture.replica_size})
+    present = picture.present_nodes
+    yield make.gauge(
+        "present_nodes",
+        "Nodes whose agents are in the job, in the newest generation or not; the leader alone knows it.",
+        (),
+        {} if present is None else {alone: present},
+    )
     wanted: Samples = dict(zip((("min",), ("max",)), map(float, picture.wanted), strict=True))
     yield make.gauge("wanted_nodes", "Nodes that the job may have.", ("bound",), wanted)
     yield make.gauge("leader", "1 on the node whose agent leads the job.", (), {alone: picture.leads})

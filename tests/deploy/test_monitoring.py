@@ -24,7 +24,7 @@ from bagua_agent.metrics.job_picture import JobPicture, WorkerPicture
 from bagua_agent.service.scheduling.queue_account import QueueAccount
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import session_pb2
-from bagua_contract.time_use import STEP_TIME_BOUNDS_S, TimeUse
+from bagua_contract.time_use import STEP_TIME_BOUNDS_S
 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 DASHBOARDS = [json.loads(path.read_text()) for path in sorted(MONITORING.glob("grafana-*.json"))]
@@ -55,7 +55,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, set[str]]]:
     monkeypatch.setattr(endpoint, "read", lambda pid: dict.fromkeys(net, 1))
     progress = session_pb2.Progress(
         metrics={"loss": 1.0},
-        spent_s={use.value: 1.0 for use in TimeUse},
+        spent_s={"step": 1.0},
         step_counts=[1] * (len(STEP_TIME_BOUNDS_S) + 1),
         total_steps=1,
         steps_per_s=1.0,
@@ -74,12 +74,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, set[str]]]:
         nodes=1,
         wanted=(1, 1),
         workers=(WorkerPicture(0, 1, 0, progress, replica_rank=0, shard_rank=0),),
-        generations={"failover": 1, "planned": 1},
-        exits={(0, how): 1 for how in ("ok", "error", "signal")},
+        generations={},
+        exits={},
         store_answers=True,
         store_outages=0,
         store_away_s=0.0,
         trials=1,
+        present_nodes=1,
     )
     account = QueueAccount()
     view = ClusterView()

@@ -14,7 +14,7 @@ from bagua_agent.metrics.families import compression_of
 from bagua_agent.metrics.job_picture import JobPicture, WorkerPicture, how_it_ended
 from bagua_contract import session_pb2
 from bagua_contract.net_counters import NoCountersError
-from bagua_contract.time_use import STEP_TIME_BOUNDS_S, goodput_of
+from bagua_contract.time_use import STEP_TIME_BOUNDS_S, TimeUse, goodput_of
 
 PROGRESS = session_pb2.Progress(
     generation=3,
@@ -111,6 +111,28 @@ def test_what_a_picture_says_is_in_its_metrics() -> None:
     assert value("bagua_heal_bytes_total", slot="0", interface="eth0") == 70
     assert value("bagua_heal_seconds_total", slot="0", interface="eth0") == 0.5
     assert ("bagua_total_steps", frozenset({("slot", "0")})) not in found, "unknown"
+
+
+def test_counters_with_known_labels_begin_at_0() -> None:
+    """Prometheus sees no increase in the first value of a series."""
+    found = samples(picture(generations={}, exits={}, workers=(WorkerPicture(0, 11, 1, PROGRESS),)))
+    kinds = {"planned", "failover", "restart", "gathering"}
+    assert of_name(found, "bagua_generations_total", "kind") == dict.fromkeys(kinds, 0)
+    assert of_name(found, "bagua_worker_exits_total", "how") == {"ok": 0, "error": 0, "signal": 0}
+    spent = of_name(found, "bagua_time_seconds_total", "use")
+    assert spent == dict.fromkeys((use.value for use in TimeUse), 0) | {"step": 8.0, "failover": 0.5}
+
+
+def of_name(
+    found: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, label: str
+) -> dict[str, float]:
+    return {dict(labels)[label]: value for (of, labels), value in found.items() if of == name}
+
+
+def test_the_leader_alone_says_how_many_nodes_there_are() -> None:
+    none: frozenset[tuple[str, str]] = frozenset()
+    assert samples(picture(present_nodes=3))["bagua_present_nodes", none] == 3
+    assert ("bagua_present_nodes", none) not in samples(picture())
 
 
 def test_no_ratio_is_shown_of_what_has_not_begun() -> None:
