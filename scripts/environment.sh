@@ -14,7 +14,7 @@ bagua_apt() {
 
 bagua_packages() {
   # Debian packages that pip can't install. Installed only where they are missing and the user may install them.
-  local missing=()
+  local missing=() lean=() # lean: without what apt recommends beside them
   command -v ip >/dev/null || missing+=(iproute2)
   command -v unshare >/dev/null || missing+=(util-linux)
   command -v openssl >/dev/null || missing+=(openssl)
@@ -23,20 +23,24 @@ bagua_packages() {
   command -v c++ >/dev/null || missing+=(g++) # the tests run CUDA's kernels as C++
   [ -x /usr/sbin/sshd ] || missing+=(openssh-server openssh-client) # lab hosts that are reached over ssh
   command -v redis-server >/dev/null || missing+=(redis-server) # a backend of cached data sets; tests start their own
+  command -v promtool >/dev/null || lean+=(prometheus) # runs the alert rules and the dashboards' queries
   # a kernel that tests boot, for control groups of each kind; only packaged for this processor
   [ "$(uname -m)" != x86_64 ] || command -v linux.uml >/dev/null || missing+=(user-mode-linux)
-  [ ${#missing[@]} -eq 0 ] && return 0
+  local all=("${missing[@]}" "${lean[@]}")
+  [ ${#all[@]} -eq 0 ] && return 0
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "installing ${missing[*]}"
+    echo "installing ${all[*]}"
     # A package must not start its service on this machine: the lab's hosts run their own.
     local guard=/usr/sbin/policy-rc.d made=
     [ -e $guard ] || { printf '#!/bin/sh\nexit 101\n' >$guard && chmod +x $guard && made=yes; }
     local done=0
-    { bagua_apt update && bagua_apt install -y "${missing[@]}"; } || done=$?
+    bagua_apt update || done=$?
+    [ $done != 0 ] || [ ${#missing[@]} -eq 0 ] || bagua_apt install -y "${missing[@]}" || done=$?
+    [ $done != 0 ] || [ ${#lean[@]} -eq 0 ] || bagua_apt install -y --no-install-recommends "${lean[@]}" || done=$?
     [ -z "$made" ] || rm -f $guard
     return $done
   else
-    echo "not installed: ${missing[*]}; tests on lab hosts need them" >&2
+    echo "not installed: ${all[*]}; tests need them" >&2
   fi
 }
 
