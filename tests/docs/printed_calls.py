@@ -22,7 +22,7 @@ class Call:
     part: str
 
     def takes(self, block: Block, words: list[str]) -> bool:
-        """Whether the call gives the command `words` of `block` to its test. A block of Python has no words."""
+        """Whether the call gives the command `words` of `block` to its test. Some blocks have no words."""
         if ROOT / self.page != block.page:
             return False
         return self.part in (" ".join(words) if self.function == OF_ONE_COMMAND else block.text)
@@ -46,12 +46,10 @@ def installs(words: list[str]) -> bool:
 
 
 def not_taken(block: Block, taken: list[Call]) -> list[str]:
-    """The commands of the block that no call takes; of Python, the block."""
-    lines = (
-        [words for words in commands(block) if not installs(words)] if block.language != "python" else [[]]
-    )
+    """The commands of the block that no call takes; of a block without commands, its text."""
+    lines = [] if block.language == "python" else [words for words in commands(block) if not installs(words)]
     return [
         " ".join(words) or block.text
-        for words in lines
+        for words in lines or [[]]
         if not any(call.takes(block, words) for call in taken)
     ]

@@ -75,6 +75,10 @@ def test_every_block_is_of_a_known_kind(page: Path) -> None:
             named = page in GUIDES and block.mark.startswith("file: ")
             known = any(mark.fullmatch(block.mark) for mark in (GIVEN, PART_OF, RUN_BY, NOT_RUN))
             assert not block.mark or named or known, f"{place}: an unknown mark: {block.mark}"
+        elif block.language == "text":
+            assert RUN_BY.fullmatch(block.mark) or not (block.mark or commands(block)), (
+                f"{place}: no test runs its commands"
+            )
         elif block.language == "yaml":
             assert yaml.safe_load(block.text)
         elif block.language == "toml":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 from bagua_launch.main import cli
+from tests.docs.printed import printed_block, printed_commands
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import DEADLINE_S, Job
 from tests.lab.network import Host
@@ -16,6 +18,11 @@ WIDTH = "1024"  # 21,508 parameters: one bucket as the script has it, and large 
 
 def tune(one: Job, host: Host, *words: str) -> str:
     return one.command(host, "tune", *words)
+
+
+def numbered(answer: str) -> str:
+    """The answer without the job's name, and with one number for all generations."""
+    return re.sub(r"^job '\S+': generation \d+", "generation N", answer)
 
 
 def test_buckets_and_algorithm_of_a_running_job(job: MakeJob, make_lab: MakeLab) -> None:
@@ -57,8 +64,14 @@ def test_pinned_settings_are_shown_and_forgotten(job: MakeJob, make_lab: MakeLab
     one = job(endpoints=cluster.endpoints, script=["--width", WIDTH])
     node = one.start(lab.hosts[0], slots=2)
     one.await_step(2)
-    tune(one, lab.hosts[0], "--bucket-size", "2KiB")
-    node.await_line("generation 3 is in force from step")
+    given = {"etcd-1:2379": str(cluster.endpoints), "demo": one.job_id}
+    block = printed_block("docs/autotuning.md", "--bucket-size 4MiB")
+    answers = [numbered(line) for line in block.text.splitlines() if not line.startswith("$ ")]
+    said = []
+    for _, *words in printed_commands("docs/autotuning.md", "--bucket-size 4MiB", given):
+        said.append(numbered(one.run(lab.hosts[0], *words).rstrip()))
+        node.await_line("generation 3 is in force from step")
+    assert said == answers
 
     def shown() -> dict[str, object]:
         return dict(json.loads(tune(one, lab.hosts[0], "--json")))
