@@ -17,8 +17,8 @@ Cost = tuple[int, int, bool, int, str, str]
 def down_to(ledger: Ledger, holding: Holding, size: int) -> list[str]:
     """The nodes that a job gives back, of those above `size`: where it does not work yet first, then the newest."""
     given: list[str] = []
-    while len(holding.kept) > size:
-        loose = [n for n in holding.kept if holding.may_lose(n)]
+    while len(lasting := holding.lasting) > size:
+        loose = [n for n in lasting if holding.may_lose(n)]
         if not loose:
             break
         given.append(min(loose, key=lambda n: _loose(holding, n)))

@@ -87,7 +87,7 @@ def _to_allowed_sizes(found: Considered, active: list[Holding]) -> None:
         if not between:
             return
         last = between.pop()
-        size = last.room.fit(len(last.kept))
+        size = last.room.fit(len(last.lasting))
         why = f"its allowed sizes are {last.job.size_policy.text}"
         given = [f"{n} is given back: {why}" for n in giving_back.down_to(ledger, last, size)]
         if given:
@@ -174,7 +174,7 @@ def _fill_up(found: Considered, holding: Holding) -> None:
     if give_all(ledger, holding, holding.lacking).enough:
         return
     give_free(ledger, holding, holding.lacking)
-    _wait(found, holding, len(holding.kept))
+    _wait(found, holding, len(holding.lasting))
 
 
 def _wait(found: Considered, holding: Holding, count: int) -> None:

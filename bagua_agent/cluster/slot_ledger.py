@@ -7,7 +7,7 @@ another job's unit still has to leave it: the daemon starts a unit only when its
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bagua_agent.base.sizes import Room
@@ -47,24 +47,38 @@ class Holding:
         return (-self.job.priority, self.place)
 
     @property
+    def lasting(self) -> Collection[str]:
+        """The kept nodes that the training still has once it has left `left`: a node whose replicas all have another
+        node there is not one of them, so a replacement for it is needed first."""
+        if not self.left or not self.replicas:
+            return self.kept
+        return [n for n in self.kept if not self._ends_with_left(n)]
+
+    def _ends_with_left(self, node_name: str) -> bool:
+        held = [r for r in self.replicas.get(node_name, ()) if self.holds(r)]
+        return bool(held) and all(any(n in self.left for n in r) for r in held)
+
+    @property
     def lacking(self) -> int:
         """Nodes to its least number."""
-        return max(0, self.least - len(self.kept))
+        return max(0, self.least - len(self.lasting))
 
     @property
     def surplus(self) -> int:
-        return max(0, len(self.kept) - self.least)
+        return max(0, len(self.lasting) - self.least)
 
     @property
     def beyond(self) -> int:
         """Nodes above the last allowed size; 0 where it has an allowed size, or lacks nodes."""
-        return 0 if self.lacking else len(self.kept) - self.room.fit(len(self.kept))
+        count = len(self.lasting)
+        return 0 if count < self.least else count - self.room.fit(count)
 
     @property
     def step(self) -> int:
         """Nodes to the next allowed size; 0: it has its most."""
-        size = self.room.next_above(len(self.kept))
-        return 0 if size is None else size - len(self.kept)
+        count = len(self.lasting)
+        size = self.room.next_above(count)
+        return 0 if size is None else size - count
 
     def replicas_on(self, node_name: str) -> Sequence[frozenset[str]]:
         """The nodes of each replica that has workers there; the node alone where none has workers elsewhere too."""

@@ -72,3 +72,22 @@ def test_a_drained_node_takes_its_replica_along_and_the_other_goes_on(make_clust
     assert len({line.step for line in job.ledger.lines if line.world_size == 1}) > 1
     assert "did not happen" not in cluster.logs(), "leaves and joins cost no step"
     cluster.await_idle()
+
+
+def test_the_only_replica_is_replaced_whole_before_a_drained_node_is_left(make_cluster: MakeCluster) -> None:
+    """The job may have two nodes, and has four while the new replica copies the state of the old one."""
+    terminal = Terminal(make_cluster(4))
+    cluster: Cluster = terminal.cluster
+    job = submit_replicas(terminal, "2")
+    before = job.await_world(1)
+    old = set(job.nodes)
+    leaver = max(old)
+    cluster_requests.drain(cluster.store, leaver, force=False, reason="new disk")
+    new = set(cluster.nodes()) - old
+    eventually(lambda: set(job.nodes) == new, DEADLINE_S, lambda: f"{new} replace {old}\n{cluster.logs()}", POLL_S)
+    job.await_world(1, after_step=max(before, job.step))
+    job.hurry()
+    assert job.await_outcome().exit_code == 0
+    job.check()
+    assert "did not happen" not in cluster.logs(), "the change of nodes costs no step"
+    cluster.await_idle()

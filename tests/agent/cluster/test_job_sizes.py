@@ -110,6 +110,31 @@ def test_nodes_of_both_replicas_are_not_left_at_once() -> None:
     assert where(view) == {"x": "a c d"}, "a is left once another replica can go on"
 
 
+def test_the_last_replica_is_replaced_whole_before_a_drained_node_of_it_is_left() -> None:
+    """The other node of that replica can't form one with a single replacement: the state would be gone first."""
+    fixed = SizePolicy((2,))
+
+    def only_replica(names: str, free: str, arrived: str) -> ClusterView:
+        progress = {"replicas": (frozenset("ab"),), "arrived": frozenset(arrived)}
+        return drained(with_progress(running(names, free=free, policy=fixed), "x", **progress), "a")
+
+    assert where(only_replica("a b", "c d e", "ab")) == {"x": "a b c d"}, "a whole replica, and no node more"
+    assert changes_nothing(planned(only_replica("a b c d", "e", "ab"))), "it has yet to copy the state"
+    assert changes_nothing(planned(only_replica("a b c d", "e", "abc")))
+    assert where(only_replica("a b c d", "e", "abcd")) == {"x": "c d"}
+    one_free = only_replica("a b", "c", "ab")
+    assert where(one_free) == {"x": "a b c"}
+    assert "has no replacement yet: waits for 1 of 2 nodes" in planned(one_free).jobs["x"].reason
+    other = with_progress(running("a b c d", job("y"), policy=fixed), "x", replicas=(frozenset("ab"),))
+    waits = drained(with_progress(other, "x", arrived=frozenset("ab")), "a")
+    assert where(waits) == {"x": "a b c d"}, "another job gets none of the replacements"
+
+
+def test_a_job_grows_by_whole_replicas_while_its_last_one_is_replaced() -> None:
+    view = with_progress(running("a b", free="c d e f", policy=TWO_OR_FOUR), "x", replicas=(frozenset("ab"),))
+    assert where(drained(view, "a")) == {"x": "a b c d e f"}
+
+
 def test_a_node_that_holds_a_part_of_all_replicas_is_kept() -> None:
     """Of three nodes with two slots each, for replicas of three workers."""
     policy = SizePolicy((2, 3))
