@@ -25,6 +25,16 @@ from bagua_agent.cluster.standing_orders import in_force
 POLICY = ClusterPolicy(left_out_s=60.0)
 
 
+def whole(names: set[str], progress: JobProgress) -> set[str]:
+    """Those whose replicas are not all broken when only these nodes are there."""
+    broken = [r for r in progress.replicas if not r <= names]
+    return {
+        n
+        for n in names
+        if any(n in r for r in progress.replicas if r <= names) or not any(n in r for r in broken)
+    }
+
+
 @dataclass
 class CheckedCluster:
     """What is true of the cluster, as far as the rules need it."""
@@ -82,9 +92,9 @@ class CheckedCluster:
                 assert held_after[job_id] == 0 or held_after[job_id] >= self.least(job), "a part of a gang"
             self.check_minimum(view, job, before, after, progress)
             self.check_size(view, job, after, progress)
-            assert held_after[job_id] <= max(job.max_nodes, held_before[job_id]) + sum(
-                n in self.drains or bool(view.nodes[n].troubles) for n in after if job_id in after[n]
-            )
+            held = {n for n in after if job_id in after[n]}
+            replaced = held - self.lasting(view, held, progress)
+            assert held_after[job_id] <= max(job.max_nodes, held_before[job_id]) + len(replaced)
         self.check_growth(view, todo, before, after, held_before)
         self.check_first_in_line(view, todo, after)
 
@@ -103,8 +113,10 @@ class CheckedCluster:
             lost = not node.present and self.now_s >= node.absent_since_s + POLICY.node_lost_s
             return lost or (drain is not None and drain.force)
 
-        removed = [n for n in before if job.job_id in before[n] and job.job_id not in after[n]]
-        hurts = [n for n in removed if n in progress.arrived and not over(n)]
+        held = {n for n in before if job.job_id in before[n]}
+        removed = [n for n in held if job.job_id not in after[n]]
+        well = {n for n in held if not over(n)}
+        hurts = [n for n in removed if n in progress.arrived and n in whole(well, progress)]
         for name in list(hurts):
             unit = view.nodes[name].unit(job.job_id)
             if unit is not None and unit.state in (UnitState.ENDED, UnitState.REFUSED):
@@ -122,9 +134,7 @@ class CheckedCluster:
         progress: JobProgress,
     ) -> None:
         """Nodes that a job need not leave are an allowed number, where it has enough and may lose one."""
-        well = [
-            n for n in after if job.job_id in after[n] and not view.nodes[n].troubles and n not in self.drains
-        ]
+        well = self.lasting(view, {n for n in after if job.job_id in after[n]}, progress)
         sizes, least = job.size_policy.sizes, self.least(job)
         if not sizes or len(well) < least:
             return
@@ -133,8 +143,17 @@ class CheckedCluster:
             self.seen["between two sizes"] += 1
             for name in well:
                 assert progress.begun and name in progress.arrived
-                others = [n for n in self.working(view, job, after, progress) if n != name]
+                others = whole(self.working(view, job, after, progress) - {name}, progress)
                 assert len(others) < least, f"{job.job_id} holds {len(well)} nodes of {sizes}"
+
+    def lasting(self, view: ClusterView, held: set[str], progress: JobProgress) -> set[str]:
+        """Nodes that the job need not leave, and that it does not lose with one that it should leave."""
+        ill = {n for n in held if view.nodes[n].troubles or n in self.drains}
+        working = whole(held, progress)
+        lost = {n for n in working if any(n in r for r in progress.replicas)} - whole(held - ill, progress)
+        if lost - ill:
+            self.seen["a whole replica is replaced"] += 1
+        return held - ill - lost
 
     def working(
         self,
@@ -142,8 +161,8 @@ class CheckedCluster:
         job: SubmissionView,
         after: Mapping[str, Mapping[str, OrderView]],
         progress: JobProgress,
-    ) -> list[str]:
-        return [
+    ) -> set[str]:
+        runs = {
             n
             for n in after
             if job.job_id in after[n]
@@ -151,7 +170,8 @@ class CheckedCluster:
             and view.nodes[n].present
             and (u := view.nodes[n].unit(job.job_id)) is not None
             and u.state is UnitState.RUNNING
-        ]
+        }
+        return whole(runs, progress)
 
     def check_growth(
         self,
@@ -172,9 +192,7 @@ class CheckedCluster:
                 given.setdefault(job_id, []).append(name)
         for job_id, names in given.items():
             job = self.submissions[job_id]
-            well = [
-                n for n in after if job_id in after[n] and not view.nodes[n].troubles and n not in self.drains
-            ]
+            well = self.lasting(view, {n for n in after if job_id in after[n]}, view.progress[job_id])
             if len(well) > job.min_nodes and held_before[job_id] >= job.min_nodes:
                 self.seen["grew"] += 1
                 for other in waiting:

@@ -70,12 +70,18 @@ class SimulatedCluster(CheckedCluster):
         self.states: dict[str, JobState] = {}
         self.reasons: set[str] = set()
         self.count = 0
+        # of jobs whose replicas have workers on two nodes each: those that train
+        self.replicas: dict[str, list[frozenset[str]]] = {}
 
     # -- what is true
     def living(self, node: SimulatedNode) -> list[SimulatedUnit]:
         return [u for u in node.units.values() if u.own.alive] if node.powered else []
 
     def arrived(self, job_id: str) -> frozenset[str]:
+        return frozenset().union(*self.replicas[job_id]) if job_id in self.replicas else self.ready(job_id)
+
+    def ready(self, job_id: str) -> frozenset[str]:
+        """Nodes whose workers could train."""
         return frozenset(
             n.name
             for n in self.nodes.values()
@@ -98,7 +104,10 @@ class SimulatedCluster(CheckedCluster):
                 0.0 if n.missed_since_s is None else max(n.missed_since_s, self.since_s),
             )
         progress = {
-            j: JobProgress(j in self.begun, self.arrived(j), self.results.get(j)) for j in self.submissions
+            j: JobProgress(
+                j in self.begun, self.arrived(j), self.results.get(j), tuple(self.replicas.get(j, ()))
+            )
+            for j in self.submissions
         }
         return ClusterView(
             nodes,
@@ -124,10 +133,26 @@ class SimulatedCluster(CheckedCluster):
                 self.run_daemon(node)
             elif node.missed_since_s is None:
                 node.missed_since_s = self.now_s
+        for job_id in self.replicas:
+            self.form_replicas(job_id)
         for job_id, job in self.submissions.items():
             if job_id not in self.begun and len(self.arrived(job_id)) >= self.least(job):
                 self.begun.add(job_id)
         self.schedule()
+
+    def form_replicas(self, job_id: str) -> None:
+        """A replica ends with one of its nodes; the other starts its workers again, and pairs with any."""
+        ready, whole = self.ready(job_id), []
+        for replica in self.replicas[job_id]:
+            if replica <= ready:
+                whole.append(replica)
+                continue
+            for name in replica & ready:
+                self.nodes[name].units[job_id].arrives_s = self.now_s + 2.0
+            self.seen["a replica ended"] += 1
+        self.replicas[job_id] = whole
+        alone = sorted(self.ready(job_id) - self.arrived(job_id))
+        whole += [frozenset(pair) for pair in zip(alone[::2], alone[1::2], strict=False)]
 
     def live(self, node: SimulatedNode) -> None:
         """Units leave when asked, and end with their job."""
@@ -251,6 +276,15 @@ class SimulatedCluster(CheckedCluster):
             size_policy=policy,
         )
         self.submissions[job.job_id] = job
+        return job.job_id
+
+    def submit_replicas(self, least: int, most: int) -> str:
+        """A job whose replicas have workers on two nodes each, with one slot a node."""
+        self.count += 1
+        job = SubmissionView(
+            f"j{self.count}", least, most, 1, size_policy=SizePolicy(tuple(range(least, most + 1, 2)))
+        )
+        self.submissions[job.job_id], self.replicas[job.job_id] = job, []
         return job.job_id
 
     def end_job(self, job_id: str) -> None:
