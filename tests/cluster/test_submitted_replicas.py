@@ -84,7 +84,9 @@ def test_the_only_replica_is_replaced_whole_before_a_drained_node_is_left(make_c
     leaver = max(old)
     cluster_requests.drain(cluster.store, leaver, force=False, reason="new disk")
     new = set(cluster.nodes()) - old
-    eventually(lambda: set(job.nodes) == new, DEADLINE_S, lambda: f"{new} replace {old}\n{cluster.logs()}", POLL_S)
+    eventually(
+        lambda: set(job.nodes) == new, DEADLINE_S, lambda: f"{new} replace {old}\n{cluster.logs()}", POLL_S
+    )
     job.await_world(1, after_step=max(before, job.step))
     job.hurry()
     assert job.await_outcome().exit_code == 0
