@@ -25,6 +25,16 @@ def test_the_image_copies_what_exists() -> None:
     assert all((ROOT / source).exists() for source in copied())
 
 
+def test_the_build_reads_every_package_and_no_more_than_it_needs() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    read = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    packages = {path.parent.name for path in ROOT.glob("bagua_*/__init__.py")}
+    modules = {path.name for path in ROOT.glob("*.py")}
+    declared = {"pyproject.toml", "README.md", "LICENSE", "protos"}
+    assert "*" in lines and packages
+    assert read == packages | modules | declared | {source for source in copied() if source != "."}
+
+
 def test_what_compose_starts_is_in_the_image_and_taken() -> None:
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
     trainer = services["trainer"]
