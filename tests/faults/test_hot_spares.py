@@ -24,6 +24,7 @@ SILENT_BOUND_S = 1.5
 ELECTION_S = 0.5
 # Workers are forked warm; what is left is the end of the old ones, the meeting, the model, and an epoch of 0.05 s.
 RESTARTED_BOUND_S = 3.5
+STANDBY = "as many as are wanted; this node takes the place of the next one that is lost or leaves"
 
 
 def values(cluster: EtcdCluster, prefix: str) -> list[bytes]:
@@ -98,7 +99,7 @@ def test_a_spare_takes_over_when_a_host_is_lost(
     one.check(finished=2)
     later = {line.world_size for line in one.ledger.lines if line.generation > before}
     assert later <= ({2} if nodes == "2:2" else {1, 2})
-    assert started[2].says("is in force from step")
+    assert started[2].says("is in force from step", "2 workers on 2 nodes (+h4")
 
 
 def test_a_spare_that_is_not_needed_ends_with_the_job(job: MakeJob, make_lab: MakeLab) -> None:
@@ -107,6 +108,18 @@ def test_a_spare_that_is_not_needed_ends_with_the_job(job: MakeJob, make_lab: Ma
     one.check(finished=2)
     assert {line.world_size for line in one.ledger.lines} == {2}
     assert started[2].says("succeeded")
+
+
+def test_a_spare_says_that_it_waits_and_whose_place_it_takes(job: MakeJob, make_lab: MakeLab) -> None:
+    one, (first, lost, spare) = two_and_a_spare(job, make_lab(4), "2:2")
+    spare.await_line("waiting on standby: generation 2 has 2 nodes, ", STANDBY)
+    assert not first.says("waiting on standby") and not lost.says("waiting on standby")
+    assert lost.host is not None
+    lost.host.kill_all()
+    spare.await_line("generation 3 is in force", "2 workers on 2 nodes (+h4 -h3); lost global rank 1 on h3")
+    one.finish([0, -9, 0])
+    one.check(finished=2)
+    assert not spare.says("waiting on standby", times=2), "it waits no more"
 
 
 def test_a_spare_takes_over_in_restart_mode(job: MakeJob, make_lab: MakeLab, tmp_path: Path) -> None:
@@ -120,6 +133,7 @@ def test_a_spare_takes_over_in_restart_mode(job: MakeJob, make_lab: MakeLab, tmp
     first.await_line("epoch 2 loss", "with 2 processes")
     spare = one.start(lab.hosts[3])
     await_ready(one, cluster, 3)
+    spare.await_line("waiting on standby: ", STANDBY)
     starts = first.log.count("from epoch ")
     lost_at_s = time.monotonic()
     lab.hosts[2].kill_all()
