@@ -241,24 +241,22 @@ def read_progress(
     result: bytes | None,
     agents: Mapping[str, bytes],
     members: Mapping[str, bytes],
+    replicas: Iterable[bytes],
     result_since_s: float,
 ) -> JobProgress:
-    """How far one job is, read from its own keys. agents, members: records by agent id and worker id.
+    """How far one job is, read from its own keys. agents, members: records by agent id and worker id. replicas: records
+    of replicas; the generation lists them too, but in a large job only its head is read here.
 
     A worker that waits before its loop does not count: no generation of a job that trains may list it yet, so another
     node's workers can't be let go for it.
     """
     placed: dict[str, int] = {}
-    replicas: dict[int, set[str]] = {}
     number = 0
     if generation is not None:
         record = read_message(membership_pb2.Generation, generation) or membership_pb2.Generation()
         number = record.number
         for placement in record.members:
             placed[placement.agent_id] = placed.get(placement.agent_id, 0) + 1
-        if any(placement.shard_rank for placement in record.members):  # else each worker is a replica
-            for placement in record.members:
-                replicas.setdefault(placement.replica_rank, set()).add(placement.node_name)
     ready: dict[str, int] = {}
     for worker_id, value in members.items():
         member = read_message(membership_pb2.Member, value)
@@ -274,8 +272,18 @@ def read_progress(
         restarted = agent.run_generation == number and agent.run == membership_pb2.Agent.RUNNING
         if max(placed.get(agent_id, 0), ready.get(agent_id, 0)) >= agent.slots or restarted:
             arrived.add(agent.node_name)
-    several = tuple(frozenset(nodes) for _, nodes in sorted(replicas.items()) if len(nodes) > 1)
+    several = _over_several_nodes(replicas)
     return JobProgress(number > 0, frozenset(arrived), _read_result(result, result_since_s), several)
+
+
+def _over_several_nodes(records: Iterable[bytes]) -> tuple[frozenset[str], ...]:
+    """The nodes of each replica that is not over; one within a node is lost with it alone."""
+    found = set()
+    for value in records:
+        record = read_message(membership_pb2.Replica, value)
+        if record is not None and not record.over:
+            found.add(frozenset(member.node_name for member in record.members))
+    return tuple(sorted((nodes for nodes in found if len(nodes) > 1), key=sorted))
 
 
 def _read_result(value: bytes | None, since_s: float) -> OutcomeView | None:

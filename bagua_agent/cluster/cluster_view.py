@@ -132,7 +132,7 @@ class JobProgress:
     """What a job's own keys contain. begun: it has had a generation. result: the job's own record that it is over.
 
     arrived: nodes whose workers are all in the newest generation, or ready to be taken into the next one. replicas:
-    nodes of each replica of the newest generation that has workers on several nodes.
+    nodes of each replica that is not over and has workers on several nodes.
     """
 
     begun: bool = False

@@ -48,6 +48,7 @@ class _Job:
     agents: dict[str, bytes] = field(default_factory=dict)
     agents_gone: int = 0
     members: dict[str, bytes] = field(default_factory=dict)
+    replicas: dict[str, bytes] = field(default_factory=dict)
 
 
 class ClusterPicture:
@@ -117,7 +118,12 @@ class ClusterPicture:
             if job is not None:
                 with self._odd.passing_over(JobKeys(job_id).prefix, "how far it is counts as unknown"):
                     progress[job_id] = read_progress(
-                        job.generation, job.result, job.agents, job.members, job.result_since_s
+                        job.generation,
+                        job.result,
+                        job.agents,
+                        job.members,
+                        job.replicas.values(),
+                        job.result_since_s,
                     )
         return ClusterView(
             nodes,
@@ -227,6 +233,11 @@ class ClusterPicture:
                 job.members.pop(worker_id, None)
             else:
                 job.members[worker_id] = change.value
+        elif (replica_id := id_in(keys.replicas, change.key)) is not None:
+            if change.value is None:
+                job.replicas.pop(replica_id, None)
+            else:
+                job.replicas[replica_id] = change.value
         else:
             return False
         return job_id in self._submissions

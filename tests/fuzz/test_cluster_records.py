@@ -74,6 +74,7 @@ KINDS: dict[str, type[Message]] = {
     KEYS.spec: job_pb.JobSpec,
     KEYS.agent("a"): job_pb.Agent,
     KEYS.member("a.0.w"): job_pb.Member,
+    KEYS.replica("a.0.w"): job_pb.Replica,
     KEYS.event("x"): job_pb.Event,
 }
 FOLDERS = [
