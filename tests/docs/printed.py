@@ -35,6 +35,11 @@ def printed_commands(page: str, part: str, given: Mapping[str, str] | None = Non
     return [list(islice(words, len(line))) for line in found]
 
 
+def printed_text(page: str, part: str, given: Mapping[str, str] | None = None) -> str:
+    """The text of the one block of `page` that contains `part`; given, and AssertionError: as in printed_commands()."""
+    return replaced([printed_block(page, part).text], given or {}, f"{page}: {part!r}")[0]
+
+
 def printed_block(page: str, part: str) -> Block:
     """The one block of `page` that contains `part`. Raises AssertionError if none or several do."""
     found = [block for block in blocks(ROOT / page) if part in block.text]

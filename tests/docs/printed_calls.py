@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.docs.page_blocks import ROOT, Block, commands
 
-OF_ONE_COMMAND, OF_A_BLOCK = "printed", ("printed_commands", "printed_block")
+OF_ONE_COMMAND, OF_A_BLOCK = "printed", ("printed_commands", "printed_block", "printed_text")
 
 
 @dataclass(frozen=True, slots=True)
