@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,21 @@ def test_the_published_model_knows_every_field(path: Path) -> None:
     model = model_of(path).from_dict(written)
     assert model is not None
     assert json.loads(json.dumps(model.to_dict(), default=str)) == written  # what it does not know, it drops
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
+def test_kubectl_reads_the_file_without_a_change(path: Path) -> None:
+    """As far as it goes without a cluster: to one labelled object."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    line = ["kubectl", "label", "--local", "-f", path, "read=yes", "-o", "yaml"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    read = yaml.safe_load(done.stdout)
+    assert read["metadata"]["labels"].pop("read") == "yes"
+    if not read["metadata"]["labels"]:
+        del read["metadata"]["labels"]
+    assert read == loaded(path)
 
 
 def test_an_unknown_field_is_found() -> None:

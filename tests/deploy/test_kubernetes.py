@@ -1,37 +1,78 @@
-"""The manifests of deploy/kubernetes are consistent, and their commands are valid. Schemas: scripts/check."""
+"""The manifests of deploy/kubernetes are consistent, and their commands are valid; kubectl builds and patches them.
+
+Schemas of the files themselves: scripts/check. Without kubectl the base is read from its files, and the overlay is not
+checked.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from tests.deploy.parsed import parsed
-from tests.lab.wait import eventually
+from tests.docs.printed import printed, printed_text
+from tests.lab.wait import HANG_S, eventually
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy/kubernetes/base"
+GPU = BASE.parent / "gpu"
 
 
-def objects() -> list[dict[str, Any]]:
+def kubectl(*words: str | Path) -> list[dict[str, Any]]:
+    """The objects that it prints."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    environment = {**os.environ, "KUBECONFIG": os.devnull}  # it knows no cluster
+    done = subprocess.run(
+        ["kubectl", *words], env=environment, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@cache
+def files() -> list[dict[str, Any]]:
     listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
     assert {p.name for p in BASE.iterdir()} == {*listed, "kustomization.yaml"}
     return [each for name in listed for each in yaml.safe_load_all((BASE / name).read_text())]
 
 
-def one(kind: str, name: str) -> dict[str, Any]:
-    (found,) = [o for o in objects() if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+@cache
+def objects() -> list[dict[str, Any]]:
+    return kubectl("kustomize", BASE) if shutil.which("kubectl") else files()
+
+
+def one(kind: str, name: str, among: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    (found,) = [o for o in among or objects() if (o["kind"], o["metadata"]["name"]) == (kind, name)]
     return found
 
 
 def pod_templates() -> list[dict[str, Any]]:
     return [o["spec"]["template"] for o in objects() if "template" in o.get("spec", {})]
+
+
+def names(of: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return sorted((o["kind"], o["metadata"]["name"]) for o in of)
+
+
+@pytest.mark.parametrize("overlay", [BASE, GPU], ids=lambda path: path.name)
+def test_kustomize_builds_all_objects_in_the_namespace(overlay: Path) -> None:
+    built = kubectl("kustomize", overlay)
+    assert names(built) == names(files())
+    for each in built:
+        assert kubernetes_validate.validate(each, "1.31", strict=True) == "1.31"
+        assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "bagua"
+        assert each["kind"] == "Namespace" or each["metadata"]["namespace"] == "bagua"
 
 
 def test_selectors_find_pods_and_accounts_exist() -> None:
@@ -71,28 +112,29 @@ def test_ports_that_policies_open_are_those_that_are_listened_on() -> None:
         assert container[probe]["httpGet"]["port"] in ports
 
 
-def test_the_patch_for_gpus_fits_the_job() -> None:
-    """Applied as JSON patch (RFC 6902) says: to a path whose parent is there."""
-    gpu = yaml.safe_load((BASE.parent / "gpu/kustomization.yaml").read_text())
-    assert [(BASE.parent / "gpu" / name).resolve() for name in gpu["resources"]] == [BASE]
-    (patch,) = gpu["patches"]
-    trainer = one(patch["target"]["kind"], patch["target"]["name"])
-    for change in yaml.safe_load(patch["patch"]):
-        *way, last = (w.replace("~1", "/").replace("~0", "~") for w in change["path"].split("/")[1:])
-        parent: Any = trainer
-        for step in way:
-            parent = parent[int(step) if isinstance(parent, list) else step]
-        assert change["op"] == "add"
-        if isinstance(parent, list):
-            parent.insert(int(last), change["value"])
-        else:
-            parent[last] = change["value"]
-    (container,) = trainer["spec"]["template"]["spec"]["containers"]
+def test_the_overlay_gives_each_pod_a_gpu() -> None:
+    (container,) = one("Job", "trainer", kubectl("kustomize", GPU))["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     environment = {e["name"]: e["value"] for e in container["env"]}
     flag, _, value = container["args"][0].partition("=")
     assert value == "gpu"  # what a node has; this machine may have none
     assert parsed([f"{flag}=3", *container["args"][1:]], environment).slots == 3
+
+
+def test_the_printed_patch_resizes_the_job() -> None:
+    """`kubectl patch` works on the file, as it would on the cluster's object."""
+    words = printed("docs/guide/kubernetes.md", "patch job trainer")
+    assert words == printed("deploy/README.md", "patch job trainer")
+    assert words[:5] == ["-n", "bagua", "patch", "job", "trainer"]
+    (job,) = kubectl("patch", "--local", "-f", BASE / "job.yaml", *words[5:], "-o", "yaml")
+    before, after = one("Job", "trainer", files())["spec"], job["spec"]
+    assert after == before | {"parallelism": 3, "completions": 3} != before
+
+
+def test_the_printed_arguments_are_the_jobs() -> None:
+    (container,) = one("Job", "trainer")["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-1].endswith("/char_lm.py")
+    assert yaml.safe_load(printed_text("docs/guide/kubernetes.md", "args:")) == {"args": container["args"]}
 
 
 def test_volumes_are_there() -> None:
