@@ -20,6 +20,8 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.connection import StoreConfig
 from bagua_agent.etcd.endpoints import parse_endpoint
 from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.security.certificate_files import issue_files, utc_now
+from bagua_agent.security.certificates import Role
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
 from bagua_contract.records import Generation
@@ -80,9 +82,15 @@ class Daemon:
                 metrics="true" if cluster.dashboard else "false",
                 otel=cluster.otel,
             )
+            + ("" if cluster.authority is None else self._tls(cluster.authority))
         )
         self.log = self.directory / "daemon.log"
         self.process: LabProcess | None = None
+
+    def _tls(self, authority: Path) -> str:
+        issued = issue_files(authority, self.name, Role.AGENT, (self.name, self.host.address), now=utc_now())
+        files = {"ca_file": issued.ca_file, "cert_file": issued.cert_file, "key_file": issued.key_file}
+        return "[tls]\n" + "".join(f'{name} = "{file}"\n' for name, file in files.items())
 
     def start(self, failpoints: str = "") -> None:
         env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1"}
@@ -199,14 +207,17 @@ class Cluster:
         node_lease_s: float = 2.0,
         dashboard: str = "",
         otel_port: int = 0,
+        authority: Path | None = None,
     ) -> None:
         """etcd on the lab's first host, a daemon on every other. etcd_beside: a daemon on every host, and a member of
         etcd on each of the first three. node_lease_s: how long the others miss a daemon that is frozen. dashboard:
         where daemons serve the page, and jobs their metrics at its address; empty: nowhere. otel_port: of the first
-        host, to which jobs send metrics and events; 0: nowhere."""
+        host, to which jobs send metrics and events; 0: nowhere. authority: the folder of one that issues certificates
+        to daemons; None: they have none."""
         self.lab = lab
         self.node_lease_s = node_lease_s
         self.dashboard = dashboard
+        self.authority = authority
         self.otel = f"http://{lab.hosts[0].address}:{otel_port}" if otel_port else ""
         self.directory = directory
         nodes = lab.hosts if etcd_beside else lab.hosts[1:]

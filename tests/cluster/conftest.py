@@ -18,8 +18,8 @@ MakeCluster = Callable[..., Cluster]
 
 @pytest.fixture
 def make_cluster(make_lab: MakeLab, tmp_path: Path) -> Iterator[MakeCluster]:
-    """make_cluster(nodes, slots=1, etcd_beside=False, node_lease_s=2.0, dashboard="", otel_port=0), see Cluster: with
-    its daemons started."""
+    """make_cluster(nodes, slots=1, etcd_beside=False, node_lease_s=2.0, dashboard="", otel_port=0, authority=None), see
+    Cluster: with its daemons started."""
     with ExitStack() as made:
 
         def make(
@@ -29,12 +29,15 @@ def make_cluster(make_lab: MakeLab, tmp_path: Path) -> Iterator[MakeCluster]:
             node_lease_s: float = 2.0,
             dashboard: str = "",
             otel_port: int = 0,
+            authority: Path | None = None,
         ) -> Cluster:
             lab = make_lab(nodes if etcd_beside else 1 + nodes)
             directory = tmp_path / "cluster"
             directory.mkdir()
             cluster = made.enter_context(
-                closing(Cluster(lab, directory, slots, etcd_beside, node_lease_s, dashboard, otel_port))
+                closing(
+                    Cluster(lab, directory, slots, etcd_beside, node_lease_s, dashboard, otel_port, authority)
+                )
             )
             for daemon in cluster.daemons:
                 daemon.start()

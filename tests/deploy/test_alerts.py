@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
+from tests.deploy.dashboards import ALERTS, RULES
+from tests.lab.prometheus import program
 from tests.lab.wait import HANG_S
 
-RULES = Path(__file__).parents[2] / "deploy" / "monitoring" / "alerts.yaml"
 SERIES = Path(__file__).with_name("alert_series.yaml")
-ALERTS = {rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
 
 
 def promtool(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("promtool is not installed; Debian's package is prometheus")
-    return subprocess.run([program, *words], capture_output=True, text=True, timeout=HANG_S)
+    return subprocess.run([program("promtool"), *words], capture_output=True, text=True, timeout=HANG_S)
 
 
 def cases() -> list[dict[str, Any]]:
@@ -38,8 +33,10 @@ def test_promtool_accepts_the_rules() -> None:
 def test_every_alert_fires_and_stays_silent_on_its_series() -> None:
     done = promtool("test", "rules", SERIES)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert {case["alertname"] for case in cases() if case["exp_alerts"]} == ALERTS, "each fires once"
-    assert {case["alertname"] for case in cases() if not case["exp_alerts"]} == ALERTS, "each is silent once"
+    assert {case["alertname"] for case in cases() if case["exp_alerts"]} == ALERTS.keys(), "each fires once"
+    assert {case["alertname"] for case in cases() if not case["exp_alerts"]} == ALERTS.keys(), (
+        "each is silent once"
+    )
 
 
 def test_a_rule_that_never_fires_is_found(tmp_path: Path) -> None:

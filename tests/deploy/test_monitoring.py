@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import Any
 
 import promql_parser
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
@@ -25,25 +23,19 @@ from bagua_agent.service.scheduling.queue_account import QueueAccount
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.time_use import STEP_TIME_BOUNDS_S
+from tests.deploy.dashboards import ALERTS, DASHBOARDS, shown_queries
 
-MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
-DASHBOARDS = [json.loads(path.read_text()) for path in sorted(MONITORING.glob("grafana-*.json"))]
-ALERTS = yaml.safe_load((MONITORING / "alerts.yaml").read_text())
 COUNTERS_OF_NET = Path(__file__).parents[2] / "bagua_core" / "net" / "plugin" / "counters.h"
 
 
 def queries() -> Iterator[str]:
-    for group in ALERTS["groups"]:
-        yield from (rule["expr"] for rule in group["rules"])
-    yield from shown_queries()
+    yield from ALERTS.values()
+    yield from all_shown()
 
 
-def shown_queries() -> Iterator[str]:
-    """Those of panels and of their marks."""
-    for dashboard in DASHBOARDS:
-        for panel in dashboard["panels"]:
-            yield from (target["expr"] for target in panel["targets"])
-        yield from (each["expr"] for each in dashboard["annotations"]["list"])
+def all_shown() -> Iterator[str]:
+    for path in DASHBOARDS:
+        yield from shown_queries(path)
 
 
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, set[str]]]:
@@ -154,7 +146,7 @@ NOT_SHOWN = {
 
 
 def test_every_series_is_on_a_panel_or_has_a_reason_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = {s.name for query in shown_queries() for s in selectors(promql_parser.parse(query))}
+    shown = {s.name for query in all_shown() for s in selectors(promql_parser.parse(query))}
     buckets = {name.removesuffix("_bucket") for name in shown if name.endswith("_bucket")}
     shown |= {f"{name}_{part}" for name in buckets for part in ("count", "sum")}
     there = served(monkeypatch).keys()
@@ -162,7 +154,7 @@ def test_every_series_is_on_a_panel_or_has_a_reason_why_not(monkeypatch: pytest.
     assert NOT_SHOWN.keys() <= there - shown, "a reason for what is shown, or is not served any more"
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard["uid"])
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=lambda dashboard: dashboard["uid"])
 def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
     taken = set()
     for panel in dashboard["panels"]:

@@ -8,8 +8,8 @@ Marks of shell blocks: `not run: REASON`, or `run`: its commands are jobs of one
 it takes minutes or a package of another project. Behind it, `, script: EXAMPLE` says which file is the reader's
 train.py, `, ends: WORD` how the jobs end (test_page_commands.py lists the words), and `, needs: MODULE MODULE` which
 modules they import beside torch.
-Of both, and of texts with commands behind a prompt: `run by: TEST TEST`: these tests take all of the block's commands
-or its code from the page (printed.py).
+Of both, of every YAML and PromQL block, and of texts with commands behind a prompt: `run by: TEST TEST`: these tests
+take all of the block's commands or its code from the page (printed.py).
 """
 
 from __future__ import annotations

@@ -83,6 +83,8 @@ def test_every_block_is_of_a_known_kind(page: Path) -> None:
             assert yaml.safe_load(block.text)
         elif block.language == "toml":
             assert tomllib.loads(block.text)
+        if block.language in ("yaml", "promql"):
+            assert RUN_BY.fullmatch(block.mark), f"{place}: no mark says which test uses it"
 
 
 def test_the_daemon_accepts_the_configurations_that_pages_show() -> None:
