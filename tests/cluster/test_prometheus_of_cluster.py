@@ -68,3 +68,10 @@ def test_prometheus_discovers_submitted_jobs_and_warns_of_a_lost_node(
         prometheus.await_alert(lost, fires=False)
         waits.hurry()
         assert waits.await_outcome().exit_code == 0
+
+        none_schedules = {"alertname": "BaguaNoScheduler", "severity": "critical"}
+        assert none_schedules not in prometheus.firing()
+        for daemon in cluster.daemons:
+            daemon.kill()
+        prometheus.await_data('up{job="bagua-daemons"} == 0')
+        prometheus.await_alert(none_schedules, fires=True)
