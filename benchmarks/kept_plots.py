@@ -128,6 +128,13 @@ def submit_start(values: Any) -> dict[str, Bars]:
     return {"start": times}
 
 
+def newcomer(values: Any) -> dict[str, Bars]:
+    times = Bars("seconds since the start of git clone")
+    for milestone in values:
+        times.add(milestone["what"], "reached", milestone["at_s"])
+    return {"times": times}
+
+
 def scale_effect(values: Any) -> dict[str, Bars]:
     times = Bars("seconds (median, range)")
     for row, name in (("job started", "started_s"), ("scaled up", "up_s"), ("scaled down", "down_s")):
@@ -294,7 +301,7 @@ KINDS: dict[str, Callable[[Any], dict[str, Bars]]] = {
     for function in (
         faults, chaos, cluster_scale, submit_start, scale_effect, steps, kernels, load_balancing, cached_dataset,
         fused_optimizer, uneven_workers, lost_in_round, rendezvous_churn, sharded, deterministic, group_rebuild,
-        autotune, gpu_kernels,
+        autotune, gpu_kernels, newcomer,
     )
 }  # fmt: skip
 
