@@ -2,11 +2,14 @@
 
 One process per worker, one track per thread, all on the reader's time axis. On a track spans nest or follow each other,
 as the format demands: what overlaps on a track of operations goes to further tracks of the same name.
-Source of the format: "Trace Event Format", Google, sections on complete, instant and metadata events.
+Source of the format: "Trace Event Format", Google, sections on complete, instant and metadata events. Perfetto drops a
+span that ends behind the one around it, by a nanosecond too, and its versions round or truncate microseconds.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -119,17 +122,25 @@ def lanes_of(spans: Iterable[Span]) -> list[list[Span]]:
 
 def _event(span: Span, process: int, thread: int, clock: HostClock, origin_ns: int) -> dict[str, Any]:
     begin_ns = clock.own_ns(span.begin_ns)
-    at_us = (begin_ns - origin_ns) / 1000
+    at_us = _microseconds(begin_ns - origin_ns)
     event: dict[str, Any] = {"name": span.name, "cat": span.track, "pid": process, "tid": thread, "ts": at_us}
     if span.duration_ns:
         # by both ends, so that what ends together still does where the clock drifts
-        event |= {"ph": "X", "dur": (clock.own_ns(_end_ns(span)) - begin_ns) / 1000}
+        event |= {"ph": "X", "dur": _microseconds(clock.own_ns(_end_ns(span)) - begin_ns)}
     else:
         event |= {"ph": "i", "s": "t"}
     if span.value != NO_VALUE:
         event["name"] = f"{span.name} {span.value}"
         event["args"] = {_VALUE_NAMES.get(span.name, "generation"): span.value}
     return event
+
+
+def _microseconds(duration_ns: int) -> float:
+    """The number from which a reader gets `duration_ns` back, whether it rounds or truncates to nanoseconds."""
+    value = duration_ns / 1000
+    while int(value * 1000) < duration_ns:
+        value = math.nextafter(value, math.inf)
+    return value
 
 
 def _generations(trace: JobTrace, workers: list[WorkerTrace], origin_ns: int) -> list[dict[str, Any]]:
@@ -151,8 +162,9 @@ def _generations(trace: JobTrace, workers: list[WorkerTrace], origin_ns: int) ->
     ]
     ordered = sorted(entries.items())
     # in the order of the numbers: two clocks may disagree about entries that lie close together
-    ends_ns = [*(entry[0] for _, entry in ordered[1:]), end_ns]
-    for (number, (begin_ns, position)), until_ns in zip(ordered, ends_ns, strict=True):
+    begins_ns = list(itertools.accumulate((at_ns for _, (at_ns, _) in ordered), max))
+    ends_ns = [*begins_ns[1:], max([end_ns, *begins_ns[-1:]])]
+    for (number, (_, position)), begin_ns, until_ns in zip(ordered, begins_ns, ends_ns, strict=True):
         events.append(
             {
                 "name": f"generation {number}: {position.world_size} workers",
@@ -160,8 +172,8 @@ def _generations(trace: JobTrace, workers: list[WorkerTrace], origin_ns: int) ->
                 "ph": "X",
                 "pid": JOB_PROCESS,
                 "tid": 1,
-                "ts": (begin_ns - origin_ns) / 1000,
-                "dur": max(0, until_ns - begin_ns) / 1000,
+                "ts": _microseconds(begin_ns - origin_ns),
+                "dur": _microseconds(until_ns - begin_ns),
                 "args": {
                     "generation": number,
                     "kind": position.kind,

@@ -20,6 +20,7 @@ from bagua_agent.config.job_config import StoreCredentials
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_launch.main import cli
+from tests.agent.cluster_client.trace_format import check_format
 from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob
 from tests.faults.job import DEADLINE_S, SAMPLES, Job
@@ -27,7 +28,6 @@ from tests.lab.wait import eventually
 
 Event = dict[str, Any]
 STEPS = 40
-ROUNDING_US = 0.002
 
 
 def command(etcd: EmbeddedEtcd, *words: str) -> tuple[int, str]:
@@ -47,22 +47,6 @@ def tracks(content: Event) -> Iterator[tuple[str, str, list[Event]]]:
     for (pid, tid), spans in found.items():
         complete = [e for e in spans if e["ph"] == "X"]
         yield process[pid], thread[pid, tid], sorted(complete, key=lambda e: (e["ts"], -e["dur"]))
-
-
-def check_format(content: Event) -> None:
-    """Rules of the trace event format: required fields, and on a track spans nest or follow each other."""
-    for event in content["traceEvents"]:
-        assert {"name", "ph", "pid", "tid"} <= event.keys() and event["ph"] in "MXi", event
-        assert event["ph"] == "M" or event["ts"] >= 0, event
-        assert event["ph"] != "X" or event["dur"] >= 0, event
-    for process, track, spans in tracks(content):
-        open_until: list[float] = []
-        for span in spans:
-            end = span["ts"] + span["dur"]
-            while open_until and open_until[-1] <= span["ts"] + ROUNDING_US:
-                open_until.pop()
-            assert not open_until or end <= open_until[-1] + ROUNDING_US, (process, track, span)
-            open_until.append(end)
 
 
 def script_of(content: Event) -> dict[str, list[Event]]:

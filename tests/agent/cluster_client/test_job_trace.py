@@ -21,6 +21,7 @@ from bagua_agent.cluster_client.job_trace import (
     sample_of,
 )
 from bagua_contract import trace_pb2
+from tests.agent.cluster_client.trace_format import check_format, dropped, rounded, truncated
 
 
 @given(st.integers(-(10**15), 10**15), st.integers(0, 10**7), st.integers(0, 10**7))
@@ -198,3 +199,53 @@ def test_two_hosts_with_different_clocks_share_one_axis() -> None:
     [generation] = [e for e in events if e.get("cat") == "generation" and e["ph"] == "X"]
     assert generation["name"] == "generation 3: 2 workers"
     assert json.loads(text)["otherData"]["missing"] == ["node c is missing"]
+
+
+@st.composite
+def steps_of_a_script(draw: st.DrawFn) -> list[Span]:
+    """Steps one after the other, each with parts that nest in it and may end with it."""
+    found, at_ns = [], draw(st.integers(0, 10**9))
+    for number in range(draw(st.integers(1, 4))):
+        marks = sorted(draw(st.lists(st.integers(0, 200_001), min_size=4, max_size=4)))
+        begin, inner, inner_end, end = (at_ns + mark for mark in marks)
+        found.append(Span("step", "script", begin, end - begin, number))
+        found.append(Span("backward", "script", inner, end - inner, -1))
+        found.append(Span("bucket wait", "script", inner, inner_end - inner, -1))
+        at_ns = end
+    return found
+
+
+@st.composite
+def clocks(draw: st.DrawFn) -> HostClock:
+    """Of a host that drifts by up to a thousandth within 10 ms."""
+    offset, drift = draw(st.integers(-(10**9), 10**9)), draw(st.integers(-(10**4), 10**4))
+    return HostClock(sample_of(0, offset, 0), sample_of(10**7, 10**7 + offset + drift, 10**7))
+
+
+@given(
+    st.lists(st.tuples(steps_of_a_script(), spans, clocks()), min_size=1, max_size=3),
+    st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
+)
+def test_perfetto_takes_every_span(
+    workers: list[tuple[list[Span], list[Span], HostClock]], entries_ns: list[int]
+) -> None:
+    trace = JobTrace("demo", 4)
+    for rank, (script, operations, clock) in enumerate(workers):
+        trace.clocks[f"agent-{rank}"] = clock
+        found = WorkerTrace(f"worker-{rank}", f"agent-{rank}", "node")
+        found.spans += [*script, *operations, Span("announced", "bagua-session", script[0].begin_ns, 0, 1)]
+        # each worker enters by its own clock, so entries of two workers can be in another order than their numbers
+        for number, entry_ns in enumerate(entries_ns):
+            if number % len(workers) == rank:
+                at_ns = script[0].begin_ns + entry_ns
+                found.positions.append(trace_pb2.Position(at_ns=at_ns, generation=number + 1, world_size=1))
+        trace.workers[found.worker_id] = found
+    check_format(json.loads(json.dumps(chrome_trace(trace))))
+
+
+def test_a_span_that_ends_a_nanosecond_behind_its_outer_one_is_found() -> None:
+    outer = {"name": "step 1", "ph": "X", "pid": 1, "tid": 1, "ts": 0.0, "dur": 2.0}
+    inner = {"name": "commit", "ph": "X", "pid": 1, "tid": 1, "ts": 1.0, "dur": 1.001}
+    assert dropped([outer, inner], rounded) == [inner]
+    assert dropped([outer, {**inner, "dur": 1.0}], rounded) == []
+    assert (truncated(1.001), rounded(1.001)) == (1000, 1001), "1.001 is a little less in binary"
