@@ -64,6 +64,8 @@ def test_prometheus_shows_a_job_and_warns_of_too_few_nodes(
         came = start(other)
         one.await_world(2, after_step=max(before, one.step))
         prometheus.await_alert(too_few, fires=False)
+        for first in ('bagua_generations_total{kind="failover"}', 'bagua_time_seconds_total{use="failover"}'):
+            prometheus.await_data(f"max(increase({first}[5m]))", above=0.0)
 
         prometheus.await_data(f'bagua_worker_restarts_total{{instance="{other}"}} == 0')
         came.workers[0].kill()
