@@ -58,6 +58,22 @@ bagua_browser() {
   echo "not installed: chromium; tests of the dashboard's page are skipped" >&2
 }
 
+bagua_containers() {
+  # Podman for the test of the image, about 110 MB; without it that test is skipped, with the reason. debootstrap makes a
+  # base image where no registry is reached.
+  local missing=() program
+  for program in podman crun iptables debootstrap; do
+    command -v $program >/dev/null || missing+=("$program")
+  done
+  [ -x /usr/lib/podman/netavark ] && [ -x /usr/lib/podman/aardvark-dns ] || missing+=(netavark aardvark-dns)
+  [ ${#missing[@]} -eq 0 ] && return 0
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing ${missing[*]}"
+    bagua_apt update && bagua_apt install -y --no-install-recommends "${missing[@]}" && return 0
+  fi
+  echo "not installed: ${missing[*]}; the test of the container image is skipped" >&2
+}
+
 bagua_python() {
   local candidate
   for candidate in ${BAGUA_PYTHON:-python3.11 python3.12 python3.13 python3.14 python3}; do
