@@ -79,7 +79,10 @@ def test_a_job_waits_for_its_start_size(job: MakeJob, make_lab: MakeLab) -> None
     *options, script = printed("docs/training-script.md", "--sizes 2,4,8", given)
     one = job(options=options, file=Path(script), samples=240)
     one.hurry()
-    first, *_ = [one.start(host) for host in lab.hosts[:3]]
+    first = one.start(lab.hosts[0])
+    first.await_line("this node leads")  # the leader says what the job waits for
+    for host in lab.hosts[1:3]:
+        one.start(host)
     first.await_line("waiting: 3 of 4 nodes")
     one.start(lab.hosts[3])
     one.finish()
