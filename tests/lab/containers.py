@@ -15,11 +15,9 @@ from pathlib import Path
 
 from tests.lab import namespaces
 from tests.lab.namespaces import LabError
-from tests.lab.wait import patiently
+from tests.lab.wait import HANG_S, patiently
 
 SPACE = Path(__file__).with_name("containers.sh")
-COMMAND_S = 120.0
-_END_S = 30.0
 _PROGRAMS = ("podman", "crun", "conmon", "iptables", "bash", "stat")
 _NETWORK_PROGRAMS = ("netavark", "aardvark-dns")  # podman's own, outside PATH
 _NETWORK_PATH = "/usr/lib/podman:/usr/libexec/podman:/usr/local/libexec/podman"
@@ -103,7 +101,7 @@ class Containers:
     def podman(
         self,
         *words: str | Path,
-        limit_s: float = COMMAND_S,
+        limit_s: float = HANG_S,
         outside: bool = False,
         env: Mapping[str, str] = {},
     ) -> str:
@@ -118,7 +116,7 @@ class Containers:
         self,
         words: Sequence[str | Path],
         *,
-        limit_s: float = COMMAND_S,
+        limit_s: float = HANG_S,
         outside: bool = False,
         env: Mapping[str, str] = {},
     ) -> subprocess.CompletedProcess[str]:
@@ -170,11 +168,11 @@ class Containers:
         assert self._space.stdin is not None and self._space.stdout is not None
         self._space.stdin.close()
         try:
-            patiently(self._space.wait, _END_S)
+            patiently(self._space.wait, HANG_S)
         finally:
             self._space.kill()  # no-op after the wait
         for process in self._started:
-            patiently(process.wait, _END_S)
+            patiently(process.wait, HANG_S)
         self._space.stdout.close()
         shutil.rmtree(self._directory)
 
