@@ -24,6 +24,7 @@ bagua_packages() {
   [ -x /usr/sbin/sshd ] || missing+=(openssh-server openssh-client) # lab hosts that are reached over ssh
   command -v redis-server >/dev/null || missing+=(redis-server) # a backend of cached data sets; tests start their own
   command -v promtool >/dev/null || lean+=(prometheus) # runs the alert rules and the dashboards' queries
+  [ -x /usr/sbin/slurmctld ] || lean+=(slurmctld slurmd slurm-client munge) # batch jobs on lab hosts
   # a kernel that tests boot, for control groups of each kind; only packaged for this processor
   [ "$(uname -m)" != x86_64 ] || command -v linux.uml >/dev/null || missing+=(user-mode-linux)
   local all=("${missing[@]}" "${lean[@]}")
