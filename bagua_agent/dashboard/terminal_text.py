@@ -20,15 +20,17 @@ def summary_line(page: Page) -> str:
     why = f" {said['why']}" if said["why"] and said["level"] != "good" else ""
     share = page["goodput"]["share"]
     goodput = "" if share is None else f"  goodput {share:.1%}"
-    return plain_line(f"{at} {said['what']}{why}  {progress_line(page)}{goodput}")
+    progress = progress_line(page)
+    return plain_line(f"{at} {said['what']}{why}{'  ' if progress else ''}{progress}{goodput}")
 
 
 def progress_line(page: Page) -> str:
+    """Empty where no worker reports: before the first step, after the end, and in restart mode."""
     now = page["progress"]
-    parts = [
-        f"step {now['step']}"
-        + (f" of {now['total']} ({now['step'] / now['total']:.0%})" if now["total"] else "")
-    ]
+    parts = []
+    if now["step"]:
+        total = f" of {now['total']} ({now['step'] / now['total']:.0%})" if now["total"] else ""
+        parts.append(f"step {now['step']}{total}")
     if now["steps_per_s"]:
         parts.append(f"{now['steps_per_s']:.3g} steps/s")
     if now["samples_per_s"]:
@@ -65,8 +67,7 @@ def screen(page: Page, columns: int, lines: int) -> list[str]:
         f"job {page['job']}  generation {now['generation']}  {at}",
         f"[{_MARKS[said['level']]}] {said['what']}",
         *(f"     {text}" for text in (said["why"], said["next"] and f"-> {said['next']}") if text),
-        progress_line(page),
-        *filter(None, [goodput_line(page)]),
+        *filter(None, [progress_line(page), goodput_line(page)]),
         "",
     ]
     changes = [

@@ -26,7 +26,7 @@ function showHead(page) {
 function showNow(page) {
   const now = page.progress;
   const facts = [
-    ["Step", now.total ? `${number(now.step)} of ${number(now.total)}` : number(now.step)],
+    ["Step", now.total ? `${number(now.step)} of ${number(now.total)}` : number(now.step || null)],
     ["Steps per second", number(now.steps_per_s)],
     ["Samples per second", number(now.samples_per_s)],
     ["Remaining", seconds(now.eta_s)],

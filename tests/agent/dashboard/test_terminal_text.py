@@ -34,6 +34,15 @@ def test_a_screen_begins_with_the_verdict_and_the_progress() -> None:
     assert any("generation 3 (failover), cost 1.5 s: 2 workers (-h2); lost h2" in line for line in lines)
 
 
+def test_no_step_is_shown_where_no_worker_reports_one() -> None:
+    """As of a job that has ended: its workers are gone."""
+    series, seen = JobSeries(), facts(NOW_S, agents=(), events=(FORMED, IN_FORCE))
+    series.take(seen)
+    shown = page_data(seen, series, "")
+    assert not any(line.startswith("step ") for line in screen(shown, 200, 100))
+    assert "step 0" not in summary_line(shown)
+
+
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (20, 5), (200, 8)])
 def test_a_screen_fits_its_terminal(columns: int, lines: int) -> None:
     shown = screen(page(slots=50), columns, lines)
