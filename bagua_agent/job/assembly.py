@@ -61,7 +61,6 @@ class NodeParts:
     keys: JobKeys
     narrator: console.Narrator
     timers: Timers
-    writes: DesiredWrites
     sessions: SessionServer
 
 
@@ -93,8 +92,6 @@ def node_parts(
     opened: ExitStack,
 ) -> NodeParts:
     timers = Timers(lambda: inbox.put(None))
-    writes = DesiredWrites(timers)
-    opened.callback(writes.stop)
     socket = session_socket(directory)
     sessions = SessionServer(
         str(socket), config.slots, lambda worker_id, message: inbox.put(WorkerSaid(worker_id, message))
@@ -107,7 +104,7 @@ def node_parts(
     workers.on_not_spawned = sessions.forget
     narrator = console.Narrator(workers.output.say, node_name, workers.output.show_status)
     keys = JobKeys(config.job_id)
-    return NodeParts(config, agent_id, node_name, workers, inbox, keys, narrator, timers, writes, sessions)
+    return NodeParts(config, agent_id, node_name, workers, inbox, keys, narrator, timers, sessions)
 
 
 def job_parts(
@@ -143,6 +140,8 @@ def job_parts(
     lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(found.nodes, config.min_nodes))
     leased = LeasedKeys(store, lease_ttl_s, lambda event: inbox.put(LeaseChanged(event)))
     opened.callback(leased.close)
+    writes = DesiredWrites(node.timers)
+    opened.callback(writes.stop)  # waits for the write under way, which may go on to remove leased keys
     writer = HistoryWriter(store, on_event)
     opened.callback(writer.stop)
     job = JoinedJob(
@@ -152,7 +151,7 @@ def job_parts(
         seen,
         store,
         leased,
-        node.writes,
+        writes,
         node.timers,
         node.narrator,
         HistoryKeeper(keys, node.node_name, writer),

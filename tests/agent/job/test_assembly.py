@@ -1,0 +1,74 @@
+"""The parts of an agent are closed in an order in which none is used after it was closed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bagua_agent.base.timers import Timers
+from bagua_agent.config.etcd_credentials import store_config
+from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.job.assembly import NodeParts, job_parts
+from bagua_agent.job.create_or_join import JobFound
+from bagua_agent.rpc.job_identity import make_identity
+from bagua_contract import membership_pb2 as pb
+from tests.lab.wait import HANG_S
+
+
+@pytest.fixture
+def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
+    store = Store(store_config((etcd.endpoint,), StoreCredentials()))
+    store.connect(HANG_S)
+    yield store
+    store.close()
+
+
+def test_a_write_under_way_may_remove_leased_keys_while_the_agent_ends(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It writes how a worker ended, and then removes the worker's key."""
+    begun, closing, closed = threading.Event(), threading.Event(), threading.Event()
+    close = LeasedKeys.close
+
+    def close_and_tell(leased: LeasedKeys) -> None:
+        close(leased)
+        closed.set()
+
+    monkeypatch.setattr(LeasedKeys, "close", close_and_tell)
+    keys = JobKeys("job")
+    config = JobConfig("job", WorkerCommand(CommandKind.SCRIPT, "train.py"))
+    some: Any = SimpleNamespace(worker_ids=(), output=None, traces=None, tell_disagreement=None)
+    node = NodeParts(config, "a", "h1", some, queue.SimpleQueue(), keys, some, Timers(lambda: None), some)
+    spec = pb.JobSpec(nonce="n")
+    with ExitStack() as opened:
+        found = JobFound(spec, make_identity("job"), nodes=1)
+        parts = job_parts(
+            node,
+            store,
+            "127.0.0.1",
+            found,
+            hosts_store=False,
+            opened=opened,
+            on_event=lambda key, value: None,
+        )
+        opened.callback(closing.set)
+
+        def write() -> None:
+            begun.set()
+            assert closing.wait(HANG_S)
+            closed.wait(0.3)  # in which the leased keys are closed, if they do not wait for this write
+            parts.job.leased.remove(keys.member("a.0.x"))
+
+        parts.job.writes.until_done("departed a.0.x", write)
+        assert begun.wait(HANG_S)
+    assert closed.is_set() and "used after they were closed" not in caplog.text
