@@ -337,6 +337,7 @@ class JobLoop:
                 closed=seen.closing,
                 leaving_signal=seen.leaving_signal,
                 leaving_for_s=None if seen.leaving_since_s is None else now_s - seen.leaving_since_s,
+                leave_known=seen.leave_is_known(self._agent_id),
                 shutdown_timeout_s=self._config.shutdown_timeout_s,
                 job_goes_on=left.goes_on and seen.result is None,
                 awaits_result=left.awaits_result,

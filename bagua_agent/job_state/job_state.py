@@ -84,6 +84,11 @@ class JobSeen:
         record = 0 if self.generation is None else self.generation.node_count
         return max(len(self.view.agents), record)
 
+    def leave_is_known(self, own_agent_id: str) -> bool:
+        """Whether etcd has that this node leaves; in part of the picture, which lacks agents, it is taken to have."""
+        own = self.view.agents.get(own_agent_id)
+        return own is None or own.leaving or not self.whole
+
     def others_stay(self, own_agent_id: str) -> bool:
         """Whether another node is there that does not leave; in part of the picture, whether the record has one."""
         if any(a.agent_id != own_agent_id and not a.leaving for a in self.view.agents.values()):

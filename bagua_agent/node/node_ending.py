@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from bagua_contract import membership_pb2 as pb
 
 STORE_AWAY_AT_THE_END_S = 10.0
+UNKNOWN = "left, but etcd did not take this node's leave: whether other nodes go on with the job is not known"
 RESULT_GRACE_S = 5.0  # between SIGTERM and SIGKILL for workers of a job that failed, or ended without them
 
 
 @dataclass(frozen=True, slots=True)
 class EndingSituation:
     """result: outcome and exit code once the job has them. closed: every worker has committed its last step, and those
-    here have been told. leaving_for_s: since the first signal; infinite
-    once workers are to end at once. job_goes_on: other nodes stay. awaits_result: the leader is about to say how the
-    job ended. prospect: the future of the job without this node. trained: a worker here confirmed the last commit."""
+    here have been told. leaving_for_s: since the first signal; infinite once workers are to end at once. leave_known:
+    etcd has that this node leaves, so of several that leave at once the last sees the others. job_goes_on: other
+    nodes stay. awaits_result: the leader is about to say how the job ended. prospect: the future of the job without
+    this node. trained: a worker here confirmed the last commit."""
 
     workers_running: int
     result: tuple[int, int] | None
     closed: bool
     leaving_signal: int
     leaving_for_s: float | None
+    leave_known: bool
     shutdown_timeout_s: float
     job_goes_on: bool
     awaits_result: bool
@@ -61,12 +65,14 @@ def how_it_ends(s: EndingSituation) -> Ending | None:
 def _leaving(s: EndingSituation, waited_s: float) -> Ending | None:
     interrupted = 128 + s.leaving_signal
     if s.workers_running == 0:
+        may_wait = s.store_away_for_s <= STORE_AWAY_AT_THE_END_S and waited_s < s.shutdown_timeout_s
         if s.job_goes_on:
-            return Ending(0, s.prospect)
+            if s.leave_known or waited_s == math.inf:
+                return Ending(0, s.prospect)
+            return None if may_wait else Ending(interrupted, UNKNOWN)
         if s.result is not None:
             return Ending(0 if s.result[0] == pb.Result.SUCCEEDED else interrupted, "")
-        store_answers = s.store_away_for_s <= STORE_AWAY_AT_THE_END_S
-        if s.awaits_result and store_answers and waited_s < s.shutdown_timeout_s:
+        if s.awaits_result and may_wait:
             return None
         return Ending(interrupted, s.prospect)
     if waited_s >= s.shutdown_timeout_s:

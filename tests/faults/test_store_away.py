@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+
+from bagua_agent.node.node_ending import UNKNOWN
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import STEPS
 
@@ -47,3 +50,19 @@ def test_the_job_ends_while_etcd_is_away(job: MakeJob, make_lab: MakeLab) -> Non
     one.check(finished=2)
     for node in nodes:
         assert node.says("succeeded")
+
+
+def test_no_node_that_leaves_meanwhile_claims_that_the_job_goes_on(job: MakeJob, make_lab: MakeLab) -> None:
+    """As when a batch system signals every process at once, etcd too: each node would rely on the others."""
+    lab = make_lab(2)
+    cluster = lab.etcd(lab.hosts[0])
+    one = job(endpoints=cluster.endpoints, nodes="1:2")
+    nodes = [one.start(lab.hosts[0]), one.start(lab.hosts[1])]
+    one.await_world(2)
+    cluster.kill()
+    for node in nodes:
+        for process in (node, *node.workers):
+            process.send(signal.SIGTERM)
+    one.finish([128 + signal.SIGTERM] * 2)
+    for node in nodes:
+        assert node.says(UNKNOWN) and not node.says("goes on without this node")

@@ -22,6 +22,7 @@ TRAINING = EndingSituation(
     closed=False,
     leaving_signal=0,
     leaving_for_s=None,
+    leave_known=True,
     shutdown_timeout_s=30.0,
     job_goes_on=True,
     awaits_result=False,
@@ -34,6 +35,7 @@ LEAVING = replace(TRAINING, leaving_signal=15, leaving_for_s=1.0)
 SUCCEEDED = (pb.Result.SUCCEEDED, 0)
 FAILED = (pb.Result.FAILED, 7)
 STOPPED = (pb.Result.STOPPED, 0)
+UNKNOWN_TO_OTHERS = replace(LEAVING, workers_running=0, leave_known=False)
 LEFT_TO_THE_LEADER = replace(LEAVING, workers_running=0, job_goes_on=False, awaits_result=True)
 
 
@@ -77,6 +79,16 @@ LEFT_TO_THE_LEADER = replace(LEAVING, workers_running=0, job_goes_on=False, awai
         (replace(LEAVING, workers_running=0, job_goes_on=False, result=SUCCEEDED), 0, None),
         (replace(LEAVING, workers_running=0, job_goes_on=False, result=FAILED), 128 + 15, None),
         (replace(LEAVING, workers_running=0, job_goes_on=False, result=STOPPED), 128 + 15, None),
+        # other nodes stay, unless they leave at the same moment: etcd has yet to say so
+        (UNKNOWN_TO_OTHERS, None, None),
+        (replace(UNKNOWN_TO_OTHERS, leaving_for_s=30.0), 128 + 15, None),
+        (
+            replace(UNKNOWN_TO_OTHERS, leaving_for_s=INFINITE),
+            0,
+            None,
+        ),  # a signal more, or nothing has begun here
+        (replace(UNKNOWN_TO_OTHERS, store_away_for_s=1.0), None, None),
+        (replace(UNKNOWN_TO_OTHERS, store_away_for_s=STORE_AWAY_AT_THE_END_S + 1), 128 + 15, None),
         # all nodes leave: the leader is about to say how the job ended
         (replace(LEFT_TO_THE_LEADER, leaving_for_s=29.9), None, None),
         (replace(LEFT_TO_THE_LEADER, leaving_for_s=30.0), 128 + 15, None),
