@@ -114,6 +114,7 @@ class RestartedWorkers:
             return
         self._sessions.forget(worker_id)
         worker, cause = self._workers.ended(worker_id, returncode)
+        returncode = cause.exit_code
         wanted = self._wanted
         if wanted is None or self._running != wanted.number or self._job.seen.stopping:
             # sent away for a newer generation, or because the job or this node's part is over

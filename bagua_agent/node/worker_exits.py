@@ -114,6 +114,7 @@ class WorkerExits:
     def take(self, worker_id: str, returncode: int, last: LastSeen, now_s: float) -> bool:
         """Once per worker, which must be known to `workers`. Whether its end was unexpected."""
         worker, cause = self._workers.ended(worker_id, returncode)
+        returncode = cause.exit_code
         seen, keys, store = self._job.seen, self._job.keys, self._job.store
         leaving = seen.leaving_since_s is not None or last.left_alone
         failure = self._failure(worker, returncode, cause, last)

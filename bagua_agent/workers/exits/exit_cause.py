@@ -24,10 +24,13 @@ _NATIVE_FRAME = re.compile(r"^\s*(frame #\d+: |<omitting python frames>)")
 # What the C++ runtime prints before it aborts
 _TERMINATED = re.compile(r"terminate called after throwing an instance of '([^']+)'\s+what\(\): *(.*)")
 
+_ABORTED = "terminate called without an active exception"
+
 
 @dataclass(frozen=True, slots=True)
 class ExitCause:
-    """exit_code: negative for the number of a signal. summary: one line for a person."""
+    """exit_code: negative for the number of a signal; 1 where an exception came before an abort on the way out.
+    summary: one line for a person."""
 
     exit_code: int
     signal_name: str | None
@@ -47,6 +50,8 @@ def exit_cause(
     that its signal is not taken for another's. out_of_memory: the kernel's record of it. Never raises."""
     message, callstack = _recorded(error_file_text)
     stderr_tail = _RANK_PREFIX.sub("", stderr_tail)
+    if returncode == -signal.SIGABRT and not killed_for and _aborted_on_its_way_out(stderr_tail):
+        returncode = 1
     name = signal_name(returncode)
     if returncode == 0:
         return ExitCause(0, None, "exit code 0", "", False)
@@ -116,6 +121,13 @@ def _terminated_by(stderr_tail: str) -> str:
     """The C++ exception that nothing caught, or nothing."""
     found = _TERMINATED.search(stderr_tail)
     return f"{found[1]}: {found[2].strip()}" if found else ""
+
+
+def _aborted_on_its_way_out(stderr_tail: str) -> bool:
+    """Whether an exception that nothing caught is followed by an abort alone: C++ threads, such as those of torch's
+    process group, that still run when the interpreter ends. Python would have ended with 1, and sometimes does."""
+    lines = [line for line in stderr_tail.splitlines() if line.strip()]
+    return lines[-1:] == [_ABORTED] and lines[-2:-1] == [_exception_in("\n".join(lines[:-1]))]
 
 
 def _last_lines(text: str) -> str:

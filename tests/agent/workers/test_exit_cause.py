@@ -77,6 +77,34 @@ def test_signal_after_an_exception() -> None:
     assert cause.traceback_tail.endswith("ValueError: boom")
 
 
+ABORTED = "terminate called without an active exception\n"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        (TRACEBACK + ABORTED, (1, "ValueError: boom", None)),
+        (
+            "[rank0]: " + TRACEBACK.rstrip().replace("\n", "\n[rank0]: ") + "\n\n" + ABORTED,
+            (1, "ValueError: boom", None),
+        ),
+        (ABORTED, (-6, "killed by SIGABRT", "SIGABRT")),
+        ("loss: 0.5\n" + ABORTED, (-6, "killed by SIGABRT", "SIGABRT")),
+        (TRACEBACK + "went on: yes\n" + ABORTED, (-6, "killed by SIGABRT", "SIGABRT")),
+        (TRACEBACK, (-6, "killed by SIGABRT", "SIGABRT")),
+    ],
+)
+def test_an_abort_behind_an_exception_that_nothing_caught(
+    stderr: str, expected: tuple[int, str, str | None]
+) -> None:
+    """torch's threads abort some interpreters on their way out; the exception is what ended the script."""
+    cause = exit_cause(-signal.SIGABRT, None, stderr)
+    assert (cause.exit_code, cause.summary, cause.signal_name) == expected
+    assert cause.script_failure
+    killed = exit_cause(-signal.SIGABRT, None, stderr, killed_for="it hung")
+    assert (killed.exit_code, killed.script_failure) == (-signal.SIGABRT, False)
+
+
 def test_tail_is_bounded() -> None:
     assert len(exit_cause(1, None, "line\n" * 1000).traceback_tail.splitlines()) == 20
 
