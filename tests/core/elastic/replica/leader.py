@@ -38,6 +38,8 @@ class Leader:
         self.agent.server._on_message = self._heard
         self._processes: dict[str, Any] = {}
         self._addresses: dict[str, str] = {}
+        # of replicas of which one was killed: its mate may fail by that before it is killed too
+        self._over: set[str] = set()
         self._stages: dict[str, Stage] = {}
         self._replicas: list[tuple[str, ...]] = []
         self._since: dict[str, int] = {}
@@ -164,6 +166,7 @@ class Leader:
         """SIGKILL it, then its mates, and write the failover generation. As agents do."""
         with self._lock:
             (replica,) = (r for r in self._replicas if worker in r)
+            self._over.update(replica)
         for w in (worker, *(w for w in replica if w != worker)):
             self.kill_alone(w)
         self.fail_over(replica)
@@ -204,7 +207,8 @@ class Leader:
     def await_true(self, claim: Callable[[], bool], what: str) -> None:
         until_s = time.monotonic() + DEADLINE_S
         while not claim():
-            died = [w for w, p in self._processes.items() if p.exitcode not in (None, 0, -9)]
+            ended = {w: p.exitcode for w, p in self._processes.items() if w not in self._over}
+            died = [w for w, code in ended.items() if code not in (None, 0, -9)]
             assert not died, (what, {w: self.log(w) for w in died})
             assert time.monotonic() < until_s, (
                 f"not in {DEADLINE_S} s: {what}",
