@@ -379,6 +379,11 @@ class Evidence:
     waiting: Waiting | None = None
     waiting_since_s: float = 0.0
 
+    def sees_itself(self, view: JobView) -> bool:
+        """Whether the leader's own agent is in the picture; not while it puts its key again, after its lease ended.
+        Until then what all agents in the picture do or lack says nothing of the job."""
+        return self.observer_agent_id in view.agents
+
     def is_dead(self, agent: AgentView) -> bool:
         dead = self.dead_agents.get(agent.agent_id)
         return dead is not None and dead.join_revision == agent.join_revision

@@ -38,14 +38,15 @@ def decide_end(
         if not doubtful or not _misses_a_host(view, standing, evidence):
             wait = _awaiting_cause(view, standing, evidence, doubtful, now_s, policy) if doubtful else None
             return wait or _failed(verdict.reason, verdict.first_failure)
-    if policy.ends_when_all_leave and (reason := _begins_nowhere(view)):
+    ends_with_its_agents = policy.ends_when_all_leave and evidence.sees_itself(view)
+    if ends_with_its_agents and (reason := _begins_nowhere(view)):
         if now_s < standing.missing_until_s and standing.missing:
             return Decision(None, f"waiting: nodes may come back; {reason}", standing.missing_until_s)
         last = max(view.failures.values(), key=lambda f: f.order, default=None)
         return _failed(reason + (f"; the last: {last.summary}" if last else ""), last)
     if _all_ended_well(view, standing):
         return _succeeded("every worker ended with 0")
-    if policy.ends_when_all_leave and view.agents and all(a.leaving for a in view.agents.values()):
+    if ends_with_its_agents and all(a.leaving for a in view.agents.values()):
         return _all_leave(view, standing, now_s)
     return None
 

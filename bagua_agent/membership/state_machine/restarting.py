@@ -60,6 +60,7 @@ def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Poli
     if (
         policy.ends_when_all_leave
         and there
+        and evidence.sees_itself(view)
         and all(a.leaving for a in there)
         and not any(_runs(a, record) for a in there)
     ):

@@ -111,3 +111,18 @@ def test_a_casualty_alone_is_waited_out_for_its_cause() -> None:
     cause = replace(failure("b0", order=2), seen_since_s=10.1)
     known = decided(replace(view, failures={**view.failures, "b0": cause}), now_s=10.1)
     assert isinstance(known.action, WriteResult) and known.action.failure == cause
+
+
+def test_a_leader_whose_own_key_is_not_there_ends_no_job_by_what_the_others_do() -> None:
+    """Its lease ended, as that of an agent that was frozen: it may still train, or wait for nodes."""
+    leaves, stays = agent("b", leaving=True), agent("a")
+    alone = picture([leaves], [])
+    assert decided(alone).action is None
+    assert decided(replace(alone, agents={"a": stays, "b": leaves})).action is None
+    both = replace(alone, agents={"a": replace(stays, leaving=True), "b": leaves})
+    assert outcome(decided(both)) is ResultOutcome.STOPPED
+
+    useless = picture([agent("b", slots=0)], [])
+    assert decided(useless).action is None
+    both = replace(useless, agents={"a": agent("a", slots=0), **useless.agents})
+    assert outcome(decided(both)) is ResultOutcome.FAILED

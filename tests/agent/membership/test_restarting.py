@@ -271,6 +271,14 @@ def test_a_leaving_node_is_left_out_and_the_last_one_stops_the_job() -> None:
     assert decide_restart(left, LEADER, NOW_S, scheduled).action is None
 
 
+def test_a_leader_whose_own_key_is_not_there_stops_no_job() -> None:
+    """Its lease ended, as that of an agent that was frozen."""
+    leaves = node("a2", 2, leaving=True)
+    assert not isinstance(decide(picture(leaves)).action, WriteResult)
+    both = picture(node("a1", 1, leaving=True), leaves)
+    assert ended(decide(both)).outcome is ResultOutcome.STOPPED
+
+
 def test_no_node_is_let_in_once_workers_end_and_all_ended_is_success() -> None:
     view = running(picture(node("a1", 1), node("a2", 2)), Run.ENDING, Run.RUNNING)
     more = replace(view, agents={**view.agents, "a3": node("a3", 3)})
