@@ -2,6 +2,7 @@
 
     bagua-launch --nproc-per-node 2 examples/slow_links.py
     bagua-launch --nproc-per-node 2 examples/slow_links.py --algorithm local_sgd
+    bagua-launch --nproc-per-node 2 examples/slow_links.py --algorithm streaming_diloco
     bagua-launch --nproc-per-node 2 examples/slow_links.py --algorithm gradient_allreduce      # they never differ
 
 Each worker steps with its own gradient and sends the change of its weights to its neighbours, in 8 bits instead of 32.
@@ -19,6 +20,7 @@ ALGORITHMS = {
     "low_precision_decentralized": bagua.algorithms.LowPrecisionDecentralized(hierarchical=False),
     "decentralized": bagua.algorithms.Decentralized(hierarchical=False),
     "local_sgd": bagua.algorithms.LocalSGD(sync_every=16),
+    "streaming_diloco": bagua.algorithms.StreamingDiLoCo(sync_every=16, compress="int4"),
     "gradient_allreduce": bagua.algorithms.GradientAllreduce(),
 }
 

@@ -85,7 +85,12 @@ def test_spot_nodes_go_on_where_they_were_preempted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["low_precision_decentralized", pytest.param("gradient_allreduce", marks=pytest.mark.long)]
+    "algorithm",
+    [
+        "low_precision_decentralized",
+        "streaming_diloco",
+        pytest.param("gradient_allreduce", marks=pytest.mark.long),
+    ],
 )
 def test_replicas_over_slow_links_end_as_one(algorithm: str) -> None:
     said = run("examples/slow_links.py", "--algorithm", algorithm, "--epochs", "1", "--characters", "20000")

@@ -23,7 +23,7 @@ OPTIONS = ["--digest-every", "10"]  # and one that differs would end the job
 BYTEGRAD = ("bytegrad", {})
 EIGHT_BITS = ("qadam", {"bits": 8})
 ONE_BIT = ("qadam", {"bits": 1})
-POWER_SGD = ("power_sgd", {})  # torch's hook
+POWER_SGD = ("power_sgd", {"hierarchical": False})  # torch's hook
 NODES_FIRST = ("gradient_allreduce", {"hierarchical": True})
 
 Choice = tuple[str, dict[str, Any]]
@@ -36,7 +36,7 @@ def cell(choice: Choice, point: str, step: int = STRUCK_AT, long: bool = False) 
 
 def script(choice: Choice, **more: Any) -> list[str]:
     name, arguments = choice
-    words = ["--algorithm", name, "--algorithm-arguments", json.dumps({**arguments, **more})]
+    words = ["--algorithm", name, "--algorithm-arguments", json.dumps({**more, **arguments})]
     return [*words, "--width", str(WIDTH)]
 
 
@@ -81,13 +81,15 @@ def test_one_of_three_is_killed_in_a_step(job: MakeJob, choice: Choice, point: s
     "choice",
     [
         pytest.param(BYTEGRAD, id="bytegrad"),
+        pytest.param(POWER_SGD, id="power_sgd"),
         *[pytest.param(c, id=str(c), marks=pytest.mark.long) for c in (EIGHT_BITS, ONE_BIT, NODES_FIRST)],
     ],
 )
 def test_a_node_joins_and_a_nodes_first_worker_is_killed(
     job: MakeJob, make_lab: MakeLab, choice: Choice
 ) -> None:
-    """Of two nodes with two workers and one: the lost worker exchanged sums for its node, and another takes over."""
+    """Of two nodes with two workers and one: the lost worker exchanged sums for its node, and another takes over. Flat
+    sums have no such worker."""
     lab = make_lab(3)
     endpoints = lab.etcd(lab.hosts[0]).endpoints
     one = job(
