@@ -15,7 +15,8 @@ unbuilt A0 GENERATION (it can't be built there) | answers A alive|refused|unansw
 failed A0 [step=N] [signal] [early: before it was a member] [generation=N: of restart mode] |
 departed A0 GENERATION WORLD_SIZE [step=N] [wrote=PART/PARTS] (its node left) | finished A0 |
 closing GENERATION | time |
-checkpoints (the job has some) | elected | elected-fresh (by an agent that knows only what is in the store) | deposed.
+checkpoints (the job has some) | elected | elected-fresh [AGENT] (it knows only what is in the store; without a name its
+own key is not there) | deposed.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class ScenarioJob:
             self.replicas.clear()
             return step_all(self.state, happened, self.policy)
         if command == "elected-fresh":
-            fresh = new_state("z", has_checkpoints=self.state.view.has_checkpoints)
+            fresh = new_state(words[0] if words else "z", has_checkpoints=self.state.view.has_checkpoints)
             picture = [kind(now_s=now_s, **values) for kind, values in self.keys.values()]
             won = ev.LeadershipWon(now_s=now_s, revision=self.revision)
             return step_all(fresh, (*picture, won), self.policy)
