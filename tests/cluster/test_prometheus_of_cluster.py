@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from bagua_agent.security.certificate_files import create_authority, issue_files, utc_now
@@ -39,7 +40,9 @@ def test_prometheus_discovers_submitted_jobs_and_warns_of_a_lost_node(
     }
     run = cluster.submit("run", (2, 2))
     run.await_world(2)
-    with Prometheus(tmp_path / "prometheus", configuration, files, cluster.lab.hosts[0]) as prometheus:
+    with closing(
+        Prometheus(tmp_path / "prometheus", configuration, files, cluster.lab.hosts[0])
+    ) as prometheus:
         prometheus.await_targets(4)
         prometheus.check_rules(set(ALERTS))
         found = prometheus.targets()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
+from contextlib import closing
 from pathlib import Path
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
@@ -48,9 +49,8 @@ def test_prometheus_shows_a_job_and_warns_of_too_few_nodes(
     given = {"node-1:9464": staying, "node-2:9464": other}
     given |= {"scrape_interval: 15s": "scrape_interval: 1s, evaluation_interval: 1s"}
     configuration = printed_text("docs/metrics.md", "job_name: bagua\n", given)
-    with Prometheus(
-        tmp_path / "prometheus", configuration, {RULES.name: hurried(RULES.read_text())}
-    ) as prometheus:
+    rules = {RULES.name: hurried(RULES.read_text())}
+    with closing(Prometheus(tmp_path / "prometheus", configuration, rules)) as prometheus:
         prometheus.await_targets(2)
         prometheus.check_rules(set(ALERTS))
         before = one.await_world(2)

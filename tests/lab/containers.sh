@@ -12,7 +12,7 @@ ip link set lo up
   umount -R /sys/fs/cgroup
   mount -t cgroup2 cgroup2 /sys/fs/cgroup
 }
-# podman, crun and netavark keep state in /run, also where they are told other directories. Without systemd's socket, podman
+# podman, crun and netavark keep state in /run, also where options name other directories. Without systemd's socket, podman
 # cannot start timers for health checks there. A resolv.conf may be a link to systemd's.
 mount -t tmpfs tmpfs "$1"
 [ ! -d /run/systemd/resolve ] || { mkdir "$1/systemd" && cp -a /run/systemd/resolve "$1/systemd"; }

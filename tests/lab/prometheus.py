@@ -16,8 +16,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -47,7 +46,7 @@ def hurried(rules: str) -> str:
 
 
 class Prometheus:
-    """A context manager; runs from construction to its end.
+    """Runs from construction until `close`.
 
     directory: is made; `files` are written into it, and the configuration, which may name them. host: of a lab; None:
     this machine. Raises AssertionError where promtool does not accept the configuration.
@@ -102,14 +101,6 @@ class Prometheus:
         if self.process.is_running:
             self.process.send(signal.SIGTERM)
         self.process.wait(START_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- its HTTP API
 

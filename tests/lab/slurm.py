@@ -13,8 +13,6 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tests.lab.network import Host, Lab
 from tests.lab.process import LabProcess
@@ -70,7 +68,7 @@ def unavailable() -> str | None:
 
 
 class Slurm:
-    """A context manager; `start` it before use. Its processes end with it, and with the lab at the latest."""
+    """`start` it before use, and `close` it. Its processes end with the lab at the latest."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -139,7 +137,7 @@ class Slurm:
         eventually(lambda: not left(), _DEADLINE_S, lambda: f"processes left: {left()}", _POLL_S)
 
     def lose(self, node: Host) -> None:
-        """The node's power fails, and Slurm is told so: by itself it finds out after SlurmdTimeout, 300 s."""
+        """The node's power fails, and `scontrol` marks it DOWN: slurmctld does so only after SlurmdTimeout, 300 s."""
         node.power_off()
         self.run("scontrol", "update", f"NodeName={node.name}", "State=DOWN", "Reason=lost")
 
@@ -154,14 +152,6 @@ class Slurm:
                 host.kill_all()
         finally:
             shutil.rmtree(self.directory)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _daemon(self, host: Host, name: str, *words: str) -> LabProcess:
         program = shutil.which(name, path=_PATH)
