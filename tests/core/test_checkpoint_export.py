@@ -20,6 +20,7 @@ from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.part_file import STATE, Header
 from tests.core.elastic.checkpoint.test_checkpoint_parts import PLACE, whole
 from tests.core.elastic.state.trainings import Training
+from tests.docs.printed import printed
 
 Run = Callable[..., tuple[int, str]]
 
@@ -164,6 +165,18 @@ def several(root: Path) -> list[Path]:
     paths = whole(root, training)
     whole(root, training, Place(1, StateName(1, 6, 0)))[1].unlink()
     return paths
+
+
+def test_the_commands_of_the_manual_list_and_export(tmp_path: Path, run: Run) -> None:
+    several(tmp_path / "demo")
+    given = {"/shared/demo": str(tmp_path / "demo")}
+    listing = printed("docs/training-script.md", "bagua_core.checkpoint list", given)
+    code, text = run(*listing[2:])
+    assert code == 0 and text.startswith("step 6  ")
+    given["out.pt"] = str(tmp_path / "out.pt")
+    assert run(*printed("docs/training-script.md", "bagua_core.checkpoint export", given)[2:])[0] == 0
+    plain = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert {"step", "position", "models", "optimizers", "registered"} <= plain.keys()
 
 
 def test_of_several_the_newest_complete_one_is_exported_unless_a_step_is_given(

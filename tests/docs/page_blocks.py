@@ -4,10 +4,11 @@ Marks of Python blocks: none, or `given: NAME, NAME` (what the block uses and do
 or `long, given: ...` (needs a package of another project), or `workers: N, given: ...` (a job of N workers runs it), or
 `not run: REASON`. `file: NAME` before a Python block names it for the shell blocks. `part of: EXAMPLE`: each paragraph
 is also in this script of examples/, which a test runs.
-Marks of shell blocks: `not run: REASON`, or `run`: its commands are jobs of one node. Before `run`, `long, ` says that
-it takes minutes or a package of another project. Behind it, `, script: EXAMPLE` says which file is the reader's
-train.py, `, ends: WORD` how the jobs end (test_page_commands.py lists the words), and `, needs: MODULE MODULE` which
-modules they import beside torch.
+Marks of shell blocks: `not run: REASON`; or `parsed: REASON`: the programs' own parsers take the words, and nothing
+runs (programs.py); or `run`: its commands are jobs of one node. Before `run`, `long, ` says that it takes minutes or a
+package of another project. Behind it, `, script: EXAMPLE` says which file is the reader's train.py, `, ends: WORD` how
+the jobs end (test_page_commands.py lists the words), and `, needs: MODULE MODULE` which modules they import beside
+torch.
 Of both, of every YAML and PromQL block, and of texts with commands behind a prompt: `run by: TEST TEST`: these tests
 take all of the block's commands or its code from the page (printed.py).
 """
@@ -16,22 +17,29 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = sorted((ROOT / "docs/guide").glob("*.md"))  # a page's Python is one script, that a reader can copy
 OTHERS = [  # each Python block is by itself; the reader has the rest of the script
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs/trackers").glob("*.md")),
-    *(ROOT / name for name in ("README.md", "deploy/README.md")),
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if page not in GUIDES),
+    *sorted(page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md"),
+    *(ROOT / name for name in ("benchmarks/README.md", "deploy/README.md")),
 ]
 PAGES = [*GUIDES, *OTHERS]
+LEFT_OUT = {  # they describe an earlier tree, whose commands may have other words today
+    "CHANGELOG.md": "the past",
+    "benchmarks/results/": "dated results, each with the command and the commit that made it",
+}
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$",
+    r"(?:^ *<!-- (?P<mark>[^\n]*?) -->\n)?^ *```(?P<language>[^\n]*)\n(?P<text>.*?)^ *```$",
     re.DOTALL | re.MULTILINE,
 )
+INDENTED = re.compile(r"\n\n( {4,}\S[^\n]*)")  # by Markdown's rules code too, and none that BLOCK sees
 NOT_RUN = re.compile(r"not run: .{10,}")
+PARSED = re.compile(r"parsed: .{10,}")
 RUN = re.compile(
     r"(long, )?run(, script: (?P<script>[\w./]+))?(, ends: (?P<ends>\w+))?(, needs: (?P<needs>[\w.]+( [\w.]+)*))?"
 )
@@ -39,7 +47,7 @@ RUN_BY = re.compile(r"run by: (?P<tests>[\w./]+\.py( [\w./]+\.py)*)")
 PART_OF = re.compile(r"part of: (?P<example>examples/[\w./]+\.py)")
 GIVEN = re.compile(r"(?P<long>long, )?(?:workers: (?P<workers>[1-9]\d*), )?given: (?P<names>\w+(?:, \w+)*)")
 KINDS = ("python", "sh", "text", "yaml", "toml", "promql")
-DIRECTIVES = ("{toctree}", "mermaid")  # of the site; scripts/docs runs them
+DIRECTIVES = ("{toctree}", "{eval-rst}", "mermaid")  # of the site; scripts/docs runs them
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +87,20 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     found = [
-        Block(page, m["language"], m["mark"] or "", m["text"], text.count("\n", 0, m.start("text")) + 1)
+        Block(
+            page,
+            m["language"],
+            m["mark"] or "",
+            textwrap.dedent(m["text"]),
+            text.count("\n", 0, m.start("text")) + 1,
+        )
         for m in BLOCK.finditer(text)
     ]
-    assert len(found) == len(re.findall(r"^```", text, re.MULTILINE)) / 2, (
+    assert len(found) == len(re.findall(r"^ *```", text, re.MULTILINE)) / 2, (
         f"{page}: a fence is not understood"
     )
+    indented = INDENTED.search(BLOCK.sub("", text))
+    assert not indented, f"{page}: write a fence with a mark around {indented[1]}"
     return [block for block in found if block.language not in DIRECTIVES]
 
 

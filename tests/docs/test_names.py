@@ -25,6 +25,7 @@ CODE_BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 TOKEN = re.compile(r"`([\w./-]+)`")
 SUFFIXES = (".py", ".proto", ".h", ".c", ".cu", ".cpp", ".md")
 NAME_IN_FILE = re.compile(r"`([\w./-]+\.(?:py|proto))`\s+\(((?:`[\w.]+`(?:,\s+)?)+)\)")
+PROGRAM = re.compile(r"`python -m ((?:bagua_\w+|benchmarks|tests)[\w.]*)")
 LINK = re.compile(r"\]\(([^)\s:]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -86,6 +87,11 @@ def missing_names(text: str) -> list[str]:
     return missing
 
 
+def missing_programs(text: str) -> list[str]:
+    modules = {module: module.replace(".", "/") for module in PROGRAM.findall(text)}
+    return [m for m, path in modules.items() if not {f"{path}.py", f"{path}/__main__.py"} & set(tracked())]
+
+
 def anchors(text: str) -> set[str]:
     """Fragments of a document's headings, formed as GitHub forms them."""
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in HEADING.findall(text)}
@@ -107,6 +113,7 @@ def test_names_of_a_document_exist(document: str) -> None:
     assert missing_paths(text) == []
     assert ambiguous_paths(text) == []
     assert missing_names(text) == []
+    assert missing_programs(text) == []
     assert broken_links(document) == []
 
 
@@ -115,4 +122,7 @@ def test_missing_and_ambiguous_names_are_found() -> None:
         "membership/absent.py"
     ]
     assert missing_names("`membership/ranks.py` (`absent_name`)") == ["membership/ranks.py: absent_name"]
+    assert missing_programs("`python -m benchmarks.chaos --seed 7`, `python -m tests.absent`") == [
+        "tests.absent"
+    ]
     assert ambiguous_paths("`README.md`, `ranks.py`, `decentralized.py`") == ["decentralized.py"]

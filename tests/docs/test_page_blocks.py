@@ -27,9 +27,11 @@ from tests.docs.page_blocks import (
     GIVEN,
     GUIDES,
     KINDS,
+    LEFT_OUT,
     NOT_RUN,
     OTHERS,
     PAGES,
+    PARSED,
     PART_OF,
     ROOT,
     RUN,
@@ -38,6 +40,8 @@ from tests.docs.page_blocks import (
     commands,
 )
 from tests.docs.printed_calls import calls, not_taken
+from tests.docs.programs import parsed as parsed_by_program
+from tests.docs.test_names import tracked
 
 RUN_S = 300
 
@@ -61,13 +65,19 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def test_every_page_of_the_repository_has_its_blocks_read() -> None:
+    known = {name_of(page) for page in PAGES}
+    others = {path for path in tracked() if path.endswith(".md")} - known
+    assert [path for path in others if not path.startswith(tuple(LEFT_OUT))] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_is_of_a_known_kind(page: Path) -> None:
     for block in blocks(page):
         place = f"{page}:{block.line}"
         assert block.language in KINDS, f"{place}: ```{block.language}"
         if block.language == "sh":
-            assert any(mark.fullmatch(block.mark) for mark in (RUN, RUN_BY, NOT_RUN)), (
+            assert any(mark.fullmatch(block.mark) for mark in (RUN, RUN_BY, PARSED, NOT_RUN)), (
                 f"{place}: no mark says how it runs"
             )
         elif block.language == "python":
@@ -110,6 +120,28 @@ def test_words_of_commands_are_accepted(page: Path) -> None:
                 group.commands[words[1]].make_context(words[1], words[2:])
             elif "--hosts" not in words:
                 parsed(words[1:], {})
+
+
+def test_programs_take_the_words_of_blocks_that_are_only_parsed() -> None:
+    taken = [
+        parsed_by_program(words)
+        for page in PAGES
+        for block in blocks(page)
+        if PARSED.fullmatch(block.mark)
+        for words in commands(block)
+    ]
+    assert sum(values is not None for values in taken) > 50
+
+
+def test_words_that_a_program_refuses_are_found() -> None:
+    for line in (
+        "python -m benchmarks.chaos --no-such",
+        "python -m benchmarks.tradeoff --algorithm no-such",
+        "python -m benchmarks.faults --repeat many",
+        "scripts/test --no-such",
+    ):
+        with pytest.raises(AssertionError, match=r"refused|has no"):
+            parsed_by_program(line.split())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

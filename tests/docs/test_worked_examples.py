@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,22 +15,17 @@ from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, exact
 from tests.core.communication.nccl_over_gloo import is_of_gpu
 from tests.core.communication.worlds import gloo_world, run_ranks
 from tests.core.elastic.membership.test_rendezvous_transports import Meeting, assert_reduces, of_gpu
+from tests.docs.printed import printed_text
 
-CONTRIBUTING = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 
-
-def example(heading: str) -> dict[str, Any]:
-    """What the Python code below this heading defines."""
-    section = CONTRIBUTING.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
-    code = "\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
-    assert code, heading
+def defined(code: str) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code, f"{CONTRIBUTING.name}: {heading}", "exec"), namespace)
+    exec(compile(code, "CONTRIBUTING.md", "exec"), namespace)
     return namespace
 
 
 def test_an_algorithm() -> None:
-    made = example("Adding an algorithm")["algorithm"]
+    made = defined(printed_text("CONTRIBUTING.md", "def majority"))["algorithm"]
     members = [Rank(c, made) for c in gloo_world(3)]
     run_ranks(members, lambda r: r.backward())
     assert_equal_bits([m.gradients() for m in members])
@@ -44,7 +37,7 @@ def test_an_algorithm() -> None:
 
 def test_a_compressor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compressor, "COMPRESSORS", dict(compressor.COMPRESSORS))
-    made = example("Adding a compressor")
+    made = defined(printed_text("CONTRIBUTING.md", "class BFloat16"))
     assert compressor.COMPRESSORS["bfloat16"] is made["BFloat16"]
     members = [Rank(c, made["algorithm"]) for c in gloo_world(3)]
     for _ in range(2):
@@ -59,7 +52,7 @@ def test_a_transport(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     monkeypatch.setattr(gpu_transport, "TRANSPORTS", list(gpu_transport.TRANSPORTS))
     monkeypatch.setattr(by_device, "is_of_gpu", is_of_gpu)
     monkeypatch.delenv("SECOND_NETWORK_ADDRESS", raising=False)
-    made = example("Adding a transport")["SecondNetwork"]
+    made = defined(printed_text("CONTRIBUTING.md", "class SecondNetwork"))["SecondNetwork"]
     registered = gpu_transport.TRANSPORTS[0]
     assert isinstance(registered, made)
     assert "is not set" in registered.ability((torch.device("cpu"),)).obstacle
