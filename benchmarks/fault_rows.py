@@ -1,10 +1,11 @@
-"""Lists the measured faults and their bounds: one row for each kind of loss that the design survives.
+"""Lists the measured faults and their bounds: one row for each kind of loss that the design survives, and for
+each that ends a job or starts it anew.
 
 Pure. A fault of a host is measured twice where a host leads: on a host that does not lead and on the leader's, under
 the same bound.
 
 Bounds are of the time from the fault to the survivors' next committed step; those of etcd promise that no step
-is missed. fault_trials.py injects the faults.
+is missed. fault_trials.py injects the faults that a job survives, fault_endings.py the others.
 """
 
 from __future__ import annotations
@@ -38,6 +39,16 @@ ETCD_AWAY = Row("etcd_away", "etcd wholly gone and back", "no step missed", step
 SIGTERM = Row("sigterm", "SIGTERM on a node", "peers lose no step")
 BELOW_MINIMUM = Row("below_minimum", "below the minimum and back", "resumes with the new node")
 WORKER_HANGS = Row("worker_hangs", "worker hangs", "as configured")
+SCRIPT_RAISES_BEYOND = Row(
+    "script_raises_beyond", "script raises, beyond the budget", "the job ends with code 1"
+)
+RANKS_DISAGREE = Row("ranks_disagree", "ranks call different collectives", "the job ends with code 1")
+STATE_LOST = Row(
+    "state_lost",
+    "every worker with the state lost",
+    "goes on from its checkpoint",
+    of_host=False,
+)
 
 ROWS = (
     WORKER_KILLED,
@@ -49,6 +60,9 @@ ROWS = (
     SIGTERM,
     BELOW_MINIMUM,
     WORKER_HANGS,
+    SCRIPT_RAISES_BEYOND,
+    RANKS_DISAGREE,
+    STATE_LOST,
 )
 
 

@@ -1,7 +1,7 @@
 """Starts the systems of the rescale benchmark with triggers for every fault.
 
-Adds to each the scripts' directory with the workload that raises or hangs when told; to Bagua an etcd of three
-members, a budget of script failures, and the hang timeout if this version has one.
+Adds to each the scripts' directory with the workload that raises, hangs or disagrees on request; to Bagua an etcd of
+three members, a budget of script failures, and the hang timeout if this version has one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class WithTriggers(System):
         return super()._run(host, own, FAULT_DIRECTORY=str(self.triggers), **environment)
 
     def trigger(self, what: str, host: Host) -> Path:
-        """Ask the worker on `host` to "raise" or "hang"; the file that will say when it did."""
+        """Ask the worker on `host` to "raise", "hang" or "disagree"; the file that will say when it did."""
         said = self.triggers / f"{what}-{host.name}.at"
         said.unlink(missing_ok=True)
         (self.triggers / f"{what}-{host.name}").touch()
@@ -79,7 +79,9 @@ class WithTriggers(System):
 class TriggeredBagua(WithTriggers, Bagua):
     notes = (
         f"etcd of three members on a fourth host; default settings but for --max-restarts 10 (with the default of 0 a "
-        f"script that raises ends the job) and a hang timeout of {HANG_TIMEOUT_S:g} s where there is one"
+        f"script that raises ends the job) and a hang timeout of {HANG_TIMEOUT_S:g} s where there is one; "
+        "jobs that their fault ends or starts anew have the defaults, with a checkpoint every 50 steps where the state "
+        "is lost"
     )
 
     def prepare(self) -> None:

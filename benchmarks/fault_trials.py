@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -58,7 +58,7 @@ class Faults:
     """Faults on one running job. Every method raises NotWithin when something does not happen in time."""
 
     def __init__(self, lab: Lab, system: WithTriggers, deadline_s: float) -> None:
-        self._system = system
+        self._lab, self._system = lab, system
         self._run = Run(lab, system)
         self._hosts = self._run.hosts
         self._nodes: dict[Host, LabProcess] = {}
@@ -123,15 +123,15 @@ class Faults:
 
     def measure(self, row: Row) -> list[Measured]:
         """The row's fault: on a host that does not lead and then, of Bagua, on the one that does."""
+        both = row.of_host and isinstance(self._system, TriggeredBagua)
+        return [self.strike(row, of_leader=of_leader) for of_leader in ((False, True) if both else (False,))]
+
+    def strike(self, row: Row, *, of_leader: bool) -> Measured:
         act: Callable[..., Measured] = getattr(self, row.name)
         if not row.of_host:
-            return [act()]
-        sides = (False, True) if isinstance(self._system, TriggeredBagua) else (False,)
-        found = []
-        for of_leader in sides:
-            host = pick(self._hosts, self._leader(), of_leader=of_leader)
-            found.append(replace(act(host), of_leader=of_leader))
-        return found
+            return act()
+        host = pick(self._hosts, self._leader(), of_leader=of_leader)
+        return replace(act(host), of_leader=of_leader)
 
     def _leader(self) -> Host | None:
         """The host that leads a job of Bagua, waiting for an election; others have none."""
@@ -324,24 +324,37 @@ def one_trial(name: str, rows: tuple[str, ...], keep_logs: Path | None) -> Trial
     if WORKER_HANGS in plan and hang_options() is None:
         plan.remove(WORKER_HANGS)
         trial.notes.append("worker hangs: not measured, this version does not replace hanging workers yet")
+    with prepared(name, keep_logs) as (lab, system), failures_noted(trial):
+        faults = Faults(lab, system, DEADLINES_S[name])
+        faults.start()
+        for row in plan:
+            trial.measured += faults.measure(row)
+    return trial
+
+
+@contextlib.contextmanager
+def failures_noted(trial: Trial) -> Iterator[None]:
+    """What does not happen in time, or not as promised, ends the trial with a note."""
+    try:
+        yield
+    except (NotWithin, NoLeaderError, AssertionError) as error:
+        trial.notes.append(f"the trial ended: {error}")
+
+
+@contextlib.contextmanager
+def prepared(name: str, keep_logs: Path | None) -> Iterator[tuple[Lab, WithTriggers]]:
+    """A lab with what the system needs before a job. keep_logs: directory that gets the lab's files at the end."""
     directory = Path(tempfile.mkdtemp(prefix=f"bagua-faults-{name}-"))
     try:
         with Lab(MOST_HOSTS + 1, directory) as lab:
             system = SYSTEMS[name](lab)
             system.prepare()
-            faults = Faults(lab, system, DEADLINES_S[name])
-            try:
-                faults.start()
-                for row in plan:
-                    trial.measured += faults.measure(row)
-            except (NotWithin, NoLeaderError, AssertionError) as error:
-                trial.notes.append(f"the trial ended: {error}")
+            yield lab, system
             if keep_logs is not None:
                 skip = shutil.ignore_patterns("etcd-*", "scripts")
                 shutil.copytree(directory, keep_logs / directory.name, ignore=skip)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return trial
 
 
 assert LEAST_HOSTS < MOST_HOSTS

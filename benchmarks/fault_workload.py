@@ -1,4 +1,6 @@
-"""The rivals' workload with two triggers for each host: a file `raise-<host>` or `hang-<host>` in $FAULT_DIRECTORY.
+"""The rivals' workload with triggers for each host: a file `<what>-<host>` in $FAULT_DIRECTORY.
+
+<what> is `raise`, `hang` or `disagree` (of Bagua: a collective that the other ranks do not call).
 
 It is copied to a job's script directory as workload.py, so that every system's own script runs unchanged.
 A trigger works once, in the middle of a step; `<what>-<host>.at` then holds when, in seconds since 1970.
@@ -25,6 +27,10 @@ def device_time() -> None:
         raise ValueError("told to fail")
     if _is_asked("hang"):
         threading.Event().wait(_HANGS_S)
+    if _is_asked("disagree"):
+        import bagua_core  # the rivals' processes do without it
+
+        bagua_core.barrier()
     _workload.device_time()
 
 

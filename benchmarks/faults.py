@@ -3,10 +3,12 @@
     python -m benchmarks.faults --repeat 5 --keep
     python -m benchmarks.faults --only bagua --repeat 1        # about 2 minutes
     python -m benchmarks.faults --only bagua --row worker_killed --row sigterm
+    python -m benchmarks.faults --only bagua --row endings     # the faults that end a job or start it anew
 
 Measured is the time from the fault to the survivors' next committed step; for etcd's the longest gap between two
-steps meanwhile. torchrun is measured once: it waits half a minute at each loss. Every wait has a deadline. Needs root
-(network namespaces).
+steps meanwhile; for faults that end the job, the time to the end of its last command.
+torchrun is measured once: it waits half a minute at each loss. Every wait has a deadline. Needs root (network
+namespaces).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import result_file
+from benchmarks.fault_endings import ENDINGS, endings_trial
 from benchmarks.fault_restart_mode import STOCK, StockTrial, stock_trial
 from benchmarks.fault_rows import ROWS, Row, verdict
 from benchmarks.fault_systems import SYSTEMS
@@ -27,7 +30,7 @@ from benchmarks.rivals.install_torchft import NotInstallable
 from tests.lab import namespaces
 from tests.lab.namespaces import LabError
 
-STOCK_ROW = "stock_ddp"
+STOCK_ROW, ENDINGS_ROWS = "stock_ddp", "endings"
 MOST_TORCHRUN_TRIALS = 1
 
 
@@ -51,7 +54,9 @@ def in_words(trials: Sequence[Trial], stock: Sequence[StockTrial], rows: Sequenc
         "",
         "Median (least to most, number of trials) of the time from the fault to the survivors' next committed step; of "
         "etcd's: the longest gap between two steps meanwhile; of the minimum: from the command on the host that comes "
-        "back, so its start is in it. Bagua's faults of a host strike one that does not lead, and the one that does.",
+        "back, so its start is in it; of a fault that ends the job: to the end of its last command; of the lost state: "
+        "to the first step from the checkpoint, with agents that live. "
+        "Bagua's faults of a host strike one that does not lead, and the one that does.",
     ]
     if stock:
         parts += [
@@ -89,7 +94,10 @@ def main() -> int:
     )
     names = [row.name for row in ROWS]
     parser.add_argument(
-        "--row", choices=[*names, STOCK_ROW], action="append", help="this row (may come again)"
+        "--row",
+        choices=[*names, STOCK_ROW, ENDINGS_ROWS],
+        action="append",
+        help=f"this row (may come again); {ENDINGS_ROWS}: {', '.join(row.name for row in ENDINGS)}",
     )
     parser.add_argument("--keep", action="store_true", help="write the result to benchmarks/results")
     parser.add_argument("--logs", type=Path, help="directory that gets every trial's logs")
@@ -99,6 +107,8 @@ def main() -> int:
         return 2
     about = result_file.circumstances()
     wanted = tuple(args.row or [*names, STOCK_ROW])
+    if ENDINGS_ROWS in wanted:
+        wanted += tuple(row.name for row in ENDINGS)
     systems = [n for n in SYSTEMS if not args.only or n in args.only]
     trials: list[Trial] = []
     stock: list[StockTrial] = []
@@ -111,6 +121,8 @@ def main() -> int:
             try:
                 if any(row.name in wanted for row in PLANS[name]):
                     trials.append(one_trial(name, wanted, args.logs))
+                if name == "bagua" and any(row.name in wanted for row in ENDINGS):
+                    trials.append(endings_trial(wanted, args.logs))
                 if name in STOCK and STOCK_ROW in wanted:
                     stock.append(stock_trial(name, args.logs))
             except NotInstallable as error:

@@ -60,6 +60,8 @@ def _step(worker: str, text: bytes) -> Step | None:
         values = json.loads(text)
     except ValueError:
         return None  # a writer was killed within this line
+    if "resumed_at_step" in values:
+        return None  # a start of Bagua with checkpoints says from which it goes on
     return Step(
         worker=worker,
         time_s=values["time"],

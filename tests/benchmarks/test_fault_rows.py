@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.fault_endings import ENDINGS, Endings
 from benchmarks.fault_restart_mode import StockTrial
 from benchmarks.fault_rows import (
     AGENT_KILLED,
@@ -44,8 +45,9 @@ def test_not_one_step_may_be_missed(row: Row) -> None:
 
 
 def test_every_row_is_measured_on_bagua_and_can_be_made() -> None:
-    assert set(PLANS["bagua"]) == set(ROWS)
-    assert all(callable(getattr(Faults, row.name)) for row in ROWS)
+    assert sorted(row.name for row in (*PLANS["bagua"], *ENDINGS)) == sorted(row.name for row in ROWS)
+    assert all(callable(getattr(Faults, row.name)) for row in PLANS["bagua"])
+    assert all(callable(getattr(Endings, row.name)) for row in ENDINGS)
 
 
 def test_the_table_shows_rows_systems_and_notes() -> None:
@@ -56,6 +58,7 @@ def test_the_table_shows_rows_systems_and_notes() -> None:
                 Measured("worker_killed", 0.1),
                 Measured("worker_killed", 0.15, of_leader=True),
                 Measured("etcd_away", 0.034, 0),
+                Measured("state_lost", 1.25),
             ],
         ),
         Trial("torchrun", [Measured("worker_killed", 5.0)], ["the trial ended: nothing more came"]),
@@ -73,6 +76,8 @@ def test_the_table_shows_rows_systems_and_notes() -> None:
     ]
     away = next(line for line in words.splitlines() if "etcd wholly gone" in line)
     assert "0.034 s" in away and "kept" in away
+    lost = next(line for line in words.splitlines() if "with the state lost" in line)
+    assert "| goes on from its checkpoint | 1.25 s | - |" in " ".join(lost.split())
     assert "| bagua | 2.00 s | 1.50 s | 1.75 s |" in " ".join(words.split())
     assert "nothing more came (1 of the trials)" in words
     assert "restart mode, torchrun: restart mode not available" in words
