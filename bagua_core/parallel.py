@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch import nn
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 from bagua_core import tracing
 from bagua_core.algorithms import Algorithm, Attachment, find_algorithm
-from bagua_core.algorithms.tuned import tuned
+from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
+from bagua_core.algorithms.tuned import cannot_take, tuned
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
 from bagua_core.communication.reduction.buffer_broadcast import broadcast_buffers as share_buffers
@@ -111,16 +113,15 @@ class DistributedDataParallel(nn.Module):
         self._shards = ModelOfShards(module, self.optimizers, chosen) if engine.virtual_shards else None
         self._bucket_cap_bytes = int(bucket_cap_mb * 1024 * 1024)
         self._settings = AS_SCRIPTED
-        self._exchange = chosen.attach(
-            Attachment(
-                tuple(parameters.values()),
-                self.optimizers,
-                engine,
-                self._bucket_cap_bytes,
-                find_unused_parameters,
-                None if self._shards is None else self._shards.buffers,
-            )
+        self._attachment = Attachment(
+            tuple(parameters.values()),
+            self.optimizers,
+            engine,
+            self._bucket_cap_bytes,
+            find_unused_parameters,
+            None if self._shards is None else self._shards.buffers,
         )
+        self._exchange = chosen.attach(self._attachment)
         for optimizer in self.optimizers:
             gate_optimizer(optimizer, engine)
         checks_of(engine).add(self)
@@ -266,6 +267,8 @@ class DistributedDataParallel(nn.Module):
 
     def use_settings(self, settings: StepSettings) -> str:
         """See step_interface.Model."""
+        if why_not := cannot_take(self.algorithm, settings, self._attachment):
+            settings = replace(settings, algorithm="")
         algorithm = tuned(self.algorithm, settings)
         if algorithm is None or self._shards is not None:
             why = "" if self._shards is None else " in a deterministic job"
@@ -273,11 +276,17 @@ class DistributedDataParallel(nn.Module):
         if settings != self._settings:
             self._settings = settings
             self._exchange.retune(
-                algorithm.operation(self._engine),
+                algorithm.operation(self._attachment),
                 settings.bucket_bytes or self._bucket_cap_bytes,
                 settings.order,
             )
-        return ""
+        return why_not
+
+    @property
+    def warms_up(self) -> bool:
+        """See step_interface.Model."""
+        parameters = self._attachment.parameters
+        return any(isinstance(o, QAdamOptimizer) and not o.is_warm(parameters) for o in self.optimizers)
 
     @property
     def readiness(self) -> tuple[int, ...]:

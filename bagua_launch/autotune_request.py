@@ -46,12 +46,6 @@ def _positive(said: Said) -> int:
 def _algorithms(said: Said) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in said.text.split(",") if name.strip()))
     for name in names:
-        if name == "qadam":
-            raise refuse(
-                said,
-                "qadam needs an optimizer of its own (bagua.algorithms.QAdamOptimizer), so no running job can take it",
-                ",".join(SWITCHABLE),
-            )
         if name not in SWITCHABLE:
             raise refuse(said, f"no running job can take algorithm {name!r}", ",".join(SWITCHABLE))
     return names

@@ -69,4 +69,5 @@ class Measuring:
             order=self._order,
             computing_s=max(0.0, progress.computing_s - self._begin[2]),
             buckets=self._buckets,
+            warms_up=progress.warms_up,
         )

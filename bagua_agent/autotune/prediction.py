@@ -15,6 +15,8 @@ from bagua_contract.collective_costs import Cost, allgather, alltoall, compresse
 
 FORWARD_SHARE = 1 / 3  # of computation; backward has the gradients of weights and of activations
 CODEC_S_PER_VALUE = 3e-10  # one compression or decompression on a processor: docs/kernels.md
+MEMORY_S_PER_BYTE = 2e-10  # as the simulator's hosts have it before they are fitted
+MOMENTUM_PASSES = 3  # of qadam over a bucket, beside the compression, likewise
 LEAST_TIMED_S = 1e-5
 
 
@@ -62,16 +64,17 @@ class Load:
 
 def step_s(algorithm: str, load: Load, link: Link) -> float:
     """Raises ValueError for an algorithm that it does not know."""
-    if algorithm not in ("gradient_allreduce", "bytegrad"):
+    if algorithm not in ("gradient_allreduce", "bytegrad", "qadam"):
         raise ValueError(f"nothing is known of the cost of {algorithm!r}")
     forward_s, whole, so_far, ready_s = load.compute_s * FORWARD_SHARE, sum(load.buckets), 0, []
     for size in load.buckets:
         so_far += size
         ready_s.append(forward_s + (load.compute_s - forward_s) * so_far / whole)
     network = _Network(link)
-    compressed = algorithm == "bytegrad" and load.nodes > 1
-    ended_s = (_compressed_sums if compressed else _sums)(load, ready_s, network)
-    return max(load.compute_s, ended_s)
+    if algorithm == "gradient_allreduce" or load.nodes < 2:
+        return max(load.compute_s, _sums(load, ready_s, network))
+    momentum_s = MEMORY_S_PER_BYTE * MOMENTUM_PASSES * 4 if algorithm == "qadam" else 0.0
+    return max(load.compute_s, _compressed_sums(load, ready_s, network, momentum_s))
 
 
 class _Network:
@@ -95,9 +98,10 @@ def _sums(load: Load, ready_s: Sequence[float], network: _Network) -> float:
 
 
 class _Job:
-    """The sum of one bucket in compressed form, with the waits of compressed_sum.py. awaited_s: the end of its last."""
+    """The sum of one bucket in compressed form, with the waits of compressed_sum.py. awaited_s: the end of its last.
+    momentum_s: of the processor for a value, before it is compressed."""
 
-    def __init__(self, values: int, nodes: int) -> None:
+    def __init__(self, values: int, nodes: int, momentum_s: float) -> None:
         chunk = -(-values // nodes)
         message = compressed_bytes(chunk)
         codec_s = CODEC_S_PER_VALUE
@@ -105,7 +109,7 @@ class _Job:
         # processor before the operation, and the operation
         self._waits: list[tuple[float, Cost | None]] = [
             (0.0, None),  # within the node
-            (values * codec_s, alltoall(nodes, message)),
+            (values * (momentum_s + codec_s), alltoall(nodes, message)),
             ((values + chunk) * codec_s, allgather(nodes, message)),
             (0.0, None),
             (values * codec_s, None),
@@ -124,11 +128,11 @@ class _Job:
         return at_s
 
 
-def _compressed_sums(load: Load, ready_s: Sequence[float], network: _Network) -> float:
+def _compressed_sums(load: Load, ready_s: Sequence[float], network: _Network, momentum_s: float) -> float:
     """In the order of the conveyor: a bucket that begins moves each earlier one on by one wait."""
     at_s, open_jobs = 0.0, list[_Job]()
     for size, ready in zip(load.buckets, ready_s, strict=True):
-        begun = _Job(size // 4, load.nodes)
+        begun = _Job(size // 4, load.nodes, momentum_s)
         at_s = begun.advance(max(at_s, ready), network)
         for job in open_jobs:
             at_s = job.advance(at_s, network)

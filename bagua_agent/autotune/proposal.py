@@ -18,11 +18,13 @@ WORTH_IT = 0.9  # of the measured time of a step, which a proposal must be predi
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The world as a prediction needs it. algorithm: of the script, or as people pinned it; empty: unknown."""
+    """The world as a prediction needs it. algorithm: of the script, or as people pinned it; empty: unknown. others:
+    that may be proposed."""
 
     nodes: int = 0
     workers: int = 0
     algorithm: str = ""
+    others: tuple[str, ...] = SWITCHABLE
 
 
 NO_WORKERS = Workers()
@@ -101,6 +103,9 @@ def propose(
     """And why there is none. algorithm: with which a step takes measured_step_s. buckets: as Measured has them."""
     if algorithm not in SWITCHABLE:
         return None, f"no algorithm is proposed instead of {algorithm or 'an unknown one'}"
+    others = [name for name in world.others if name != algorithm]
+    if not others:
+        return None, f"no algorithm is proposed: none but {algorithm} is allowed"
     if world.nodes < 2:
         return None, "no algorithm is proposed: one node sends nothing over a network"
     link = link_of(buckets, world.workers)
@@ -110,8 +115,8 @@ def propose(
             "no algorithm is proposed: no times of plain sums (gradient_allreduce over Gloo) are known",
         )
     load = Load(compute_s, tuple(size for size, _ in buckets), world.nodes, world.workers)
-    predicted = {name: step_s(name, load, link) for name in SWITCHABLE}
-    best = min((name for name in SWITCHABLE if name != algorithm), key=predicted.__getitem__)
+    predicted = {name: step_s(name, load, link) for name in (algorithm, *others)}
+    best = min(others, key=predicted.__getitem__)
     found = Proposal(best, predicted[best], algorithm, measured_step_s, predicted[algorithm], compute_s, link)
     return found, str(found)
 

@@ -33,6 +33,7 @@ def encode_measured(measured: Measured) -> bytes:
         computing_s=measured.computing_s,
         bucket_bytes=[size for size, _ in measured.buckets],
         bucket_s=[took for _, took in measured.buckets],
+        warms_up=measured.warms_up,
     ).SerializeToString()
 
 
@@ -47,7 +48,15 @@ def decode_measured(value: bytes) -> Measured:
         raise ValueError(f"it has {len(m.bucket_bytes)} buckets and {len(m.bucket_s)} times")
     buckets = tuple(zip(m.bucket_bytes, m.bucket_s, strict=True))
     return Measured(
-        m.generation, m.steps, m.seconds, m.switch_s, m.gradient_bytes, order, m.computing_s, buckets
+        m.generation,
+        m.steps,
+        m.seconds,
+        m.switch_s,
+        m.gradient_bytes,
+        order,
+        m.computing_s,
+        buckets,
+        m.warms_up,
     )
 
 

@@ -56,7 +56,8 @@ class Measured:
     """What global rank 0 measured in a generation: steps, without its first ones, and their time together. switch_s:
     what entering the generation took. gradient_bytes, order: see space.Facts. computing_s: of `seconds` without waits
     for other workers. buckets: bytes and seconds of each bucket's plain sum over all workers, in the order of launch,
-    of this generation or the last one in which they were measured; empty: never."""
+    of this generation or the last one in which they were measured; empty: never. warms_up: an optimizer of QAdam's is
+    in its warm-up, in which QAdam compresses nothing."""
 
     generation: int
     steps: int
@@ -66,6 +67,7 @@ class Measured:
     order: tuple[int, ...] = ()
     computing_s: float = 0.0
     buckets: tuple[tuple[int, float], ...] = ()
+    warms_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class Situation:
     settings, under those that people pinned. suggested: by the sampler; None: nothing yet. sampler_gave_up: why no
     suggestion will come; empty: one may. recalled: what an earlier job of this model found in this world and network;
     None: nothing is known. recalled_from: that job. forgets: requests to forget, so far. workers: the world, for
-    predictions."""
+    predictions. waits_for_warm_up: rates of QAdam are wanted, and its optimizer's warm-up is not over."""
 
     world: str
     space: Space
@@ -161,6 +163,7 @@ class Situation:
     recalled_from: str = ""
     forgets: int = 0
     workers: Workers = NO_WORKERS
+    waits_for_warm_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +195,8 @@ def step(study: Study, s: Situation) -> Step:
     if study.phase is Phase.WARMING:
         if study.trained_s < s.options.warmup_s:
             return Step(study, f"warming up: {study.trained_s:.1f} of {s.options.warmup_s:g} s")
+        if s.waits_for_warm_up:
+            return Step(study, "waiting for the end of QAdam's warm-up")
         study = replace(study, phase=Phase.TRYING, window_steps=0, window_s=0.0)
         return Step(study, f"measuring {study.current}", asks=_asks(study, s))
     if study.phase is Phase.TRYING:

@@ -35,7 +35,7 @@ from bagua_agent.history import job_history
 from bagua_agent.job_state.context import JoinedJob
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation
-from bagua_contract.step_settings import StepSettings
+from bagua_contract.step_settings import SWITCHABLE, StepSettings, takes
 
 PASS_ON_EVERY_S = 0.5
 SAMPLER_FAILURES = 3  # in a row, before a study goes on without
@@ -189,6 +189,7 @@ class Tuner:
                 recalled_from="" if found is None else found.job_id,
                 forgets=forgets,
                 workers=self._workers(record),
+                waits_for_warm_up=measured is not None and measured.warms_up and self._wants_qadam(record),
             ),
         )
         study = self._study = result.study
@@ -216,7 +217,25 @@ class Tuner:
     def _workers(self, record: Generation) -> Workers:
         declared = record.fingerprint.get("algorithm", "").partition("(")[0]
         pinned = self._job.seen.view.pinned_settings.algorithm
-        return Workers(record.node_count, record.world_size, pinned or declared)
+        optimizers = record.fingerprint.get("optimizers", "")
+        can = self._allowed(record) or tuple(name for name in SWITCHABLE if takes(name, optimizers))
+        return Workers(record.node_count, record.world_size, pinned or declared, can)
+
+    def _wants_qadam(self, record: Generation) -> bool:
+        """Whether some trial of a study has qadam."""
+        return "qadam" in (self._workers(record).algorithm, *self._allowed(record))
+
+    def _allowed(self, record: Generation) -> tuple[str, ...]:
+        """Algorithms that the user allowed and the job can switch to."""
+        allowed, optimizers = self.options.algorithms, record.fingerprint.get("optimizers", "")
+        found = tuple(name for name in allowed if takes(name, optimizers))
+        if len(found) < len(allowed):
+            self._job.narrator.tell_once(
+                "qadam",
+                f"autotune: qadam is left out: the script's optimizer is {optimizers or 'unknown'}, and qadam needs "
+                "bagua.algorithms.QAdamOptimizer, whose second moment stays as it is after a warm-up",
+            )
+        return found
 
     def _ring_bytes_per_s(self, record: Generation) -> float:
         link = None if self._measured is None else link_of(self._measured.buckets, record.world_size)
@@ -264,7 +283,7 @@ class Tuner:
                 gradient_bytes=measured.gradient_bytes,
                 order=measured.order,
                 crosses=1 < len(set(nodes)) < len(nodes),
-                algorithms=self.options.algorithms,
+                algorithms=self._allowed(record),
                 pinned=self._job.seen.view.pinned_settings,
             )
         )

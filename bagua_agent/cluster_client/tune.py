@@ -22,7 +22,7 @@ from bagua_agent.etcd.client import KeyValue, Put, Store, absent, mod_revision_i
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import read_message
-from bagua_contract.step_settings import AS_SCRIPTED, SWITCHABLE, StepSettings
+from bagua_contract.step_settings import AS_SCRIPTED, QADAM_OPTIMIZER, SWITCHABLE, StepSettings, takes
 
 # each lost to another writer at that very moment
 _MOST_ATTEMPTS = 10
@@ -151,12 +151,18 @@ def _check(job_id: str, found: Mapping[str, KeyValue], keys: JobKeys, record: pb
 
 
 def _check_algorithm(job_id: str, wanted: StepSettings, fingerprint: Mapping[str, str]) -> None:
-    declared = fingerprint.get("algorithm", "")
+    declared, optimizers = fingerprint.get("algorithm", ""), fingerprint.get("optimizers", "")
+    if optimizers and not takes(wanted.algorithm, optimizers):
+        raise UserError(
+            f"job {job_id!r} has the optimizer {optimizers[:80]}, and {wanted.algorithm} needs "
+            f"bagua.algorithms.{QADAM_OPTIMIZER}, which only the script can make; use "
+            f"{' or '.join(name for name in SWITCHABLE if takes(name, optimizers))}"
+        )
     if wanted.is_empty or not declared or declared.startswith(SWITCHABLE):
         return
     raise UserError(
-        f"job {job_id!r} uses {declared[:80]}, which keeps state from step to step; only jobs of "
-        f"{' and '.join(SWITCHABLE)} can be tuned while they run"
+        f"job {job_id!r} uses {declared[:80]}, which keeps state that can't be dropped; only jobs of "
+        f"{', '.join(SWITCHABLE)} can be tuned while they run"
     )
 
 

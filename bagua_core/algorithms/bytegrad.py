@@ -15,7 +15,6 @@ from bagua_core.communication.reduction.bucket_operation import BucketOperation
 from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.reduction.reducer import Reducer
-from bagua_core.communication.step_interface import StepEngine
 from bagua_core.communication.topology.routes import lanes_for
 
 
@@ -37,16 +36,16 @@ class ByteGrad(Algorithm):
     def described(self) -> str:
         return f"{self.name}(hierarchical={self.hierarchical}, average={self.average})"
 
-    def operation(self, engine: StepEngine) -> BucketOperation:
+    def operation(self, attachment: Attachment) -> BucketOperation:
         """On a full bucket."""
-        return CompressedSum(conveyor_of(engine), MinMax(), self.hierarchical)
+        return CompressedSum(conveyor_of(attachment.engine), MinMax(), self.hierarchical)
 
     def attach(self, attachment: Attachment) -> Exchange:
         return Reducer(
             attachment.parameters,
             attachment.engine,
             attachment.bucket_cap_bytes,
-            operation=self.operation(attachment.engine),
+            operation=self.operation(attachment),
             find_unused_parameters=attachment.find_unused_parameters,
             average=self.average,
         )

@@ -9,7 +9,6 @@ from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.shards.shard_reducer import ShardReducer
-from bagua_core.communication.step_interface import StepEngine
 from bagua_core.communication.topology.hierarchical_sum import HierarchicalSum
 from bagua_core.communication.topology.routes import lanes_for
 
@@ -39,9 +38,9 @@ class GradientAllreduce(Algorithm):
         """See Algorithm."""
         return self.average  # else the scale would be the number of workers
 
-    def operation(self, engine: StepEngine) -> BucketOperation:
+    def operation(self, attachment: Attachment) -> BucketOperation:
         """On a full bucket."""
-        return HierarchicalSum(conveyor_of(engine)) if self.hierarchical else Sum()
+        return HierarchicalSum(conveyor_of(attachment.engine)) if self.hierarchical else Sum()
 
     def attach(self, attachment: Attachment) -> Exchange:
         if attachment.shard_buffers is not None:
@@ -57,7 +56,7 @@ class GradientAllreduce(Algorithm):
             attachment.parameters,
             attachment.engine,
             attachment.bucket_cap_bytes,
-            operation=self.operation(attachment.engine),
+            operation=self.operation(attachment),
             find_unused_parameters=attachment.find_unused_parameters,
             average=self.average,
         )

@@ -15,6 +15,7 @@ from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.algorithms.momentum_sum import FORMS, MomentumSum
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_core.communication.communicator import Lane
+from bagua_core.communication.reduction.bucket_operation import BucketOperation
 from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.reduction.reducer import Reducer
@@ -45,8 +46,9 @@ class QAdam(Algorithm):
     def described(self) -> str:
         return f"{self.name}(hierarchical={self.hierarchical}, bits={self.bits})"
 
-    def attach(self, attachment: Attachment) -> Exchange:
-        operation = MomentumSum(
+    def operation(self, attachment: Attachment) -> BucketOperation:
+        """On a full bucket. Raises ValueError."""
+        return MomentumSum(
             conveyor_of(attachment.engine),
             FORMS[self.bits],
             self.hierarchical,
@@ -54,11 +56,13 @@ class QAdam(Algorithm):
             attachment.parameters,
             attachment.engine,
         )
+
+    def attach(self, attachment: Attachment) -> Exchange:
         return Reducer(
             attachment.parameters,
             attachment.engine,
             attachment.bucket_cap_bytes,
-            operation=operation,
+            operation=self.operation(attachment),
             find_unused_parameters=attachment.find_unused_parameters,
         )
 

@@ -187,6 +187,10 @@ class Model(Protocol):
     def bucket_times(self) -> tuple[tuple[int, float], ...]:
         """See Exchange.bucket_times."""
 
+    @property
+    def warms_up(self) -> bool:
+        """A QAdamOptimizer of it still is in its warm-up, in which QAdam compresses nothing."""
+
     def travelling(self) -> Mapping[str, torch.Tensor]:
         """See Exchange.travelling."""
 

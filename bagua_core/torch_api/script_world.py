@@ -174,6 +174,7 @@ class BeforeModels:
     round_steps = None
     readiness = ()
     bucket_times = ()
+    warms_up = False
 
     def __init__(self, engine: Engine, world: ScriptWorld) -> None:
         self._engine = engine

@@ -116,7 +116,7 @@ class Autotune(_message.Message):
     def __init__(self, level: _Optional[int] = ..., max_samples: _Optional[int] = ..., confidence_s: _Optional[float] = ..., warmup_s: _Optional[float] = ..., algorithms: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MeasuredSteps(_message.Message):
-    __slots__ = ("generation", "steps", "seconds", "switch_s", "gradient_bytes", "order", "computing_s", "bucket_bytes", "bucket_s")
+    __slots__ = ("generation", "steps", "seconds", "switch_s", "gradient_bytes", "order", "computing_s", "bucket_bytes", "bucket_s", "warms_up")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class MeasuredSteps(_message.Message):
     COMPUTING_S_FIELD_NUMBER: _ClassVar[int]
     BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
     BUCKET_S_FIELD_NUMBER: _ClassVar[int]
+    WARMS_UP_FIELD_NUMBER: _ClassVar[int]
     generation: int
     steps: int
     seconds: float
@@ -135,7 +136,8 @@ class MeasuredSteps(_message.Message):
     computing_s: float
     bucket_bytes: _containers.RepeatedScalarFieldContainer[int]
     bucket_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., switch_s: _Optional[float] = ..., gradient_bytes: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., computing_s: _Optional[float] = ..., bucket_bytes: _Optional[_Iterable[int]] = ..., bucket_s: _Optional[_Iterable[float]] = ...) -> None: ...
+    warms_up: bool
+    def __init__(self, generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., switch_s: _Optional[float] = ..., gradient_bytes: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., computing_s: _Optional[float] = ..., bucket_bytes: _Optional[_Iterable[int]] = ..., bucket_s: _Optional[_Iterable[float]] = ..., warms_up: bool = ...) -> None: ...
 
 class Study(_message.Message):
     __slots__ = ("current", "number", "world", "phase", "trials", "trained_s", "lost_s", "generation", "steps", "seconds", "window_steps", "window_s", "drifts", "known", "forgets", "proposal")

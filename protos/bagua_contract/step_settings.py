@@ -14,8 +14,17 @@ if TYPE_CHECKING:
 LEAST_BUCKET_BYTES = 1 << 10
 MOST_BUCKET_BYTES = 1 << 31
 MOST_ORDERED = 1 << 16
-SWITCHABLE = ("gradient_allreduce", "bytegrad")
-"""Algorithms that keep nothing from step to step, so that one may take another's place between two steps."""
+SWITCHABLE = ("gradient_allreduce", "bytegrad", "qadam")
+"""Algorithms of which one may take another's place between two steps: what they keep from step to step can be dropped.
+"""
+
+QADAM_OPTIMIZER = "QAdamOptimizer"  # in a fingerprint
+
+
+def takes(algorithm: str, optimizers: str) -> bool:
+    """Whether a job can switch to it. optimizers: of its fingerprint. qadam compresses momentum in units of a second
+    moment that no longer changes, which only the script's optimizer can keep."""
+    return algorithm != "qadam" or optimizers == QADAM_OPTIMIZER
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,43 @@ def test_buckets_and_algorithm_of_a_running_job(job: MakeJob, make_lab: MakeLab)
     assert len(records) >= 5, "the failover generation has them too"
 
 
+def test_a_running_job_switches_to_qadam_and_back(job: MakeJob, make_lab: MakeLab) -> None:
+    """Its optimizer is QAdam's from the start, and past the warm-up. All workers end equal (`check`), and the
+    generation of a join and that of a loss have the algorithm too."""
+    lab = make_lab(3)
+    cluster = lab.etcd(lab.hosts[0])
+    script = ["--width", WIDTH, "--qadam-optimizer"]
+    one = job(
+        endpoints=cluster.endpoints, nodes="2:3", script=script, options=["--digest-every", "5"], epochs=6
+    )
+    first, second = one.start(lab.hosts[0]), one.start(lab.hosts[1])
+    one.await_world(2)
+    one.await_step(8)
+    processes = [first.workers, second.workers]
+    tune(one, lab.hosts[2], "--algorithm", "qadam")
+    first.await_line("other settings of steps: algorithm qadam")
+    first.await_line("generation 3 is in force from step")
+    tuned = one.step
+    assert [first.workers, second.workers] == processes, "no process was started again"
+    assert not first.says("did not happen") and not second.says("did not happen"), "a change costs no step"
+
+    third = one.start(lab.hosts[2])
+    joined = one.await_world(3, after_step=tuned)
+    second.kill_agent()
+    alone = one.await_world(2, after_step=joined)
+    tune(one, lab.hosts[2], "--algorithm", "gradient_allreduce")
+    third.await_line("other settings of steps: algorithm gradient_allreduce")
+    tune(one, lab.hosts[2], "--algorithm", "qadam")
+    third.await_line("other settings of steps: algorithm qadam")
+    one.await_step(alone + 4)
+    one.finish([0, -9, 0])
+    one.check(finished=2)
+    assert {e["operation"] for e in one.ends()} == {"MomentumSum"}
+    algorithms = [r.settings.algorithm for r in one.generations(cluster)]
+    assert algorithms[:5] == ["", "", "qadam", "qadam", "qadam"], "a join and a loss have it"
+    assert "gradient_allreduce" in algorithms[5:]
+
+
 def test_pinned_settings_are_shown_and_forgotten(job: MakeJob, make_lab: MakeLab) -> None:
     lab = make_lab(1)
     cluster = lab.etcd(lab.hosts[0])

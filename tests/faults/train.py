@@ -48,6 +48,7 @@ parser.add_argument(
 )
 parser.add_argument("--algorithm", default="gradient_allreduce")
 parser.add_argument("--algorithm-arguments", type=json.loads, default={}, metavar="JSON")
+parser.add_argument("--qadam-optimizer", action="store_true", help="QAdam's, whatever the algorithm")
 parser.add_argument("--width", type=int, default=64, help="of the model's hidden layer")
 parser.add_argument("--failpoints-once", action="store_true", help="for a slot's first worker only")
 args = parser.parse_args()
@@ -155,7 +156,10 @@ elif args.algorithm == "power_sgd":
     state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10, min_compression_rate=1)
     algorithm = bagua.algorithms.Hook(powerSGD_hook.powerSGD_hook, state)
 else:
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    if args.qadam_optimizer:
+        optimizer = bagua.algorithms.QAdamOptimizer(net.parameters(), lr=1e-2, warmup_steps=5)
+    else:
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     algorithm = type(bagua.algorithms.find_algorithm(args.algorithm))(**args.algorithm_arguments)
 buckets = (
     {"bucket_cap_mb": 0.01} if args.algorithm == "power_sgd" else {}

@@ -16,7 +16,7 @@ from bagua_launch.precedence import Said
 
 ASKED = {
     "autotune_level": "2",
-    "autotune_algorithms": "bytegrad",
+    "autotune_algorithms": "bytegrad,qadam",
     "autotune_max_samples": "9",
     "autotune_sampling_confidence_time": "2.5",
     "autotune_warmup_time": "3",
@@ -41,7 +41,7 @@ def test_a_submitted_job_is_tuned_as_one_that_is_started_by_hand() -> None:
     tuned = autotune_of(by_hand)
     assert tuned is not None
     assert (tuned.level, tuned.max_samples, tuned.confidence_s, tuned.warmup_s) == (2, 9, 2.5, 3.0)
-    assert list(tuned.algorithms) == ["bytegrad"] and submitted(**ASKED).autotune_verbose
+    assert list(tuned.algorithms) == ["bytegrad", "qadam"] and submitted(**ASKED).autotune_verbose
     assert autotune_of(submitted()) is None
 
 
@@ -53,7 +53,10 @@ def test_submit_has_every_option_of_autotuning() -> None:
     ("values", "line"),
     [
         ({"autotune_level": "1", "autotune_algorithms": "bytegrad"}, "algorithms are tried at level 2 alone"),
-        ({"autotune_level": "2", "autotune_algorithms": "qadam"}, "qadam needs an optimizer of its own"),
+        (
+            {"autotune_level": "2", "autotune_algorithms": "local_sgd"},
+            "no running job can take algorithm 'local_sgd'",
+        ),
         ({"autotune_level": "1", "deterministic": "true"}, "there is nothing to tune"),
     ],
 )

@@ -39,10 +39,13 @@ def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
     client.close()
 
 
-def begin(store: Store, algorithm: str = "gradient_allreduce", **spec: object) -> None:
+def begin(
+    store: Store, algorithm: str = "gradient_allreduce", optimizers: str = "SGD", **spec: object
+) -> None:
     record = pb.JobSpec(protocol=PROTOCOL_VERSION, nonce="n", **spec)  # type: ignore[arg-type]
     store.put(KEYS.spec, record.SerializeToString())
-    generation = Generation(2, 1, GenerationKind.PLANNED, (), "n", fingerprint={"algorithm": algorithm})
+    fingerprint = {"algorithm": algorithm, "optimizers": optimizers}
+    generation = Generation(2, 1, GenerationKind.PLANNED, (), "n", fingerprint=fingerprint)
     store.put(KEYS.generation, generation.encode())
 
 
@@ -133,12 +136,28 @@ def test_the_store_keeps_a_bounded_number_of_records(store: Store, monkeypatch: 
     assert {r.place.world for r in read_tuned(store)[0].values()} == {"2", "3"}
 
 
-@pytest.mark.parametrize("algorithm", ["local_sgd", "qadam(bits=8)", "plain loop"])
+@pytest.mark.parametrize("algorithm", ["local_sgd", "plain loop"])
 def test_a_job_that_cannot_be_tuned_is_refused(store: Store, algorithm: str) -> None:
     begin(store, algorithm)
-    with pytest.raises(UserError, match="only jobs of gradient_allreduce and bytegrad"):
+    with pytest.raises(UserError, match="only jobs of gradient_allreduce, bytegrad, qadam can"):
         pin(store, "demo", {"bucket_bytes": 4096})
     assert store.get(KEYS.settings) is None
+
+
+def test_qadam_is_pinned_where_the_optimizer_is_its_own_and_refused_elsewhere(store: Store) -> None:
+    begin(store, optimizers="Adam")
+    with pytest.raises(
+        UserError, match=r"has the optimizer Adam, and qadam needs bagua.algorithms.QAdamOptimizer"
+    ):
+        pin(store, "demo", {"algorithm": "qadam"})
+    assert store.get(KEYS.settings) is None
+    pin(store, "demo", {"algorithm": "bytegrad"})
+    begin(store, optimizers="QAdamOptimizer")
+    pin(store, "demo", {"algorithm": "qadam"})
+    assert pinned(store).algorithm == "qadam"
+    begin(store, "qadam(hierarchical=True, bits=8)", optimizers="QAdamOptimizer")
+    pin(store, "demo", {"algorithm": "gradient_allreduce"})
+    assert pinned(store).algorithm == "gradient_allreduce"
 
 
 def test_a_job_of_restart_mode_is_refused(store: Store) -> None:

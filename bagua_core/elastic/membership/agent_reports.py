@@ -96,6 +96,7 @@ class AgentReports:
                 interface=self._interface,
                 gradient_bytes=self._gradient_bytes,
                 algorithm=named[0][1] if named else "",
+                warms_up=any(m.warms_up for m in models),
                 order=order,
                 bucket_times=[
                     session_pb2.BucketTime(bytes=size, seconds=took) for size, took in bucket_times

@@ -59,6 +59,7 @@ class SimulatedTuner:
         self.inbox: list[object] = []
         self.told: list[str] = []
         self._fingerprint, self._buckets = fingerprint, buckets
+        self.warms_up = False
         self.seen = SimpleNamespace(
             spec=pb.JobSpec(autotune=pb.Autotune(**asked)),
             view=JobView(),
@@ -108,6 +109,7 @@ class SimulatedTuner:
             step_sum_s=self.seconds,
             computing_s=self.seconds / 2,
             gradient_bytes=5 << 20,
+            warms_up=self.warms_up,
             bucket_times=[session_pb2.BucketTime(bytes=b, seconds=s) for b, s in self._buckets],
         )
         self.tuner.said(worker_id, session_pb2.WorkerMessage(progress=said), self.now_s)

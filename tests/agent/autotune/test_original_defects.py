@@ -13,6 +13,7 @@ from bagua_agent.autotune.records import encode_study
 from bagua_agent.autotune.study import Measured, Options, Phase, Situation, Study, step
 from bagua_contract import session_pb2
 from bagua_contract.step_settings import StepSettings
+from bagua_core.algorithms import Attachment
 from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
 from bagua_core.algorithms.tuned import tuned
 from bagua_core.communication.reduction.arrivals import WATCHED
@@ -32,8 +33,9 @@ def test_hierarchical_was_tuned_and_never_consumed() -> None:
     assert job.study.current.hierarchical is True
     used = tuned(GradientAllreduce(hierarchical=False), job.study.current)
     assert used is not None and used.hierarchical
+    attachment = Attachment((), (), FakeEngine(), 1 << 20)
     names = [
-        type(tuned(GradientAllreduce(), StepSettings(hierarchical=route)).operation(FakeEngine())).__name__  # type: ignore[union-attr]
+        type(tuned(GradientAllreduce(), StepSettings(hierarchical=route)).operation(attachment)).__name__  # type: ignore[union-attr]
         for route in (True, False)
     ]
     assert names == ["HierarchicalSum", "Sum"]

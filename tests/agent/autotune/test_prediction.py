@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_agent.autotune.prediction import CODEC_S_PER_VALUE, Link, Load, link_of, step_s
+from bagua_agent.autotune.prediction import CODEC_S_PER_VALUE, MEMORY_S_PER_BYTE, Link, Load, link_of, step_s
 from bagua_contract.collective_costs import compressed_bytes, ring_allreduce
 from bagua_core.kernels.formats import minmax_bytes
 from benchmarks.scaling.hardware import Cluster, Costs, Network
@@ -66,8 +66,8 @@ def test_one_node_has_nothing_to_compress() -> None:
 
 
 def test_an_algorithm_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ValueError, match="'qadam'"):
-        step_s("qadam", Load(0.1, (1 << 20,), 2, 2), Link(1e9, 1e-5))
+    with pytest.raises(ValueError, match="'local_sgd'"):
+        step_s("local_sgd", Load(0.1, (1 << 20,), 2, 2), Link(1e9, 1e-5))
 
 
 @pytest.mark.parametrize("values", [1, 2048, 100_000, 1 << 22])
@@ -75,7 +75,7 @@ def test_the_size_of_compressed_values_is_the_kernels(values: int) -> None:
     assert compressed_bytes(values) == pytest.approx(minmax_bytes(values), abs=32)
 
 
-@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad", "qadam"])
 @pytest.mark.parametrize("mbit", [100, 1000, 10_000])
 @pytest.mark.parametrize("nodes", [2, 4, 16])
 def test_it_agrees_with_the_simulator(algorithm: str, mbit: int, nodes: int) -> None:
@@ -85,9 +85,10 @@ def test_it_agrees_with_the_simulator(algorithm: str, mbit: int, nodes: int) -> 
     cluster = Cluster(
         nodes,
         Network(mbit * MBIT, latency_s),
-        Costs(wire_share=1.0, codec_s_per_value=CODEC_S_PER_VALUE),
+        Costs(wire_share=1.0, codec_s_per_value=CODEC_S_PER_VALUE, memory_s_per_byte=MEMORY_S_PER_BYTE),
     )
     load = Workload(model, compute_s, bucket_cap_bytes=4 << 20)
     buckets = tuple(plan.elements * plan.dtype.itemsize for plan in load.buckets())
+    simulated = "qadam_8bit" if algorithm == "qadam" else algorithm
     predicted = step_s(algorithm, Load(compute_s, buckets, nodes, nodes), Link(mbit * MBIT, latency_s))
-    assert predicted == pytest.approx(simulate(cluster, load, algorithm).step_s, rel=0.1)
+    assert predicted == pytest.approx(simulate(cluster, load, simulated).step_s, rel=0.1)

@@ -10,7 +10,7 @@ from bagua_agent.autotune.proposal import Proposal, Workers, propose
 from bagua_agent.autotune.study import Phase
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.step_settings import StepSettings
-from tests.agent.autotune.simulated_tuner import MemoryStore, SimulatedTuner
+from tests.agent.autotune.simulated_tuner import FINGERPRINT, MemoryStore, SimulatedTuner
 
 # 4 MiB of gradients in a ring of four workers at 7.5 MB/s
 SLOW = ((1 << 20, 0.2), (3 << 20, 0.6))
@@ -37,7 +37,8 @@ def test_a_fast_network_does_not() -> None:
 @pytest.mark.parametrize(
     "world, algorithm, buckets, why",
     [
-        (FOUR, "qadam", SLOW, "instead of qadam"),
+        (FOUR, "local_sgd", SLOW, "instead of local_sgd"),
+        (Workers(4, 4, "bytegrad", ("bytegrad",)), "bytegrad", SLOW, "none but bytegrad is allowed"),
         (Workers(1, 4, "bytegrad"), "bytegrad", SLOW, "one node sends nothing"),
         (FOUR, "gradient_allreduce", (), "no times of plain sums"),
     ],
@@ -109,3 +110,30 @@ def test_level_1_predicts_nothing() -> None:
     one = job(level=1)
     one.settle()
     assert one.study.phase is Phase.SETTLED and one.study.proposal is None
+
+
+def test_qadam_is_tried_once_its_warm_up_is_over_and_left_out_without_its_optimizer() -> None:
+    def fastest(settings: StepSettings) -> float:
+        return 40.0 if settings.algorithm == "qadam" else speed(settings)
+
+    asked = {"level": 2, "max_samples": 5, "algorithms": ["bytegrad", "qadam"]}
+    with_it = {**FINGERPRINT, "optimizers": "QAdamOptimizer"}
+    one = SimulatedTuner(MemoryStore(), fastest, autotune=asked, fingerprint=with_it)
+    one.warms_up = True
+    for _ in range(20):
+        one.report()
+    assert one.study.phase is Phase.WARMING and not one.study.trials
+    one.warms_up = False
+    one.settle()
+    assert one.study.current.algorithm == "qadam" and not any("left out" in line for line in one.told)
+
+    other = SimulatedTuner(
+        MemoryStore(), fastest, autotune=asked, fingerprint={**FINGERPRINT, "optimizers": "SGD"}
+    )
+    other.warms_up = True  # nothing waits for what is not tried
+    other.settle()
+    assert other.study.current.algorithm == "bytegrad"
+    (said,) = {line for line in other.told if "left out" in line}
+    assert said.startswith(
+        "autotune: qadam is left out: the script's optimizer is SGD, and qadam needs bagua."
+    )

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Iterable
+
 import pytest
 import torch
 
 from bagua_contract.step_settings import AS_SCRIPTED, SWITCHABLE, StepSettings
-from bagua_core.algorithms import Algorithm, ByteGrad, GradientAllreduce, LocalSGD, find_algorithm
+from bagua_core.algorithms import (
+    Algorithm,
+    ByteGrad,
+    GradientAllreduce,
+    LocalSGD,
+    QAdam,
+    QAdamOptimizer,
+    find_algorithm,
+)
+from bagua_core.algorithms.momentum_sum import MomentumSum
 from bagua_core.algorithms.tuned import tuned
 from bagua_core.communication.reduction.reducer import Reducer
 from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, exact, world_on_nodes
@@ -115,6 +127,71 @@ def test_the_algorithm_changes_between_two_steps_and_back() -> None:
         for several in (members, steady):
             assert all(run_ranks(several, lambda r: r.step()))
         assert_equal_bits([m.parameters() for m in [*members, *steady]])
+
+
+def qadam_optimizer(parameters: Iterable[torch.Tensor]) -> QAdamOptimizer:
+    return QAdamOptimizer(parameters, lr=3e-3, warmup_steps=3)
+
+
+def test_qadam_takes_the_place_of_full_precision_and_gives_it_back() -> None:
+    """With QAdam's optimizer the state is the same under both, and what an algorithm kept besides begins anew: from the
+    same state a fresh world computes the same bits."""
+
+    def world(algorithm: Algorithm) -> list[Rank]:
+        return [Rank(c, algorithm, optimizer=qadam_optimizer) for c in world_on_nodes([1, 1, 1])]
+
+    members = world(GradientAllreduce())
+    assert members[0].model.warms_up
+    for _ in range(4):
+        assert all(run_ranks(members, lambda r: r.step()))
+    assert not members[0].model.warms_up
+    for settings, steady in (
+        (StepSettings(algorithm="qadam"), world(QAdam())),
+        (AS_SCRIPTED, world(GradientAllreduce())),
+        (StepSettings(algorithm="qadam", hierarchical=False), world(QAdam(hierarchical=False))),
+    ):
+        for member, other in zip(members, steady, strict=True):
+            use(member, settings)
+            other.inner.load_state_dict(member.inner.state_dict())
+            other.optimizer.load_state_dict(copy.deepcopy(member.optimizer.state_dict()))
+        for _ in range(3):
+            for several in (members, steady):
+                assert all(run_ranks(several, lambda r: r.step()))
+            assert_equal_bits([m.parameters() for m in [*members, *steady]])
+        exchange = members[0].model._exchange
+        assert isinstance(exchange, Reducer)
+        assert isinstance(exchange._operation, MomentumSum) is bool(settings.algorithm)
+
+
+def test_a_job_that_declares_qadam_leaves_it_and_comes_back_with_its_bits() -> None:
+    declared = QAdam(bits=1, hierarchical=False)
+    plain = tuned(declared, StepSettings(algorithm="gradient_allreduce"))
+    assert plain is not None and plain.described == "gradient_allreduce"
+    back = tuned(declared, StepSettings(bucket_bytes=4096))
+    assert back is not None and back.described == declared.described
+
+
+@pytest.mark.parametrize(
+    ("declared", "optimizer", "why"),
+    [
+        (GradientAllreduce(), None, "needs bagua.algorithms.QAdamOptimizer"),
+        (GradientAllreduce(average=False), qadam_optimizer, "asks for their sum"),
+        (
+            GradientAllreduce(),
+            lambda parameters: qadam_optimizer(list(parameters)[:-1]),
+            "are not its QAdamOptimizer's",
+        ),
+    ],
+)
+def test_a_model_that_cannot_take_qadam_says_why_and_goes_on_with_the_rest(
+    declared: Algorithm, optimizer: Callable[..., torch.optim.Optimizer] | None, why: str
+) -> None:
+    rank = Rank(None, declared, **({} if optimizer is None else {"optimizer": optimizer}))
+    before = len(buckets(rank))
+    assert why in rank.model.use_settings(StepSettings(algorithm="qadam", bucket_bytes=1 << 24))
+    rank.model.communicator_changed()
+    assert len(buckets(rank)) < before, "the size of buckets is followed"
+    assert rank.step()
 
 
 def test_a_gradient_that_was_accumulated_moves_with_its_bucket() -> None:
