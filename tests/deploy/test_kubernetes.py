@@ -75,6 +75,16 @@ def test_kustomize_builds_all_objects_in_the_namespace(overlay: Path) -> None:
         assert each["kind"] == "Namespace" or each["metadata"]["namespace"] == "bagua"
 
 
+def test_the_first_command_of_the_page_prints_the_objects_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    built = kubectl(*printed("docs/guide/kubernetes.md", "kubectl kustomize"))
+    job, etcd = one("Job", "trainer", built)["spec"], one("StatefulSet", "etcd", built)["spec"]
+    assert (job["completionMode"], job["parallelism"], etcd["replicas"]) == ("Indexed", 4, 3)
+    assert "NetworkPolicy" in {each["kind"] for each in built}
+
+
 def test_selectors_find_pods_and_accounts_exist() -> None:
     labels = [t["metadata"]["labels"] for t in pod_templates()]
     assert len(labels) == 2

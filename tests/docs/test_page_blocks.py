@@ -44,6 +44,9 @@ from tests.docs.programs import parsed as parsed_by_program
 from tests.docs.test_names import tracked
 
 RUN_S = 300
+TASK_PAGES = [*GUIDES, *(page for page in OTHERS if page.parent.name in ("docs", "trackers"))]
+# answers, lists of pages, and what failures cost
+WITHOUT_TASK = {"faq.md", "start.md", "index.md", "trackers.md", "what-happens.md"}
 
 RUN_ALL = """
 import sys, runpy, traceback
@@ -69,6 +72,13 @@ def test_every_page_of_the_repository_has_its_blocks_read() -> None:
     known = {name_of(page) for page in PAGES}
     others = {path for path in tracked() if path.endswith(".md")} - known
     assert [path for path in others if not path.startswith(tuple(LEFT_OUT))] == []
+
+
+@pytest.mark.parametrize("page", [page for page in TASK_PAGES if page.name not in WITHOUT_TASK], ids=name_of)
+def test_a_task_page_begins_with_a_block_that_runs(page: Path) -> None:
+    first = blocks(page)[0]
+    ran = first.run or RUN_BY.fullmatch(first.mark) or (first.language == "python" and first.runs)
+    assert ran, f"{page}:{first.line}: {first.language}, {first.mark}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
