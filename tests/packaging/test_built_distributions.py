@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.printed import printed_text
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_S, INSTALL_S, JOB_S = 300, 1200, 120
 
@@ -38,11 +40,19 @@ print("trained by", bagua.get_world_size(), "workers from", bagua.__file__)
 """
 
 
-def run(*words: str | Path, timeout_s: float, cwd: Path | None = None, path: Path | None = None) -> str:
+def run(
+    *words: str | Path,
+    timeout_s: float,
+    cwd: Path | None = None,
+    path: Path | None = None,
+    home: Path | None = None,
+) -> str:
     """Standard output; fails with all output unless it exits with 0. path: in front of PATH."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "BAGUA_", "PET_"))}
     if path is not None:
         clean["PATH"] = f"{path}:{clean['PATH']}"
+    if home is not None:
+        clean["HOME"] = str(home)
     done = subprocess.run(
         [*map(str, words)], capture_output=True, text=True, timeout=timeout_s, cwd=cwd, env=clean, check=False
     )
@@ -145,3 +155,25 @@ def test_jobs_of_two_workers_run_from_the_wheel(
     for words in jobs:
         said = run(*words, script, timeout_s=JOB_S, cwd=tmp_path, path=tmp_path)
         assert f"trained by 2 workers from {home}" in said, (words, said)
+
+
+@pytest.mark.long
+def test_the_printed_installation_brings_what_a_job_needs(tmp_path: Path) -> None:
+    """In a home and a clone of its own, with this machine's addresses for the repository and for torch."""
+    index = os.environ.get("BAGUA_TORCH_INDEX") or os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple")
+    given = {"<this repository>": f"file://{ROOT}", "https://download.pytorch.org/whl/cpu": index}
+    block = printed_text("README.md", "git clone", given)
+    run("sh", "-e", "-c", block, timeout_s=INSTALL_S, cwd=tmp_path, home=tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    programs = tmp_path / "bagua-venv" / "bin"
+    said = run(
+        programs / "bagua-launch",
+        "--nproc-per-node",
+        "2",
+        script,
+        timeout_s=JOB_S,
+        cwd=tmp_path,
+        home=tmp_path,
+    )
+    assert f"trained by 2 workers from {tmp_path / 'bagua-venv'}" in said
