@@ -36,19 +36,25 @@ class ExportError(UserError):
     """Nothing is exported. Says why, and what there is."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bagua_core.checkpoint",
         description="Read the checkpoints that a job wrote into its --checkpoint-dir.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="List the checkpoints in DIR, the newest first.")
+    text = "List the checkpoints in DIR, the newest first."
+    listing = commands.add_parser("list", help=text, description=text)
     exporting = commands.add_parser("export", help=EXPORT, description=EXPORT)
     for command in (listing, exporting):
         command.add_argument("directory", metavar="DIR", help="A --checkpoint-dir: a directory or a URL.")
-    exporting.add_argument("output", metavar="OUT.pt", type=Path)
+    exporting.add_argument("output", metavar="OUT.pt", type=Path, help="The file to write.")
     exporting.add_argument("--step", type=int, help="Export this step. Default: the newest complete one.")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = command_parser()
     given = parser.parse_args(arguments)
     try:
         storage = storage_of(given.directory)

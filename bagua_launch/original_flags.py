@@ -59,44 +59,71 @@ HINTS: dict[str, str] = {
 """What bagua-launch says where it is given one of the original's flags."""
 
 
-def _option(name: str, metavar: str = "", short: str = "") -> Option:
-    return Option(name, "original", "", metavar, short)
+def _option(name: str, text: str, metavar: str = "", short: str = "") -> Option:
+    return Option(name, "original", text, metavar, short)
 
 
-_AUTOTUNE_ROWS = (
-    _option("autotune-level", "N"),
-    _option("autotune-max-samples", "N"),
-    _option("autotune-sampling-confidence-time", "SECONDS"),
-    _option("autotune-warmup-time", "SECONDS"),
-    _option("is-output-autotune-log"),
+def _ignored(name: str, metavar: str = "") -> Option:
+    return _option(name, f"Ignored: {NO_EFFECT['--' + name]}.", metavar)
+
+
+def _of_bagua_launch(name: str) -> Option:
+    (row,) = (row for row in RUN_OPTIONS if row.name == name)
+    return _option(name, row.help, row.metavar)
+
+
+_AUTOTUNE_ROWS = tuple(
+    map(
+        _of_bagua_launch,
+        (
+            "autotune-level",
+            "autotune-max-samples",
+            "autotune-sampling-confidence-time",
+            "autotune-warmup-time",
+            "is-output-autotune-log",
+        ),
+    )
 )
 _AUTOTUNE = frozenset(row.flag for row in _AUTOTUNE_ROWS)
 """Flags that bagua-launch has too; it tunes from level 1 on."""
 
 _LAUNCHERS = (
-    _option("bagua-service-port", "PORT"),
+    _ignored("bagua-service-port", "PORT"),
     *_AUTOTUNE_ROWS,
-    _option("autotune-log-file", "FILE"),
-    _option("report-metrics"),
-    _option("default-bucket-size", "BYTES"),
-    _option("enable-bagua-net"),
-    _option("bagua-net-switch-on"),
-    _option("use-env"),
-    _option("set-additional-flag"),
-    _option("logdir", "DIR"),
-    _option("host-list", "HOSTS"),
-    _option("ssh-port", "PORT"),
+    _ignored("autotune-log-file", "FILE"),
+    _ignored("report-metrics"),
+    _option("default-bucket-size", f"Set {BUCKET_SIZE_VARIABLE}, the bytes of a bucket.", "BYTES"),
+    _of_bagua_launch("enable-bagua-net"),
+    _option("bagua-net-switch-on", "The same as --enable_bagua_net."),
+    _ignored("use-env"),
+    _option("set-additional-flag", f"Refused: {_ADDITIONAL}."),
+    _option("logdir", "Write workers' output to files: --log-dir DIR --redirects 3.", "DIR"),
+    _ignored("host-list", "HOSTS"),
+    _ignored("ssh-port", "PORT"),
 )
 _BAGUARUN = (
-    _option("host-list", "HOSTS"),
-    _option("ssh-port", "PORT"),
-    _option("bagua-service-port", "PORT"),
-    _option("enable-bagua-net"),
-    _option("master-port", "PORT"),
-    _option("env-of-all-hosts", "NAME[=VALUE]", "-x"),
+    _option(
+        "host-list",
+        f"Start a node on each of HOST[:SSH PORT],...: --hosts. Default: {HOSTS_VARIABLE}.",
+        "HOSTS",
+    ),
+    _option(
+        "ssh-port", f"The hosts' port of SSH. Default: {SSH_PORT_VARIABLE}, else {DEFAULT_SSH_PORT}.", "PORT"
+    ),
+    _ignored("bagua-service-port", "PORT"),
+    _of_bagua_launch("enable-bagua-net"),
+    _option("master-port", "Ignored: the nodes choose a free port.", "PORT"),
+    _option("env-of-all-hosts", "Pass a variable to all hosts: --env.", "NAME[=VALUE]", "-x"),
     *_AUTOTUNE_ROWS,
 )
 _OF_TORCHRUN = tuple(replace(row, own=False) for row in RUN_OPTIONS if not row.own)
+
+
+def described(kind: Original) -> list[tuple[str, str]]:
+    """Each of its own flags as the original spelled it, with its value, and what it does here."""
+    rows = _BAGUARUN if kind is Original.BAGUARUN else _LAUNCHERS
+    spelled = {row: row.short or "--" + row.name.replace("-", "_") for row in rows}
+    return [(f"{spelled[row]} {row.metavar}".strip(), row.help) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,23 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+import click
+
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.quiet_grpc import keep_quiet
 from bagua_launch.command_line import PROGRAM, complain, note
 from bagua_launch.errors import RequestError
 from bagua_launch.main import cli
-from bagua_launch.original_flags import Original, translate
+from bagua_launch.original_flags import Original, described, translate
 
 _HELP = {"-h", "--help"}
+_HELP_WIDTH = 100
 
 
 def launch(kind: Original, words: Sequence[str]) -> int:
     """Exit code of the job, or 2 for a mistake."""
     if words and words[0] in _HELP:
-        print(f"{kind.value} takes the original Bagua's flags and runs bagua-launch, whose help is this:\n")
+        print(f"{help_text(kind)}\nThe help of bagua-launch:\n")
         return int(cli.main(["run", "--help"], prog_name=PROGRAM, standalone_mode=False) or 0)
     try:
         made = translate(kind, words, os.environ)
@@ -37,6 +40,31 @@ def launch(kind: Original, words: Sequence[str]) -> int:
     os.environ.update(made.environment)
     cli.main(["run", *made.arguments], prog_name=PROGRAM)  # exits
     return 0
+
+
+def help_text(kind: Original) -> str:
+    """What the launcher takes in addition to the options of bagua-launch."""
+    formatter = click.HelpFormatter(width=_HELP_WIDTH)
+    program = kind.value if kind is Original.BAGUARUN else f"python -m {kind.value}"
+    formatter.write_usage(program, "[OPTIONS] SCRIPT [ARGUMENTS]...")
+    formatter.write_paragraph()
+    formatter.write_text(
+        "Takes the options of bagua-launch, with - or _ between words, and these of the original:"
+    )
+    formatter.write_dl(described(kind))
+    return formatter.getvalue()
+
+
+def baguarun_help() -> str:
+    return help_text(Original.BAGUARUN)
+
+
+def launch_help() -> str:
+    return help_text(Original.LAUNCH)
+
+
+def run_help() -> str:
+    return help_text(Original.RUN)
 
 
 def baguarun() -> None:

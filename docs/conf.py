@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "protos"), str(ROOT / "docs")]
 
 from docstrings import restructured  # noqa: E402
+from docutils import nodes  # noqa: E402
+from docutils.parsers.rst import Directive  # noqa: E402
+from program_help import help_texts  # noqa: E402
 
 project = "Bagua"
 copyright = "The Bagua authors"
@@ -57,6 +60,16 @@ def _folder_links(app: Any, docname: str, source: list[str]) -> None:
     source[0] = re.sub(r"\[([^\]\n]+)\]\(([\w./-]+)\)", replaced, source[0])
 
 
+class ProgramHelp(Directive):
+    """`.. program-help:: module:function`: the help of a program that is not click's."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        return [nodes.literal_block(text, text, language="none") for text in help_texts(self.arguments[0])]
+
+
 def setup(app: Any) -> None:
+    app.add_directive("program-help", ProgramHelp)
     app.connect("autodoc-process-docstring", _docstring)
     app.connect("source-read", _folder_links)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 
 from bagua_contract import net_counters as counters
 from bagua_core.kernels.compilation import CompilationError
@@ -12,25 +14,46 @@ from bagua_core.kernels.cpu_library import LibraryUnavailableError
 from bagua_core.net.build import find_compiler, library
 from bagua_core.net.check import report
 
-USAGE = """usage: eval $(python -m bagua_core.net env)
-       python -m bagua_core.net check | path
-       python -m bagua_core.net counters [PID ...]"""
+
+def command_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bagua_core.net",
+        description="Compile Bagua-Net, NCCL's network plugin, and show how NCCL uses it.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        (
+            "env",
+            "Print the shell's command that makes NCCL load the plugin: eval $(python -m bagua_core.net env)",
+        ),
+        ("check", "Report whether NCCL would load the plugin here, and which NICs it finds."),
+        ("path", "Print the path of the plugin's library."),
+    ):
+        commands.add_parser(name, help=text, description=text)
+    text = "Print what programs have moved by the plugin: a line of JSON for each process."
+    counting = commands.add_parser("counters", help=text, description=text)
+    counting.add_argument(
+        "pids",
+        metavar="PID",
+        type=int,
+        nargs="*",
+        help="Default: every process of this machine that has the plugin.",
+    )
+    return parser
 
 
-def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["counters"] and all(word.isdecimal() for word in arguments[1:]):
-        return print_counters([int(word) for word in arguments[1:]])
-    if arguments not in (["env"], ["check"], ["path"]):
-        print(USAGE, file=sys.stderr)
-        return 2
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = command_parser().parse_args(arguments)
+    if given.command == "counters":
+        return print_counters(given.pids)
     try:
         path = library()
     except (CompilationError, LibraryUnavailableError, OSError) as error:
         print(f"Bagua-Net is not available: {error}", file=sys.stderr)
         return 1
-    if arguments == ["check"]:
+    if given.command == "check":
         return 0 if report(path, " ".join(find_compiler())) else 1
-    if arguments == ["path"]:
+    if given.command == "path":
         print(path)
         return 0
     # one command: eval $(...) without quotes joins lines
@@ -54,4 +77,4 @@ def print_counters(pids: list[int]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

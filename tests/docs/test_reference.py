@@ -1,17 +1,29 @@
-"""docs/reference/api.md shows every public name: each in `__all__` of a public module, with its docstring."""
+"""docs/reference/ shows every public name with its docstring, and every option of every program with its help.
+
+Public names are those in `__all__` of a public module. Programs are those that pyproject.toml installs, and each
+`python -m` of the packages that a page names.
+"""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
+import importlib.util
 import inspect
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 
 import bagua_core as bagua
+from bagua_agent.service.main import cli as agent_cli
+from bagua_launch.main import cli as launch_cli
+from bagua_launch.original_flags import Original, described
+from tests.docs.page_blocks import PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/api.md"
@@ -69,3 +81,90 @@ def test_what_is_shown_exists() -> None:
         if place.startswith(FRAMEWORKS):
             continue
         assert importlib.import_module(place).__doc__, place
+
+
+COMMANDS = (ROOT / "docs/reference/commands.md").read_text()
+WITHOUT_OPTIONS = {"bagua_core.kernels.build"}
+HIDDEN = {
+    "--failpoints": "for tests",
+    "list": "status",
+    "ps": "status",
+}  # with the reason, or the command that they are other names of
+ORIGINAL = {f"python -m {kind.value}" if "." in kind.value else kind.value: kind for kind in Original}
+
+_spec = importlib.util.spec_from_file_location("program_help", ROOT / "docs/program_help.py")
+assert _spec and _spec.loader
+program_help = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(program_help)
+
+
+def shown_programs() -> dict[str, str]:
+    """By program, the place in which the page finds its help; empty for one without options."""
+    found = re.findall(
+        r"^## (?:Options of )?(\S.*)\n(?:(?!^## ).*\n)*?\.\. (?:click|program-help):: (\S+)\n",
+        COMMANDS,
+        re.MULTILINE,
+    )
+    return {**dict.fromkeys(re.findall(r"^## (python -m .+)$", COMMANDS, re.MULTILINE), ""), **dict(found)}
+
+
+def test_every_program_that_users_are_pointed_to_is_shown() -> None:
+    installed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    named = {
+        f"python -m {m}" for p in PAGES for m in re.findall(r"python -m (bagua_\w+[\w.]*\w)", p.read_text())
+    }
+    shown = shown_programs()
+    assert named | set(installed) == set(shown)
+    assert {
+        program.removeprefix("python -m ") for program, place in shown.items() if not place
+    } == WITHOUT_OPTIONS
+    for module in WITHOUT_OPTIONS:
+        path = importlib.util.find_spec(module)
+        assert path and path.origin and "argv" not in Path(path.origin).read_text(), f"{module} takes words"
+
+
+@pytest.mark.parametrize("group", [launch_cli, agent_cli], ids=["bagua-launch", "bagua-agent"])
+def test_every_option_of_clicks_programs_has_a_help(group: click.Group) -> None:
+    """sphinx-click shows each command, and each option that is not hidden."""
+    program = "bagua-launch" if group is launch_cli else "bagua-agent"
+    assert re.search(rf":prog: {program}\n   :nested: full\n", COMMANDS)
+    for name, command in group.commands.items():
+        assert command.hidden == (name in HIDDEN) and command.get_short_help_str(), name
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert option.hidden == (option.opts[0] in HIDDEN), option.opts
+                assert option.hidden or option.help, f"{name} {option.opts[0]}"
+
+
+def test_every_option_of_other_programs_is_shown_with_its_help() -> None:
+    checked = 0
+    for program, place in shown_programs().items():
+        module, _, name = place.partition(":")
+        made = (
+            None
+            if program in ("bagua-launch", "bagua-agent") or not place
+            else getattr(importlib.import_module(module), name)()
+        )
+        if isinstance(made, argparse.ArgumentParser):
+            actions = {
+                "/".join(action.option_strings) or str(action.metavar or action.dest): action
+                for parser in program_help.parsers(made)
+                for action in parser._actions
+            }
+            wanted = {
+                spelled: action.help
+                for spelled, action in actions.items()
+                if not isinstance(action, argparse._SubParsersAction)
+            }
+        elif made is not None:
+            wanted = dict(described(ORIGINAL[program]))
+        else:
+            continue
+        text = " ".join(" ".join(program_help.help_texts(place)).split())
+        for spelled, said in wanted.items():
+            assert said, f"{program}: {spelled} has no help"
+            assert spelled.partition("/")[0] in text and " ".join(said.split()) in text, (
+                f"{program}: {spelled}"
+            )
+            checked += 1
+    assert checked > 20
