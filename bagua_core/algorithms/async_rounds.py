@@ -15,21 +15,25 @@ from contextlib import contextmanager
 import torch
 
 from bagua_core.algorithms.algorithm import Attachment
-from bagua_core.communication.communicator import Lane
+from bagua_core.communication.communicator import Communicator, Lane
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.weights.background_mean import BackgroundMean
 from bagua_core.communication.weights.weight_buckets import FlatWeights, make_equal
 
 
 class AsyncRounds(Exchange):
-    """Of a round's close it needs nothing: the members' rows and the vote suffice. clock: monotonic seconds."""
+    """Of a round's close it needs this worker's part of the samples alone, which is its model's weight in the next
+    average. clock: monotonic seconds."""
 
     def __init__(
         self, attachment: Attachment, interval_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine = attachment.engine
         self._parameters = attachment.parameters
-        self._mean = BackgroundMean(attachment.parameters, attachment.engine, interval_s, clock)
+        self._mean = BackgroundMean(
+            attachment.parameters, attachment.engine, interval_s, clock, weighted=True
+        )
+        self._round = 0.0  # this worker's part of the samples of the round under way
         self._began = FlatWeights(attachment.parameters)  # the model before the first local step of a round
         self._began_in = -1  # that round; -1: none yet
 
@@ -72,8 +76,14 @@ class AsyncRounds(Exchange):
         finally:
             local.write_back()
 
+    def close_round(self, communicator: Communicator | None, weight: float) -> None:
+        del communicator
+        self._round = weight  # a round that is closed again has other members, and this worker another part
+
     def step_committed(self) -> None:
         self._mean.take_in()
+        self._mean.trained(self._round)
+        self._round = 0.0
         communicator = self._engine.communicator()
         if communicator is not None and communicator.world_size > 1:
             self._mean.begin_if_due(communicator.lanes[Lane.BACKGROUND])
@@ -83,7 +93,7 @@ class AsyncRounds(Exchange):
 
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._mean.give_up("training is over")
-        make_equal(self._parameters, average)
+        make_equal(self._parameters, average, self._mean.weight)
 
     def close(self) -> None:
         self._mean.give_up("closed")

@@ -31,10 +31,15 @@ class Round:
 
     Every member must begin its own sooner or later, in the same order. Create it where `flats` were filled: the round
     comes after what the calling thread's stream has been given. Read the buffers once `done` is true and `error` None.
+    weight: of this member's values, by which `flats` are multiplied already; the mean is the sum of all members'
+    products over the sum of their weights. None: all members count alike, and all of them give None.
     """
 
-    def __init__(self, communicator: Communicator, flats: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, communicator: Communicator, flats: Sequence[torch.Tensor], weight: float | None = None
+    ) -> None:
         self.error: CollectiveFailed | None = None
+        self._weight = weight
         self._communicator = communicator
         self._flats = list(flats)
         self._handover = Handover(self._flats)
@@ -52,20 +57,32 @@ class Round:
     def _run(self) -> None:
         try:
             with self._handover.taken_over(self._communicator.abort_flag.check):
+                weights = self._sum_of_weights()
                 for flat in self._flats:
-                    self._average(flat)
+                    self._average(flat, weights)
         except CollectiveFailed as error:
             self.error = error
         finally:
             self._ended.set()
 
-    def _average(self, flat: torch.Tensor) -> None:
+    def _sum_of_weights(self) -> float | None:
+        if self._weight is None:
+            return None
+        weights = torch.tensor([self._weight], dtype=torch.float64)
+        self._communicator.allreduce(weights, ReduceOp.SUM).wait()
+        return float(weights)
+
+    def _average(self, flat: torch.Tensor, weights: float | None) -> None:
         order = device_order.order_of([flat])
         host = flat
         if order is not device_order.HOST:
             host = order.copy_to_host(flat)
             order.now().wait(self._communicator.abort_flag.check)
         for piece in torch.split(host, max(1, PIECE_BYTES // host.element_size())):
-            self._communicator.allreduce(piece, ReduceOp.AVG).wait()
+            if weights is None:
+                self._communicator.allreduce(piece, ReduceOp.AVG).wait()
+            else:
+                self._communicator.allreduce(piece, ReduceOp.SUM).wait()
+                piece.div_(weights)
         if host is not flat:
             order.copy_from_host(host, flat)

@@ -3,7 +3,8 @@
 Owns one average at a time: what the model was when it began, and how its result comes in: x = x + (mean - what x was
 then), so what was learned meanwhile stays. The caller says when an average may begin and when one that is done comes
 in. Everything here runs in the script's thread; the average's own thread (background_average.py) sees copies only.
-Invariant: an average that failed or was given up leaves no trace, and its buffers are not used again.
+Invariant: an average that failed or was given up leaves no trace, and its buffers are not used again. What this worker
+has trained since its last average that came in, but for what followed that average's begin, is its weight in the next.
 """
 
 from __future__ import annotations
@@ -18,9 +19,16 @@ from bagua_core.communication.step_interface import StepReductions
 from bagua_core.communication.weights.background_average import Round
 from bagua_core.communication.weights.weight_buckets import FlatWeights
 
+# So small that it changes no mean by more than the rounding of float16, and not zero: where no member has trained since
+# its last average, they all count alike.
+_LEAST_WEIGHT = 1e-4
+
 
 class BackgroundMean:
-    """interval_s: least time between the beginnings of two averages. clock: monotonic seconds."""
+    """interval_s: least time between the beginnings of two averages. clock: monotonic seconds.
+
+    weighted: members count by what they have trained (`trained`) instead of alike; a setting that all members share.
+    """
 
     def __init__(
         self,
@@ -28,8 +36,12 @@ class BackgroundMean:
         engine: StepReductions,
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
+        weighted: bool = False,
     ) -> None:
         self._engine = engine
+        self._weighted = weighted
+        self._trained = 0.0  # in no average yet
+        self._sent = 0.0  # of it, in the average under way
         self._interval_s = interval_s
         self._clock = clock
         self._average: Round | None = None
@@ -42,15 +54,27 @@ class BackgroundMean:
         self.count = 0
         """Averages that came in."""
 
+    def trained(self, amount: float) -> None:
+        """This worker has trained on so much more, in a unit that all members share."""
+        self._trained += amount
+
+    @property
+    def weight(self) -> float:
+        """Of this worker's model, if an average began now."""
+        return max(self._trained, _LEAST_WEIGHT)
+
     def begin_if_due(self, lane: Communicator) -> None:
         """Send what the model is now, unless an average is under way, paused or too early."""
         if self._average is not None or self.is_paused or self._clock() - self._began_s < self._interval_s:
             return
         self._snapshot.fill()
         torch._foreach_copy_(self._mean, self._snapshot.flats)
+        if self._weighted:
+            torch._foreach_mul_(self._mean, self.weight)
         self._began_s = self._clock()
         self._lane = lane
-        self._average = Round(lane, self._mean)
+        self._average = Round(lane, self._mean, self.weight if self._weighted else None)
+        self._sent = self._trained
 
     def take_in(self) -> None:
         """Change the model by an average that is done."""
@@ -65,6 +89,7 @@ class BackgroundMean:
         self._engine.parameters_change()
         torch._foreach_sub_(self._mean, self._snapshot.flats)
         self._snapshot.add_to_parameters(self._mean)
+        self._trained -= self._sent
         self.count += 1
 
     def give_up(self, reason: str) -> None:

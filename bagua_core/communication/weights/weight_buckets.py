@@ -83,11 +83,22 @@ class FlatWeights:
         return [_real(p) for p in self._parameters]
 
 
-def make_equal(parameters: Sequence[torch.Tensor], average: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace `parameters` by their mean over the job. average: of one tensor, over all members."""
+def make_equal(
+    parameters: Sequence[torch.Tensor],
+    average: Callable[[torch.Tensor], torch.Tensor],
+    weight: float | None = None,
+) -> None:
+    """Replace `parameters` by their mean over the job.
+
+    average: of one tensor, over all members. weight: of this member's values, above zero; None: all members count
+    alike, and all of them give None.
+    """
     weights = FlatWeights(parameters)
     weights.fill()
-    weights.take([average(flat) for flat in weights.flats])
+    if weight is None:
+        weights.take([average(flat) for flat in weights.flats])
+    else:
+        weights.take([average(flat * weight) / average(flat.new_tensor([weight])) for flat in weights.flats])
     weights.write_back()
 
 

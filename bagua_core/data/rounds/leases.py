@@ -25,7 +25,8 @@ MEASURED_BY = 2
 # up, and the last round of an epoch leaves no rest for a small round of its own.
 MOST_MORE = 0.25
 # Of the rules by which leases follow from a book and the members: workers with other rules would use places twice.
-RULES = 2
+# Rules of the averages count too: members send the same collectives.
+RULES = 3
 
 Range = tuple[int, int]
 

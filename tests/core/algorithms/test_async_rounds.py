@@ -9,8 +9,8 @@ from torch import nn
 from bagua_core.algorithms import AsyncModelAverage, StreamingDiLoCo
 from bagua_core.algorithms.algorithm import Attachment
 from bagua_core.algorithms.async_rounds import AsyncRounds
-from bagua_core.communication.communicator import Communicator, Lane
-from tests.core.communication.worlds import DEADLINE_S, FakeEngine, in_process_world
+from bagua_core.communication.communicator import Communicator, Lane, ReduceOp
+from tests.core.communication.worlds import DEADLINE_S, FakeEngine, in_process_world, run_ranks
 
 ALGORITHM = AsyncModelAverage(sync_interval_ms=0, unit="round", sync_every=8)
 
@@ -35,7 +35,10 @@ class Member:
         self.exchange.forward_begins()
         self.parameter.data.add_(change)
 
-    def commit(self) -> None:
+    def commit(self, part: float | None = None) -> None:
+        """part: of the round's samples, this worker's."""
+        if part is not None:
+            self.exchange.close_round(self.engine.communicator(), part)
         self.exchange.step_committed()
         self.engine.step += 1
 
@@ -73,6 +76,70 @@ def test_an_average_holds_committed_rounds_alone() -> None:
     await_averages(world)
     world[0].commit()
     assert world[0].value == 5.0
+
+
+def test_models_count_by_the_samples_that_their_workers_trained_on_since_the_last_average() -> None:
+    world = members(0.0, 8.0)
+    for member, part in zip(world, (0.75, 0.25), strict=True):
+        member.commit(part)
+    await_averages(world)
+    for member, part in zip(world, (0.25, 0.75), strict=True):
+        member.commit(part)  # takes in 0.75 of 0 and 0.25 of 8, and sends the next average
+    assert [member.value for member in world] == [2.0, 2.0]
+    world[0].parameter.data.add_(4.0)  # after the next average began: 2 is in it
+    await_averages(world)
+    for member in world:
+        member.commit(0.5)
+    assert [member.value for member in world] == [6.0, 2.0]
+    await_averages(world)
+    for member in world:
+        member.commit()
+    assert [member.value for member in world] == [4.0, 4.0]
+
+
+def test_what_a_worker_trained_counts_in_the_next_average_where_one_was_given_up() -> None:
+    world = members(0.0, 8.0)
+    for member, part in zip(world, (0.75, 0.25), strict=True):
+        member.commit(part)
+    await_averages(world)
+    for member in world:
+        member.exchange.communicator_changed()
+        member.commit(0.5)  # now they have 1.25 and 0.75 of two rounds
+    await_averages(world)
+    for member in world:
+        member.commit()
+    assert [member.value for member in world] == [3.0, 3.0]
+
+
+def test_models_of_workers_that_trained_nothing_count_alike() -> None:
+    world = members(0.0, 8.0)
+    for member in world:
+        member.commit(0.0)
+    await_averages(world)
+    for member in world:
+        member.commit()
+    assert [member.value for member in world] == [4.0, 4.0]
+
+
+def test_the_mean_at_the_end_counts_what_no_average_has() -> None:
+    world = members(0.0, 8.0)
+    for member, part in zip(world, (0.75, 0.25), strict=True):
+        member.exchange.pause()
+        member.commit(part)
+
+    def end(member: Member) -> None:
+        communicator = member.engine.communicator()
+        assert communicator is not None
+
+        def average(tensor: torch.Tensor) -> torch.Tensor:
+            mean = tensor.clone()
+            communicator.allreduce(mean, ReduceOp.AVG).wait()
+            return mean
+
+        member.exchange.finish(average)
+
+    run_ranks(world, end)
+    assert [member.value for member in world] == [2.0, 2.0]
 
 
 def test_another_generation_drops_the_average_under_way() -> None:
