@@ -100,6 +100,7 @@ def drop(job: TunedJob, lab: Lab, tiny: bool) -> Part:
     after = job.study()
     return {
         "trials_before": len(before.trials),
+        "settled_before": before.phase is Phase.SETTLED,
         "studies": after.number - before.number,
         "settled": after.phase is Phase.SETTLED,
         "seen": seen,
@@ -159,8 +160,7 @@ def in_words(parts: Sequence[Part]) -> str:
             ]
         )  # fmt: skip
     for p in (p for p in parts if p["part"] == "drop"):
-        when = " before the first trial" if p.get("trials_before") == 0 else ""
-        where = f"- {p['link']}, {p['model']}, drop to {DROP[1]}{when}"
+        where = f"- {p['link']}, {p['model']}, drop to {DROP[1]}{_when(p)}"
         rates = grids.get((DROP[1], p["model"]))
         if rates is None:
             notes.append(f"{where}: there is no grid of {DROP[1]} to compare with")
@@ -186,6 +186,17 @@ def in_words(parts: Sequence[Part]) -> str:
         "met",
     ]
     return "\n".join([result_file.table(head, rows), "", *notes])
+
+
+def _when(p: Part) -> str:
+    """The state of the study when the link dropped; empty for parts that were kept without it."""
+    if p.get("trials_before") == 0:
+        return " before the first trial"
+    if "settled_before" not in p:
+        return ""
+    if p["settled_before"]:
+        return " once the study had settled"
+    return f" after {p['trials_before']} trials, before the study had settled"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

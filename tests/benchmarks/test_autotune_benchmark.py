@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from bagua_agent.autotune.space import LEAST_EXPONENT
-from bagua_agent.autotune.study import Study, Trial
+from bagua_agent.autotune.study import Phase, Study, Trial
 from bagua_contract.step_settings import StepSettings
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
 from benchmarks import autotune, autotune_worker
@@ -96,11 +96,18 @@ def test_of_a_script_whose_buckets_are_wrong_the_gain_must_be_had() -> None:
     assert "| no  |" in in_words([grid, {**tune, "kept": "as the script says"}])
 
 
-@pytest.mark.parametrize("model", ["wide", "deep_16kib"])
+@pytest.mark.parametrize(
+    ("model", "phase", "when"),
+    [
+        ("wide", Phase.SETTLED, "once the study had settled"),
+        ("wide", Phase.TRYING, "after 1 trials, before the study had settled"),
+        ("deep_16kib", Phase.SETTLED, "before the first trial"),
+    ],
+)
 def test_a_link_drops_once_the_study_has_settled_or_before_its_first_trial(
-    model: str, monkeypatch: pytest.MonkeyPatch
+    model: str, phase: Phase, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = replace(Study(), number=1, trials=(Trial(StepSettings(), 10, 1.0),))
+    tried = replace(Study(), number=1, phase=phase, trials=(Trial(StepSettings(), 10, 1.0),))
     job = Mock(model=model)
     job.settled_or_last.return_value = tried
     job.study.return_value = replace(Study(), number=1)
@@ -113,7 +120,8 @@ def test_a_link_drops_once_the_study_has_settled_or_before_its_first_trial(
     assert found["seen"][0]["rate"] == 1.5
     about_part = {"part": "drop", "link": "1gbit", "model": model, "about": ABOUT}
     words = in_words([{**GRID, "model": model, "link": "100mbit"}, {**about_part, **found}])
-    assert ("drop to 100mbit before the first trial:" in words) == (model == "deep_16kib")
+    assert f"drop to 100mbit {when}:" in words
+    assert found["settled_before"] == (when == "once the study had settled")
 
 
 def test_models_are_small_enough_for_slow_links() -> None:
