@@ -1,7 +1,8 @@
 """Measures how long the sum of each bucket takes on the network, in a few backwards of each generation and then again.
 
-A bucket's time counts from its launch, or from the end of the one before it if that came later: sums of one ring share
-the network. Of several backwards the shortest time counts, for a worker that is early waits for the others. Only plain
+Sums that run at the same time share the network, and any of them may end first: they share the time from the launch of
+the first to the end of the last, by their bytes. Of several backwards the one with the shortest time of all sums counts
+as a whole, for a worker that is early waits for the others. Only plain
 sums of the whole world are measured, whose bytes on the network follow from the size of the bucket, and only transports
 that call back at the end of an operation: NCCL's run on a device, and nothing is known of them here.
 """
@@ -75,18 +76,25 @@ class BucketTimes:
 
 
 def _service(sums: Sequence[_Sum]) -> list[tuple[int, float]]:
-    """Bytes and seconds of each, in the order of launch, as if one was served after the other."""
-    times: dict[int, float] = {}
-    free_s = 0.0
-    for place in sorted(range(len(sums)), key=lambda i: sums[i].ended_s):
-        one = sums[place]
-        times[place] = max(0.0, one.ended_s - max(one.launched_s, free_s))
-        free_s = max(free_s, one.ended_s)
-    return [(one.size_bytes, times[place]) for place, one in enumerate(sums)]
+    """Bytes and seconds of each, in the order of launch."""
+    found: list[tuple[int, float]] = []
+    together: list[_Sum] = []
+    for one in sums:
+        if together and one.launched_s >= max(other.ended_s for other in together):
+            found += _shared(together)
+            together = []
+        together.append(one)
+    return found + _shared(together)
+
+
+def _shared(together: Sequence[_Sum]) -> list[tuple[int, float]]:
+    took_s = max(one.ended_s for one in together) - together[0].launched_s
+    whole = sum(one.size_bytes for one in together)
+    return [(one.size_bytes, took_s * one.size_bytes / whole) for one in together]
 
 
 def _shorter(before: list[tuple[int, float]], now: list[tuple[int, float]]) -> list[tuple[int, float]]:
     """Times of other buckets begin anew."""
     if [size for size, _ in before] != [size for size, _ in now]:
         return now
-    return [min(pair) for pair in zip(before, now, strict=True)]
+    return min(before, now, key=lambda of: sum(took_s for _, took_s in of))

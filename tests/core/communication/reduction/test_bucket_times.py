@@ -66,6 +66,15 @@ def test_a_bucket_waits_for_the_network_that_another_uses(clock: Clock) -> None:
     assert [took for _, took in times.found] == pytest.approx([took for _, took in expected])
 
 
+def test_sums_that_share_the_network_share_its_time_whichever_ends_first(clock: Clock) -> None:
+    """One that ends beside another takes no time of its own: 4 s for 2,000 bytes, in all backwards."""
+    times = BucketTimes()
+    for number in range(SKIPPED + WATCHED + 1):
+        first, second = (3.9, 4.0) if number % 2 else (4.0, 3.9)
+        backward(times, clock, (500, 0.0, first), (1500, 0.5, second))
+    assert times.found == ((500, pytest.approx(1.0)), (1500, pytest.approx(3.0)))
+
+
 def test_the_shortest_of_several_backwards_counts(clock: Clock) -> None:
     times = BucketTimes()
     for took in (9.0, 9.0, 3.0, 2.0, 5.0, 4.0, 9.0):
