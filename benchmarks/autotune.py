@@ -3,6 +3,7 @@
     python -m benchmarks.autotune --part grid --part tune --link 1gbit --model wide    # minutes; parts can run apart
     python -m benchmarks.autotune --part drop                # 1 Gbit/s that becomes 100 Mbit/s in mid-run
     python -m benchmarks.autotune --part grid --part tune --part drop --model deep_16kib   # wrong own buckets
+    python -m benchmarks.autotune --part propose             # what level 2 proposes: 100 Mbit/s and 1 Gbit/s, 7 minutes
     python -m benchmarks.autotune --part report --keep       # a table: the kept parts, and those that ran since
     python -m benchmarks.autotune --part grid --part tune --part drop --part report --tiny   # two hosts: does it work?
 
@@ -26,8 +27,9 @@ from typing import Any
 
 from bagua_agent.autotune.space import Facts, space_of
 from bagua_agent.autotune.study import BUDGET, Phase
+from bagua_agent.base.plain_text import counted
 from bagua_contract.step_settings import StepSettings
-from benchmarks import result_file
+from benchmarks import autotune_proposal, result_file
 from benchmarks.autotune_job import MODELS, NotWithin, TunedJob
 from tests.lab import namespaces
 from tests.lab.network import Lab
@@ -48,6 +50,7 @@ TINY = (
 )
 WINDOW_S, TINY_WINDOW_S = 5.0, 2.0
 KEPT = "autotune"  # name of the result
+PARTS = ("grid", "tune", "drop", "propose", "report")
 
 Part = dict[str, Any]
 """What one part has measured, with its link, model and circumstances."""
@@ -119,6 +122,9 @@ def _measured(part: str, job: TunedJob, lab: Lab, tiny: bool) -> Part:
 
 def run_part(part: str, link: str, model: str, tiny: bool) -> Part:
     about = result_file.circumstances()
+    if part == "propose":
+        found = autotune_proposal.propose(link, model, TINY_HOSTS if tiny else HOSTS, tiny)
+        return {"part": part, "link": link, "model": model, "tiny": tiny, **found, "about": about}
     options = () if part == "grid" else ("--autotune-level", "1", *(TINY if tiny else ()))
     with tempfile.TemporaryDirectory(prefix="bagua-autotune-") as made:
         hosts = TINY_HOSTS if tiny else HOSTS
@@ -185,7 +191,8 @@ def in_words(parts: Sequence[Part]) -> str:
         "lost",
         "met",
     ]
-    return "\n".join([result_file.table(head, rows), "", *notes])
+    proposals = autotune_proposal.in_words([p for p in parts if p["part"] == "propose"])
+    return "\n".join([result_file.table(head, rows), *proposals, "", *notes])
 
 
 def _when(p: Part) -> str:
@@ -196,13 +203,13 @@ def _when(p: Part) -> str:
         return ""
     if p["settled_before"]:
         return " once the study had settled"
-    return f" after {p['trials_before']} trials, before the study had settled"
+    return f" after {counted(p['trials_before'], 'trial')}, before the study had settled"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--part", choices=("grid", "tune", "drop", "report"), action="append", required=True)
+    parser.add_argument("--part", choices=PARTS, action="append", required=True)
     parser.add_argument("--link", choices=LINKS, action="append", help="may come again; default: all")
     parser.add_argument("--model", choices=tuple(MODELS), action="append", help="likewise")
     parser.add_argument(
@@ -219,11 +226,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = result_file.circumstances()
     out = args.out or Path("autotune-parts-tiny" if args.tiny else "autotune-parts")
     out.mkdir(parents=True, exist_ok=True)
-    links, models = args.link or (LINKS[1:2] if args.tiny else LINKS), args.model or tuple(MODELS)
     failed = False
     for part in (p for p in args.part if p != "report"):
+        links, models = args.link or LINKS, args.model or tuple(MODELS)
+        if part == "propose":
+            links, models = args.link or autotune_proposal.LINKS, args.model or (autotune_proposal.MODEL,)
+        if args.tiny:
+            links, models = args.link or LINKS[1:2], models[:1]
         for link in (DROP[0],) if part == "drop" else links:
-            for model in models[:1] if args.tiny else models:
+            for model in models:
                 print(f"{part}, {link}, {model}", file=sys.stderr, flush=True)
                 try:
                     found = run_part(part, link, model, args.tiny)

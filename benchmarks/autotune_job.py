@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from bagua_agent.autotune.records import decode_study
-from bagua_agent.autotune.study import Phase, Study
+from bagua_agent.autotune.records import decode_measured, decode_study
+from bagua_agent.autotune.study import Measured, Phase, Study
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
@@ -56,9 +56,13 @@ class NotWithin(RuntimeError):
 
 
 class TunedJob:
-    def __init__(self, lab: Lab, directory: Path, model: str, options: tuple[str, ...]) -> None:
+    """options: of bagua-launch; worker: of autotune_worker.py, beside the model's."""
+
+    def __init__(
+        self, lab: Lab, directory: Path, model: str, options: tuple[str, ...], worker: tuple[str, ...] = ()
+    ) -> None:
         self.model = model
-        self._lab, self._options = lab, options
+        self._lab, self._options, self._worker = lab, options, worker
         self._steps = directory / "steps.log"
         self._etcd = lab.etcd(lab.hosts[0])
         self._keys = JobKeys("tuned")
@@ -89,7 +93,7 @@ class TunedJob:
             words += ["--local-addr", host.address, *self._options]
             words += [str(Path(__file__).with_name("autotune_worker.py")), "--log", str(self._steps)]
             host.run(
-                [*words, *shape.worker_options],
+                [*words, *shape.worker_options, *self._worker],
                 cwd=ROOT,
                 env=worker_environment(),
             )
@@ -125,10 +129,19 @@ class TunedJob:
 
     def settled_or_last(self, within_s: float) -> Study:
         """The study once it settles, or as it is after within_s."""
+        return self.study_once(lambda study: study.phase is Phase.SETTLED, within_s)
+
+    def study_once(self, claim: Callable[[Study], bool], within_s: float) -> Study:
+        """The first of which the claim is true, or as it is after within_s."""
         deadline_s = time.monotonic() + within_s
-        while self.study().phase is not Phase.SETTLED and time.monotonic() < deadline_s:
+        while not claim(study := self.study()) and time.monotonic() < deadline_s:
             time.sleep(LOOK_EVERY_S)
-        return self.study()
+        return study
+
+    def measured(self) -> Measured | None:
+        """By the agent of rank 0, so far."""
+        found = self._etcd.standing(self._keys.measured).get(self._keys.measured)
+        return None if found is None else decode_measured(found.value)
 
     def _times(self) -> list[float]:
         """Of the steps of rank 0, by the monotonic clock of this machine. The last line may not be whole yet."""

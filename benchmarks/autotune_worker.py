@@ -1,7 +1,8 @@
 """One worker of benchmarks.autotune: trains a stack of square layers until it is killed.
 
-    autotune_worker.py --log FILE --layers N --width N [--bucket-bytes N]
+    autotune_worker.py --log FILE --layers N --width N [--bucket-bytes N] [--qadam-warm-up STEPS]
 
+The optimizer is SGD, or QAdam's, whose warm-up has so many steps.
 The worker of rank 0 appends the monotonic time of the end of each step to FILE.
 """
 
@@ -27,6 +28,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, required=True)
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--bucket-bytes", type=int, default=DEFAULT_BUCKET_CAP_MB * 2**20)
+    parser.add_argument("--qadam-warm-up", type=int, help="steps; makes the optimizer QAdam's")
     return parser.parse_args(arguments)
 
 
@@ -37,7 +39,11 @@ def main() -> None:
     torch.manual_seed(1)
     layers = [nn.Linear(options.width, options.width, bias=False) for _ in range(options.layers)]
     net = nn.Sequential(*layers)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+    if options.qadam_warm_up is not None:
+        optimizer = bagua.algorithms.QAdamOptimizer(
+            net.parameters(), lr=1e-6, warmup_steps=options.qadam_warm_up
+        )
     cap_mb = options.bucket_bytes / 2**20
     model = bagua.DistributedDataParallel(net, optimizers=[optimizer], bucket_cap_mb=cap_mb)
     data = torch.utils.data.TensorDataset(torch.randn(SAMPLES, options.width))

@@ -277,7 +277,13 @@ def autotune(values: Any) -> dict[str, Bars]:
         rates.add(case, "as the script says", found["as the script says"])
         rates.add(case, "kept by the study", found.get(kept.get((link, model))))
         rates.add(case, "best of the grid", max(found.values()))
-    return {"rates": rates}
+    proposals = Bars("milliseconds of a step, as level 2 predicts it and as it is", log=True)
+    for p in (p for p in values if p["part"] == "propose"):
+        for name, pinned_s in p["pinned_s"].items():
+            case = f"{p['link']}, {name}" + (", proposed" if name == p["proposed"] else "")
+            proposals.add(case, "predicted", 1e3 * p["predicted_s"][name])
+            proposals.add(case, "pinned", 1e3 * pinned_s)
+    return {name: bars for name, bars in (("rates", rates), ("proposals", proposals)) if bars.values}
 
 
 def gpu_kernels(values: Any) -> dict[str, Bars]:

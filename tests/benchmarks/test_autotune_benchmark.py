@@ -11,7 +11,7 @@ from bagua_agent.autotune.space import LEAST_EXPONENT
 from bagua_agent.autotune.study import Phase, Study, Trial
 from bagua_contract.step_settings import StepSettings
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
-from benchmarks import autotune, autotune_worker
+from benchmarks import autotune, autotune_worker, kept_plots
 from benchmarks.autotune import in_words, is_met, merged
 from benchmarks.autotune_job import MODELS
 
@@ -51,6 +51,35 @@ def test_the_time_after_a_drop_is_said() -> None:
     assert "90% of the new best after 40 s" in in_words([grid, drop])
     assert "90% of the new best never" in in_words([grid, {**drop, "seen": seen[:1]}])
     assert "no grid of 100mbit to compare with" in in_words([drop])
+
+
+PROPOSE = {
+    "about": ABOUT,
+    "part": "propose",
+    "link": "100mbit",
+    "model": "wide",
+    "proposed": "bytegrad",
+    "is_worth_it": True,
+    "instead_of": "gradient_allreduce",
+    "instead_of_s": 0.48,
+    "after_switch_s": 0.12,
+    "bytes_per_s": 12.3e6,
+    "latency_s": 0.0,
+    "compute_s": 0.03,
+    "predicted_s": {"gradient_allreduce": 0.45, "bytegrad": 0.13, "qadam": 0.14},
+    "pinned_s": {"gradient_allreduce": 0.5, "bytegrad": 0.125, "qadam": 0.16},
+}
+
+
+def test_a_proposal_is_shown_beside_what_each_algorithm_takes() -> None:
+    said = in_words([PROPOSE])
+    assert "| bytegrad           | proposed     | 130.0 ms        | 125.0 ms     | +4%   |" in said
+    assert "level 2 proposes bytegrad instead of gradient_allreduce, from 12.3 MB/s" in said
+    assert "predicted 130.0 ms, 120.0 ms a step after the switch, 480.0 ms before it" in said
+    assert "bytegrad is the fastest" in said
+    assert "no switch was measured" in in_words([{**PROPOSE, "after_switch_s": 0.0, "is_worth_it": False}])
+    assert set(kept_plots.autotune([GRID, PROPOSE])) == {"rates", "proposals"}
+    assert set(kept_plots.autotune([GRID])) == {"rates"}
 
 
 def test_a_part_that_ran_again_replaces_the_kept_one_and_drops_no_other() -> None:
@@ -100,7 +129,7 @@ def test_of_a_script_whose_buckets_are_wrong_the_gain_must_be_had() -> None:
     ("model", "phase", "when"),
     [
         ("wide", Phase.SETTLED, "once the study had settled"),
-        ("wide", Phase.TRYING, "after 1 trials, before the study had settled"),
+        ("wide", Phase.TRYING, "after 1 trial, before the study had settled"),
         ("deep_16kib", Phase.SETTLED, "before the first trial"),
     ],
 )
