@@ -10,7 +10,10 @@ package of another project. Behind it, `, script: EXAMPLE` says which file is th
 the jobs end (test_page_commands.py lists the words), and `, needs: MODULE MODULE` which modules they import beside
 torch.
 Of both, of every YAML and PromQL block, and of texts with commands behind a prompt: `run by: TEST TEST`: these tests
-take all of the block's commands or its code from the page (printed.py).
+take all of the block's commands or its code from the page (printed.py). Of a text, `, lines of: FAULT` behind it: the
+test compares the block with what a real job prints at that fault.
+A text has one of these marks: that one; or `printed by the commands above`: test_page_commands.py compares it with what
+the shell block above it prints; or `not run: REASON`.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ PARSED = re.compile(r"parsed: .{10,}")
 RUN = re.compile(
     r"(long, )?run(, script: (?P<script>[\w./]+))?(, ends: (?P<ends>\w+))?(, needs: (?P<needs>[\w.]+( [\w.]+)*))?"
 )
-RUN_BY = re.compile(r"run by: (?P<tests>[\w./]+\.py( [\w./]+\.py)*)")
+PRINTED_ABOVE = "printed by the commands above"
+RUN_BY = re.compile(r"run by: (?P<tests>[\w./]+\.py( [\w./]+\.py)*)(, lines of: (?P<fault>[\w ]+))?")
 PART_OF = re.compile(r"part of: (?P<example>examples/[\w./]+\.py)")
 GIVEN = re.compile(r"(?P<long>long, )?(?:workers: (?P<workers>[1-9]\d*), )?given: (?P<names>\w+(?:, \w+)*)")
 KINDS = ("python", "sh", "text", "yaml", "toml", "promql")
@@ -71,6 +75,12 @@ class Block:
     def run(self) -> re.Match[str] | None:
         """The parts of a shell block's mark, if its jobs run."""
         return RUN.fullmatch(self.mark) if self.language == "sh" else None
+
+    @property
+    def lines_of(self) -> str:
+        """The fault whose lines of the terminal a text shows; empty for another block."""
+        found = RUN_BY.fullmatch(self.mark)
+        return (found["fault"] or "") if found else ""
 
     @property
     def workers(self) -> int:

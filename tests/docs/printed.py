@@ -52,3 +52,10 @@ def replaced(words: list[str], given: Mapping[str, str], place: str) -> list[str
         assert any(old in word for word in words), f"{place}: no {old!r}"
         words = [word.replace(old, new) for word in words]
     return words
+
+
+def printed_lines(page: str, fault: str) -> str:
+    """The text of the one block of `page` whose mark ends with `lines of: FAULT`. Raises AssertionError as above."""
+    found = [block for block in blocks(ROOT / page) if block.lines_of == fault]
+    assert len(found) == 1, f"{page}: {len(found)} blocks with lines of: {fault}"
+    return found[0].text

@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.docs.page_blocks import ROOT, Block, commands
 
 OF_ONE_COMMAND, OF_A_BLOCK = "printed", ("printed_commands", "printed_block", "printed_text")
+OF_A_FAULT = "printed_lines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Call:
         """Whether the call gives the command `words` of `block` to its test. Some blocks have no words."""
         if ROOT / self.page != block.page:
             return False
+        if self.function == OF_A_FAULT:
+            return self.part == block.lines_of
         return self.part in (" ".join(words) if self.function == OF_ONE_COMMAND else block.text)
 
 
@@ -34,7 +37,7 @@ def calls(test: Path) -> list[Call]:
     for node in ast.walk(ast.parse(test.read_text())):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
-        if node.func.id in (OF_ONE_COMMAND, *OF_A_BLOCK):
+        if node.func.id in (OF_ONE_COMMAND, *OF_A_BLOCK, OF_A_FAULT):
             names = [word.value for word in node.args[:2] if isinstance(word, ast.Constant)]
             assert len(names) == 2, f"{test}:{node.lineno}: write the page and the part as literals"
             found.append(Call(node.func.id, *map(str, names)))

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -33,6 +34,7 @@ from tests.docs.page_blocks import (
     PAGES,
     PARSED,
     PART_OF,
+    PRINTED_ABOVE,
     ROOT,
     RUN,
     RUN_BY,
@@ -96,8 +98,9 @@ def test_every_block_is_of_a_known_kind(page: Path) -> None:
             known = any(mark.fullmatch(block.mark) for mark in (GIVEN, PART_OF, RUN_BY, NOT_RUN))
             assert not block.mark or named or known, f"{place}: an unknown mark: {block.mark}"
         elif block.language == "text":
-            assert RUN_BY.fullmatch(block.mark) or not (block.mark or commands(block)), (
-                f"{place}: no test runs its commands"
+            shown = block.mark == PRINTED_ABOVE or (NOT_RUN.fullmatch(block.mark) and not commands(block))
+            assert RUN_BY.fullmatch(block.mark) or shown, (
+                f"{place}: no test compares it with what a job prints"
             )
         elif block.language == "yaml":
             assert yaml.safe_load(block.text)
@@ -105,6 +108,13 @@ def test_every_block_is_of_a_known_kind(page: Path) -> None:
             assert tomllib.loads(block.text)
         if block.language in ("yaml", "promql"):
             assert RUN_BY.fullmatch(block.mark), f"{place}: no mark says which test uses it"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_commands_print_is_below_their_block(page: Path) -> None:
+    for above, block in pairwise([None, *blocks(page)]):
+        if block is not None and block.mark == PRINTED_ABOVE:
+            assert above is not None and above.run, f"{page}:{block.line}: no commands run above it"
 
 
 def test_the_daemon_accepts_the_configurations_that_pages_show() -> None:

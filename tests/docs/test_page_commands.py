@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.block_context import before
-from tests.docs.page_blocks import PAGES, ROOT, Block, blocks, commands
+from tests.docs.page_blocks import PAGES, PRINTED_ABOVE, ROOT, Block, blocks, commands
+from tests.docs.printed_lines import missing, parts
 from tests.lab import zygote
 from tests.lab.launched import launch
 
@@ -40,7 +41,11 @@ def pages_that_run() -> list[object]:
 @pytest.mark.parametrize(("page", "long"), pages_that_run())
 def test_shell_that_is_marked_runs(page: Path, long: bool, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    said: list[str] = []  # by the commands of the block above
     for block in blocks(page):
+        if block.mark == PRINTED_ABOVE and said:
+            check_printed(block, said)
+        said = []
         if block.mark.startswith("file: "):
             (tmp_path / block.mark.removeprefix("file: ")).write_text(block.text)
         elif block.run is not None and block.long == long:
@@ -51,9 +56,19 @@ def test_shell_that_is_marked_runs(page: Path, long: bool, tmp_path: Path) -> No
                 if find_spec(module.partition(".")[0]) is None:
                     pytest.skip(f"{module} is not installed")
             for words in commands(block):
-                said = launched(words, tmp_path, block.run["ends"], needs)
+                said.append(launched(words, tmp_path, block.run["ends"], needs))
                 if "--failpoints" in words:
-                    assert "did not happen" in said and "ended: killed by SIGKILL" in said
+                    assert "did not happen" in said[-1] and "ended: killed by SIGKILL" in said[-1]
+
+
+def check_printed(block: Block, said: Sequence[str]) -> None:
+    """The lines of a block appear in order; of several commands each prints one part of the block."""
+    texts = parts(block.text)
+    if len(said) == 1:
+        texts = [[line for part in texts for line in part]]
+    for part, text in zip(texts, said, strict=True):
+        lacks = missing(part, text)
+        assert not lacks, "\n".join([f"{block.page}:{block.line}: not printed:", *lacks, "---- of", text])
 
 
 def launched(words: Sequence[str], folder: Path, ends: str | None, imports: Sequence[str]) -> str:
