@@ -63,4 +63,5 @@ def picture_of(
         trials_lost_s=0.0 if study is None else study.lost_s,
         replica_size=seen.replica_size,
         present_nodes=len(seen.view.agents) if leads else None,
+        restarts=seen.restarts,
     )

@@ -82,6 +82,12 @@ def families(picture: JobPicture, net: Mapping[int, Mapping[str, int]]) -> Itera
     yield make.gauge("wanted_nodes", "Nodes that the job may have.", ("bound",), wanted)
     yield make.gauge("leader", "1 on the node whose agent leads the job.", (), {alone: picture.leads})
     yield make.gauge("workers", "Worker processes on this node.", (), {alone: len(picture.workers)})
+    yield make.gauge(
+        "restart_mode",
+        "1 where workers start anew with each generation and report no steps.",
+        (),
+        {alone: picture.restarts},
+    )
     yield make.counter(
         "generations",
         "Generations that this agent saw, by kind.",

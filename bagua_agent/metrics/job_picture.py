@@ -39,7 +39,8 @@ class JobPicture:
     """generation: the newest record's number; 0: none yet. nodes: in it. wanted: the least and the most nodes.
     generations: that this agent saw, by kind. exits: of its workers, by slot and how_it_ended. store_away_s: all
     outages of etcd, the present one included. replica_size: workers of a replica. present_nodes: whose agents are in
-    the job, at the leader, which alone sees them all in a large job; None elsewhere."""
+    the job, at the leader, which alone sees them all in a large job; None elsewhere. restarts:
+    the job is in restart mode."""
 
     job_id: str
     node_name: str
@@ -59,6 +60,7 @@ class JobPicture:
     trials_lost_s: float = 0.0
     replica_size: int = 1
     present_nodes: int | None = None
+    restarts: bool = False
 
     @property
     def replicas(self) -> int:

@@ -130,6 +130,7 @@ def test_labels_that_a_query_groups_by_are_there(monkeypatch: pytest.MonkeyPatch
 # What no panel shows, and why.
 NOT_SHOWN = {
     "bagua_generation": "a number without a scale; panels show the changes, by kind",
+    "bagua_restart_mode": "alerts tell the modes apart by it; the mode of a job does not change",
     "bagua_leader": "an alert says that there is none; which node leads matters to nothing that a panel shows",
     "bagua_worker_rank": "a place, for joins with series of a slot",
     "bagua_worker_replica": "as bagua_worker_rank",

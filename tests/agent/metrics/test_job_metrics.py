@@ -168,6 +168,11 @@ def test_bagua_net_is_counted_where_a_worker_has_loaded_it(monkeypatch: pytest.M
     assert found["bagua_net_connections_open", frozenset({("slot", "0")})] == 2
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_mode_of_the_job_is_told(restarts: bool) -> None:
+    assert samples(picture(restarts=restarts))["bagua_restart_mode", frozenset()] == restarts
+
+
 def test_a_study_under_way_is_in_the_leaders_metrics() -> None:
     none: frozenset[tuple[str, str]] = frozenset()
     found = samples(picture(trials=3, best_steps_per_s=2.5, trials_lost_s=0.75))
