@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from benchmarks.result_file import ROOT
 
@@ -17,3 +19,17 @@ def worker_environment(**more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_", "TORCH"))}
     paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
     return {**kept, **_KEEPS_FREED_MEMORY, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **more}
+
+
+@contextmanager
+def worker_environment_here() -> Iterator[None]:
+    """Within it this process has the workers' environment, for a zygote (tests/lab/zygote.py) that begins meanwhile: a
+    process that is forked from it does not read again what libraries read when they are loaded."""
+    before = dict(os.environ)
+    os.environ.update(worker_environment())
+    del os.environ["PYTHONPATH"]  # the zygote adds it
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

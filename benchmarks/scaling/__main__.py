@@ -2,7 +2,7 @@
 
     python -m benchmarks.scaling --keep            # the study: about 2 minutes
     python -m benchmarks.scaling --quick           # a small part of it, seconds
-    python -m benchmarks.scaling --calibrate --keep        # lab hosts, 15 minutes of an otherwise idle machine; root
+    python -m benchmarks.scaling --calibrate --keep        # lab hosts, 7 minutes of an otherwise idle machine; root
     python -m benchmarks.scaling --calibrate-kept          # from a kept result of benchmarks.tradeoff, 20 s
 
 The study uses no cluster. docs/scaling.md has assumptions, limits and plots. A seed repeats every number.

@@ -13,6 +13,7 @@ from benchmarks.plots import round_ticks, style
 from benchmarks.scaling.lab import observations
 from benchmarks.scaling.lab.calibration import WITHIN, Comparison, Fitted, compare, cores_here, fit
 from benchmarks.scaling.lab.observations import ALGORITHMS, FIT, HELD_OUT, TINY, Observation, is_at_most_1gbit
+from benchmarks.worker_environment import worker_environment_here
 from tests.lab import namespaces
 
 
@@ -23,7 +24,8 @@ def measured_here(tiny: bool, algorithms: Sequence[str]) -> list[Observation]:
     from tests.lab.network import Lab
 
     settings = TINY if tiny else (*FIT, *HELD_OUT)
-    with Lab(max(setting.hosts for setting in settings) + 1) as lab:
+    hosts = max(setting.hosts for setting in settings)
+    with worker_environment_here(), Lab(hosts + 1) as lab:
         measuring = Measuring(lab, 3, 0.2) if tiny else Measuring(lab)
         return measuring.observe(settings, algorithms)
 
