@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_NUMBER = re.compile(r"\[([^\]]*\d[^\]]*)\]\(([^)#\s]*results/[^)#\s]+\.md)\)")
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 
@@ -22,3 +23,13 @@ def test_every_link_leads_to_a_file() -> None:
     assert sum("results/" in link for _, link in inside) > 10, "the documents cite results"
     broken = [f"{d.relative_to(ROOT)}: {link}" for d, link in inside if not (d.parent / link).exists()]
     assert not broken
+
+
+def test_a_number_that_is_a_link_is_in_its_result() -> None:
+    found = [
+        (document, number, (document.parent / result).read_text())
+        for document in documents()
+        for number, result in _NUMBER.findall(document.read_text())
+    ]
+    assert len(found) > 15, "documents link numbers to results"
+    assert [f"{d.relative_to(ROOT)}: {number}" for d, number, text in found if number not in text] == []
