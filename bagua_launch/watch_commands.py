@@ -6,8 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +14,7 @@ import click
 from bagua_agent.base.plain_text import plain_line
 from bagua_launch.command_line import note
 from bagua_launch.errors import RequestError
+from bagua_launch.live_screen import live_screen
 
 if TYPE_CHECKING:
     from bagua_agent.config.job_config import StoreCredentials
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TOP_HELP = (
     "Show a job live: its verdict, nodes, ranks, speed and goodput.\n\nIn a terminal the screen is renewed; elsewhere "
-    "each look prints a line. Ends with the job."
+    "each look prints a line. Ends with the job, or by q."
 )
 DASHBOARD_HELP = (
     "Serve the page about a job, or about the cluster, from this machine.\n\nFor any job that the etcd knows, "
@@ -65,7 +65,7 @@ def top(store: Store, job_id: str, *, every_s: float | None, once: bool, as_json
     agents, series = JobAgents(store, job_id), JobSeries()
     looks = 0
     try:
-        with _screen() if live else _nothing():
+        with live_screen() if live else nullcontext() as screen:
             while True:
                 facts = read_facts(store, agents, job_id)
                 if facts is None:
@@ -77,10 +77,9 @@ def top(store: Store, job_id: str, *, every_s: float | None, once: bool, as_json
                 if as_json:
                     if over or not once:
                         click.echo(json.dumps(finite(page), allow_nan=False))
-                elif live:
+                elif screen is not None:
                     size = shutil.get_terminal_size()
-                    shown = terminal_text.screen(page, size.columns, size.lines)
-                    click.echo("\x1b[H" + "\x1b[K\n".join(shown) + "\x1b[J", nl=False)
+                    screen.show(terminal_text.screen(page, size.columns, size.lines), size.lines)
                 elif once:
                     if over:
                         click.echo("\n".join(terminal_text.screen(page, 200, 200)))
@@ -88,7 +87,10 @@ def top(store: Store, job_id: str, *, every_s: float | None, once: bool, as_json
                     click.echo(terminal_text.summary_line(page))
                 if over:
                     break
-                time.sleep(_FIRST_LOOKS_S if once else period_s)
+                if screen is None:
+                    time.sleep(_FIRST_LOOKS_S if once else period_s)
+                elif screen.quits_within(period_s):
+                    return 0
     except KeyboardInterrupt:
         return 0
     finally:
@@ -96,21 +98,6 @@ def top(store: Store, job_id: str, *, every_s: float | None, once: bool, as_json
     if live:
         click.echo(terminal_text.summary_line(page))
     return 0
-
-
-@contextmanager
-def _screen() -> Iterator[None]:
-    """The terminal's other screen, without a cursor; what was there comes back."""
-    click.echo("\x1b[?1049h\x1b[?25l", nl=False)
-    try:
-        yield
-    finally:
-        click.echo("\x1b[?25h\x1b[?1049l", nl=False)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def dashboard_place(listen: str, credentials: StoreCredentials) -> DashboardPlace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from bagua_agent.dashboard.page_data import Page
 _MARKS = {"good": "ok", "waiting": "..", "warning": "!", "bad": "!!"}
 _SHORTEST_SHOWN_S = 0.01
 _MOST_METRICS = 4
+_CONTINUED = " " * 10  # behind a time of day
 
 
 def summary_line(page: Page) -> str:
@@ -60,7 +62,7 @@ def goodput_line(page: Page) -> str:
 
 
 def screen(page: Page, columns: int, lines: int) -> list[str]:
-    """At most `lines` lines of at most `columns` characters, without colours."""
+    """At most `lines` lines of at most `columns` characters, without colours. Sentences wrap, tables are cut."""
     said, now = page["verdict"], page["progress"]
     at = time.strftime("%H:%M:%S", time.localtime(page["at"]))
     head = [
@@ -68,15 +70,18 @@ def screen(page: Page, columns: int, lines: int) -> list[str]:
         f"[{_MARKS[said['level']]}] {said['what']}",
         *(f"     {text}" for text in (said["why"], said["next"] and f"-> {said['next']}") if text),
         *filter(None, [progress_line(page), goodput_line(page)]),
-        "",
     ]
     changes = [
         f"{time.strftime('%H:%M:%S', time.localtime(g['at']))}  generation {g['number']} ({g['kind']})"
         f"{', cost ' + duration(g['cost_s']) if g['cost_s'] else ''}: {g['text']}"
         for g in page["generations"][-3:]
     ]
-    tables = [*_nodes(page), "", *_workers(page), "", *changes]
-    shown = [plain_line(line)[:columns] for line in (*head, *tables)]
+    tables = ["", *_nodes(page), "", *_workers(page), ""]
+    shown = [
+        *_wrapped(head, columns),
+        *(plain_line(line)[:columns] for line in tables),
+        *_wrapped(changes, columns),
+    ]
     if len(shown) > lines:
         left_out = len(shown) - lines + 1
         shown = [
@@ -84,6 +89,13 @@ def screen(page: Page, columns: int, lines: int) -> list[str]:
             f"... {left_out} more lines: enlarge the terminal, or use --dashboard"[:columns],
         ]
     return shown
+
+
+def _wrapped(sentences: Sequence[str], columns: int) -> list[str]:
+    wrapper = textwrap.TextWrapper(
+        columns, subsequent_indent=_CONTINUED[: columns // 4], drop_whitespace=False
+    )
+    return [line.rstrip() for sentence in sentences for line in wrapper.wrap(plain_line(sentence))]
 
 
 def _nodes(page: Page) -> list[str]:
