@@ -27,7 +27,7 @@ from bagua_agent.node.local_address import UnknownStoreName
 from bagua_agent.node.node_address import node_address
 from bagua_agent.node.node_name import hold_name
 from bagua_agent.node.node_workers import NodeWorkers
-from bagua_agent.node.runtime_directory import make_runtime_directory
+from bagua_agent.node.runtime_directory import make_runtime_directory, own, remove_left
 from bagua_agent.node.script.script_mode import Mode, guess_mode, makes_torch_group
 from bagua_agent.node.torchrun.health_server import health_port, health_server
 from bagua_agent.node.torchrun.launcher_error_file import write_own_error
@@ -88,6 +88,8 @@ def _run_as(
     port = health_port(launcher_variables(config, os.environ))
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     directory = make_runtime_directory(config.run_as)
+    in_use = own(directory)
+    remove_left(directory.parent)
     workers = NodeWorkers(
         config,
         agent_id,
@@ -158,6 +160,7 @@ def _run_as(
     finally:
         workers.close()
         shutil.rmtree(directory, ignore_errors=True)
+        in_use.close()
 
 
 def _key_part(node_name: str) -> str:

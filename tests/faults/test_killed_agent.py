@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import MakeJob
+from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import Job, Node
 from tests.lab.wait import eventually
 
@@ -48,3 +48,23 @@ def test_sigkill_leaves_nothing_behind(
     assert not [path for path in home.iterdir() if path not in logs and path.name.startswith("bagua")], (
         os.listdir(home)
     )
+
+
+def test_the_next_agent_removes_what_a_killed_host_left(
+    job: MakeJob, make_lab: MakeLab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a host its guardians die too. Two jobs share the directory for temporary files, as containers of a machine
+    do: the one that goes on keeps its own."""
+    monkeypatch.setenv("TMPDIR", str(home))
+    lab = make_lab(2)
+    first, second = job(), job()
+    first.start(lab.hosts[0])
+    first.await_step(1)
+    (left,) = [path.parent for path in home.rglob("session.sock")]
+    lab.hosts[0].kill_all()
+    assert left.exists(), "nothing of the host was left to remove it"
+    second.start(lab.hosts[1])
+    second.await_step(1)
+    (kept,) = [path.parent for path in home.rglob("session.sock")]
+    assert kept != left and not left.exists()
+    second.finish()

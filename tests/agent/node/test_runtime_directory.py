@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +16,14 @@ import pytest
 
 from bagua_agent.etcd.endpoints import LONGEST_SOCKET_PATH_BYTES
 from bagua_agent.node import runtime_directory as module
-from bagua_agent.node.runtime_directory import make_runtime_directory, session_socket, store_directory
+from bagua_agent.node.runtime_directory import (
+    PREFIX,
+    make_runtime_directory,
+    own,
+    remove_left,
+    session_socket,
+    store_directory,
+)
 
 
 @pytest.fixture
@@ -50,3 +62,63 @@ def test_a_long_tmpdir_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert not list(deep.iterdir())
     finally:
         made.rmdir()
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from bagua_agent.node.runtime_directory import own
+held = own(Path(sys.argv[1]))
+print("owns", flush=True)
+time.sleep(600)
+"""
+
+
+def left(parent: Path, name: str) -> Path:
+    """A directory whose owner was killed, with a socket of it."""
+    directory = parent / f"{PREFIX}{name}"
+    directory.mkdir()
+    with subprocess.Popen([sys.executable, "-c", OWNER, directory], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None and owner.stdout.readline() == b"owns\n"
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(session_socket(directory)))
+        assert remove_left(parent) == [] and directory.exists(), "its owner lives"
+        owner.send_signal(signal.SIGKILL)
+    return directory
+
+
+def test_what_a_killed_agent_left_is_removed_by_the_next_one(short: Path) -> None:
+    directory = left(short, "killed")
+    mine = short / f"{PREFIX}mine"
+    mine.mkdir()
+    with own(mine):
+        assert remove_left(short) == [directory]
+        assert [path.name for path in short.iterdir()] == [mine.name]
+
+
+def test_nothing_else_is_removed(short: Path) -> None:
+    logs, begun, link = short / "bagua-logs", short / f"{PREFIX}begun", short / f"{PREFIX}link"
+    for directory in (logs, begun):  # of another kind, and one that its agent has made this moment
+        directory.mkdir()
+    (logs / "owner").touch()
+    elsewhere = left(short, "killed").rename(short / "elsewhere")
+    link.symlink_to(elsewhere)
+    assert remove_left(short) == []
+    assert all(path.exists() for path in (logs, begun, link, elsewhere))
+
+
+def test_a_server_that_still_answers_keeps_its_directory(short: Path) -> None:
+    directory = left(short, "served")
+    with socket.socket(socket.AF_UNIX) as server:
+        store_directory(directory).mkdir()
+        server.bind(str(store_directory(directory) / "client:1"))
+        server.listen()
+        assert remove_left(short) == []
+    assert remove_left(short) == [directory]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another account")
+def test_another_accounts_directory_stays(short: Path) -> None:
+    directory = left(short, "theirs")
+    os.chown(directory, 65534, 65534)
+    assert remove_left(short) == [] and directory.exists()
