@@ -9,7 +9,7 @@ import torch
 import bagua_core as bagua
 
 parser = argparse.ArgumentParser()
-parser.add_argument("what", choices=["collective", "leaves", "exits", "stream"])
+parser.add_argument("what", choices=["collective", "leaves", "exits", "skips", "stream", "twice"])
 parser.add_argument("--did", type=Path, help="file to make when rank 1 is about to do something else")
 parser.add_argument("--at", type=int, default=5)
 args = parser.parse_args()
@@ -35,6 +35,12 @@ class Stream(torch.utils.data.IterableDataset):
 loader = bagua.ElasticDataLoader(Stream() if args.what == "stream" else samples, global_batch_size=4, seed=0)
 for step, (x, y) in enumerate(loader):  # the one whose stream ends waits here
     optimizer.zero_grad()
+    if args.what == "skips" and step == args.at and bagua.get_rank() == 1:
+        args.did.touch()
+        continue
+    if args.what == "twice" and step == args.at and bagua.get_rank() == 1:
+        args.did.touch()
+        torch.nn.functional.mse_loss(model(x), y).backward()
     torch.nn.functional.mse_loss(model(x), y).backward()  # the others wait here
     optimizer.step()
     if args.what != "stream" and step == args.at and bagua.get_rank() == 1:

@@ -39,6 +39,7 @@ ODD_SITE = rf"disagreeing\.py:{line_of('the odd one waits here')}"
     [
         ("collective", rf"rank 1 waits in barrier \({ODD_SITE}\)", {0, 1}),
         ("stream", rf"rank 1 waits at the end of the epoch \({EPOCH_END}\)", {0, 1}),
+        ("skips", rf"rank 1 waits at the step boundary \({EPOCH_END}\)", {0, 1}),
         ("leaves", r"rank 1 waits at the end of training \(its script has ended\)", {0, 1}),
     ],
 )
@@ -59,6 +60,17 @@ def test_what_each_rank_waits_in_is_named(
     both = rf"ranks disagree: (?:{OTHERS}; {odd}|{odd}; {OTHERS})"
     assert re.search(rf"job \S+ failed: {both}\n", node.log)
     check(node, both, raising)
+    one.check_nothing_left()
+
+
+def test_a_rank_with_a_backward_more_than_the_others_fails_the_job(job: MakeJob, tmp_path: Path) -> None:
+    did = tmp_path / "did"
+    one = job(program=[str(SCRIPT), "twice", "--did", str(did)], options=["--label-output"])
+    node = one.start(slots=2)
+    assert node.process.wait(2 * START_S) == 1
+    assert did.exists()
+    both = r"rank 0 reduces the gradients of backward 1 in step 7 and rank 1 those of backward 2 in step 6"
+    check(node, both, {0, 1}, error="BackwardsDiffer")
     one.check_nothing_left()
 
 
@@ -92,7 +104,7 @@ def test_a_rank_that_ended_with_0_is_named(job: MakeJob) -> None:
     one.check_nothing_left()
 
 
-def check(node: Node, both: str, raising: set[int]) -> None:
+def check(node: Node, both: str, raising: set[int], error: str = "MismatchedCollective") -> None:
     for rank in raising:
-        assert re.search(rf"\[\S+:{rank}\]: \S*MismatchedCollective: {both}", node.log), rank
+        assert re.search(rf"\[\S+:{rank}\]: \S*{error}: {both}", node.log), rank
     assert not node.says("starting another")

@@ -14,9 +14,9 @@ from bagua_core.communication.communicator import Pending
 from bagua_core.communication.reduction.buckets import BucketPlan, carries_tail
 from bagua_core.model.sharded_tensors import local
 
-TAIL_ELEMENTS = 9
-"""The switch pair (elastic/membership/switch_pair.py), the sums of step_counts.py, how many ranks froze or unfroze
-some, the sums of reported_loss.py, and step_tail.py's probe."""
+TAIL_ELEMENTS = 12
+"""The switch pair (elastic/membership/switch_pair.py), the sums of step_counts.py and of reduction_place.py, how many
+ranks froze or unfroze some, the sums of reported_loss.py, and step_tail.py's probe."""
 
 
 class Bucket:

@@ -1,9 +1,9 @@
 """Writes and reads the numbers that ride behind the gradients in a step's last reduction.
 
 They are summed as they are, neither weighted nor averaged: the switch pair (elastic/membership/switch_pair.py), the
-count of optimizer steps (step_counts.py), whether this rank trains other parameters than before
-(trained_parameters.py), the loss that the script reports (reported_loss.py), and a number by which an operation that
-does not sum the tail shows.
+count of optimizer steps (step_counts.py), the place of this reduction in the job (reduction_place.py), whether this
+rank trains other parameters than before (trained_parameters.py), the loss that the script reports (reported_loss.py),
+and a number by which an operation that does not sum the tail shows.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from bagua_core.communication.communicator import Communicator
-from bagua_core.communication.reduction import step_counts
+from bagua_core.communication.reduction import reduction_place, step_counts
 from bagua_core.communication.reduction.bucket_operation import BucketOperation
+from bagua_core.communication.reduction.reduction_place import BackwardsDiffer
 from bagua_core.communication.reduction.step_counts import OptimizerStepsDiffer
 from bagua_core.communication.reduction.trained_parameters import TrainedParameters
 from bagua_core.communication.step_interface import StepReductions
@@ -49,18 +50,24 @@ class StepTail:
         self._engine = engine
         self._trained = trained
         self._optimizer_steps = optimizer_steps_of(engine)
+        self._read_in: tuple[int, int] | None = (
+            None  # generation and step of the newest reduction that is complete
+        )
+        self._read = 0  # reductions that are complete in it
 
     def write(self, tail: torch.Tensor) -> None:
         """This rank's numbers, just before their reduction starts."""
         plan, v = self._engine.plan, self._engine.switch_value()
         count = self._optimizer_steps.before(plan.step)
         counts = step_counts.contribution(count)
+        place = reduction_place.contribution(self._place())
         tail.copy_(
             torch.tensor(
                 (
                     v,
                     v * v,
                     *counts,
+                    *place,
                     float(self._trained.differs),
                     *self._engine.loss_numbers(),
                     probe_of(plan.global_rank),
@@ -71,16 +78,40 @@ class StepTail:
     def read(
         self, tail: torch.Tensor, communicator: Communicator, carrier: BucketOperation | None = None
     ) -> TailSums:
-        """tail: reduced, by `carrier` or in a message of its own. Raises OptimizerStepsDiffer on all ranks alike,
-        PairNotCarried, CollectiveFailed."""
-        total, squares, ranks, steps, steps_squared, differing, losses, reporting, probe = tail.tolist()
+        """tail: reduced, by `carrier` or in a message of its own. Raises BackwardsDiffer and OptimizerStepsDiffer on
+        all ranks alike, PairNotCarried, CollectiveFailed."""
+        total, squares, *sums, differing, losses, reporting, probe = tail.tolist()
+        counts, places = (sums[0], sums[1], sums[2]), (sums[3], sums[4], sums[5])
         expected = probe_sum(communicator.world_size)
         if carrier is not None and probe != expected:
             raise PairNotCarried(_not_carried(type(carrier), probe, expected))
-        if step_counts.differ((ranks, steps, steps_squared)):
+        if step_counts.differ(places):
+            raise BackwardsDiffer(self._explanation_of_places(communicator))
+        if step_counts.differ(counts):
             raise OptimizerStepsDiffer(self._explanation(communicator))
         self._engine.losses_reduced((losses, reporting))
+        self._count_reduction()
         return TailSums((total, squares), bool(differing))
+
+    def _count_reduction(self) -> None:
+        plan = self._engine.plan
+        read_in = (plan.generation, plan.step)
+        self._read = self._read + 1 if read_in == self._read_in else 1
+        self._read_in = read_in
+
+    def _place(self) -> tuple[int, int] | None:
+        """Of this rank's next reduction, or the one under way: committed steps, and reductions that are complete since.
+        None beside a copy of the state."""
+        plan = self._engine.plan
+        if plan.global_rank in plan.healing:
+            return None
+        return plan.step, self._read if self._read_in == (plan.generation, plan.step) else 0
+
+    def _explanation_of_places(self, communicator: Communicator) -> str:
+        own = torch.tensor(self._place() or reduction_place.NO_PLACE)
+        places = torch.empty(communicator.world_size, 2, dtype=own.dtype)
+        self._engine.wait(communicator.allgather(places, own))
+        return reduction_place.explain([(step, number) for step, number in places.tolist()])
 
     def _explanation(self, communicator: Communicator) -> str:
         step = self._engine.plan.step

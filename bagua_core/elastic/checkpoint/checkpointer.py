@@ -16,7 +16,7 @@ import torch
 
 from bagua_contract.checkpoint_every import CheckpointEvery
 from bagua_contract.records import StateName
-from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
+from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checkpoint import due, layout, restore
 from bagua_core.elastic.checkpoint.assembly import Reader
 from bagua_core.elastic.checkpoint.catalogue import Place
@@ -171,7 +171,7 @@ class Checkpointer:
         is_busy = self.writer.is_busy
         row = torch.tensor([is_busy], dtype=torch.int64)
         if communicator is not None:
-            wait(communicator.allreduce(row, ReduceOp.MAX))
+            row = _largest(row, communicator, wait)
         if is_busy:
             self.writer.say_left_out(moment.name.step)
         return not row.item()
@@ -186,7 +186,7 @@ class Checkpointer:
             decided = self._decide(moment.name.step)
             row[1], row[2] = int(decided.is_due), decided.next_step
         if communicator is not None:
-            wait(communicator.allreduce(row, ReduceOp.MAX))
+            row = _largest(row, communicator, wait)
         self.run, is_due, self._look_at_step = (int(v) for v in row)
         if is_due:
             self._last_due_s = self._clock()  # on every rank: any may be rank 0 of the next generation
@@ -268,3 +268,11 @@ class Checkpointer:
     def close(self, limit_s: float = 1.0) -> None:
         """End the writer's thread, after the part that it is writing."""
         self.writer.close(limit_s)
+
+
+def _largest(row: torch.Tensor, communicator: Communicator, wait: Callable[[Pending], None]) -> torch.Tensor:
+    """Of each number over all ranks. No allreduce, which Gloo would match with the gradients of a rank whose script
+    runs another backward where the others are at the step's end."""
+    rows = row.new_empty(communicator.world_size, len(row))
+    wait(communicator.allgather(rows, row))
+    return rows.amax(0)

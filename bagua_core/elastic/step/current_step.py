@@ -197,13 +197,15 @@ class CurrentStep:
         """The sums of the switch pair over all workers, every one of which has come here. None: the step failed."""
         assert self.member is not None and self.member.communicator is not None
         v = self.switch_value()
-        sums = torch.tensor([v, v * v, *self.loss_numbers()], dtype=torch.float32)
+        mine = torch.tensor([v, v * v, *self.loss_numbers()], dtype=torch.float32)
+        votes = mine.new_empty(self.member.communicator.world_size, len(mine))
         try:
-            self._wait_in(self.member.communicator.allreduce(sums), what)
+            # Not an allreduce: Gloo would match it with a bucket of a worker whose script did compute gradients here.
+            self._wait_in(self.member.communicator.allgather(votes, mine), what)
         except CollectiveFailed as error:
             self.reduction_failed(error)
             return None
-        total, squares, losses, reporting = sums.tolist()
+        total, squares, losses, reporting = votes.sum(0).tolist()
         self.losses_reduced((losses, reporting))
         return total, squares
 

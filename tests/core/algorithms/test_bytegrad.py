@@ -279,6 +279,7 @@ def test_generations_of_other_sizes() -> None:
         joined = [Rank(None, ByteGrad()) for _ in range(size - len(kept))]
         for member in joined:
             member.inner.load_state_dict(kept[0].inner.state_dict())
+            member.engine.step = kept[0].engine.step
         members = kept + joined
         for member, communicator in zip(members, world, strict=True):
             member.move_to(communicator)

@@ -133,6 +133,7 @@ def test_frozen_in_time_they_are_compressed_as_the_others(bits: int) -> None:
 def test_one_that_heals_while_rows_are_late_ends_alike(bits: int) -> None:
     members = warm(in_process_world(2), bits)
     newcomer = rank(None, bits)
+    newcomer.engine.step = members[0].engine.step
     use_all([newcomer])
     for place, (member, communicator) in enumerate(
         zip([*members, newcomer], in_process_world(3, 2), strict=True)

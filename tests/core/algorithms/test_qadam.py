@@ -179,6 +179,7 @@ def test_one_that_heals_meanwhile_ends_alike(bits: int, warm: bool, nodes: list[
     steps(members, WARMUP + 2 if warm else 1)
     world = world_on_nodes(nodes, 2)
     newcomer = rank(None, bits)
+    newcomer.engine.step = members[0].engine.step
     for place, (member, communicator) in enumerate(zip([*members, newcomer], world, strict=True)):
         member.move_to(communicator, (24, 24) if place == 2 else [(0, 10), (10, 24)][place])
         member.engine.healing = frozenset({2})
