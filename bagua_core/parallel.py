@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from bagua_core.communication.reduction.buffer_broadcast import broadcast_buffer
 from bagua_core.communication.reduction.contributions import SparseGradientError
 from bagua_core.communication.step_interface import StepEngine
 from bagua_core.errors import TrainingOver
+from bagua_core.model import torch_ddp_names
 from bagua_core.model.backward_begin import announce_backward, scale_gradients
 from bagua_core.model.module_buffers import ModuleBuffers
 from bagua_core.model.optimizer_steps import optimizer_steps_of
@@ -54,7 +55,9 @@ class DistributedDataParallel(nn.Module):
     find_unused_parameters: one that took part on no rank keeps a .grad of None instead of zero, for optimizers that
     move a parameter whose gradient is zero (weight decay, momentum).
     engine: this process's if None.
-    Raises ValueError (nothing to train, no optimizers, unknown algorithm) and SparseGradientError.
+    unknown: arguments of torch's that this one lacks, for an error that names what replaces each.
+    Raises ValueError (nothing to train, no optimizers, unknown algorithm, layers of torch.nn.SyncBatchNorm), TypeError
+    and SparseGradientError.
     """
 
     def __init__(
@@ -66,8 +69,11 @@ class DistributedDataParallel(nn.Module):
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
         engine: StepEngine | None = None,
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        if unknown:
+            raise TypeError(torch_ddp_names.unknown_arguments(list(unknown)))
         _check_trainable(module)
         chosen = find_algorithm(algorithm)
         if engine is None:
@@ -191,6 +197,16 @@ class DistributedDataParallel(nn.Module):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def join(self, *_: Any, **__: Any) -> NoReturn:
+        """Not offered, as torch's is for uneven inputs. Raises NotImplementedError."""
+        raise NotImplementedError(torch_ddp_names.JOIN)
+
+    join_hook = join
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> NoReturn:
+        """Not offered after the wrapping. Raises NotImplementedError."""
+        raise NotImplementedError(torch_ddp_names.REGISTER_COMM_HOOK)
 
     @property
     def is_unfinished(self) -> bool:
@@ -373,6 +389,12 @@ def _check_trainable(module: nn.Module) -> None:
             raise SparseGradientError(
                 f"{name or type(part).__name__} has sparse=True; sparse gradients are not supported, "
                 "use sparse=False"
+            )
+        if isinstance(part, nn.SyncBatchNorm):
+            raise ValueError(
+                f"layer {name or type(part).__name__} is a torch.nn.SyncBatchNorm, which would use each worker's own "
+                "samples: it looks for torch's process group, and an elastic job has none; use "
+                "model = bagua.SyncBatchNorm.convert(model), which takes such layers too"
             )
     for name, parameter in module.named_parameters():
         if nn.parameter.is_lazy(parameter):
