@@ -27,6 +27,7 @@ _REPLACED = [  # in this order
     (re.compile(_HOST), "HOST"),
     (re.compile(r"answered neither .+? nor (?:a third agent|HOST)"), "IS AWAY"),
     (re.compile(r"refused the connection|is gone|did not answer(?:, and refused HOST)?"), "IS AWAY"),
+    (re.compile(r"\bglobal ranks? \d+(?:, \d+)*"), "global ranks N"),  # lost in one decision or one after the other
     (re.compile(r"\b(steps?|generation|rank|epoch) \d+"), r"\1 N"),
     (re.compile(rf"\b{_SECONDS}\b"), "N s"),
     (re.compile(r"did not happen: (?:CONNECTION\.?|generation N: lost .+ \(the agent IS AWAY\))"), "did not happen"),

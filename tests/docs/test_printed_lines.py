@@ -34,6 +34,7 @@ LOST = "; lost global rank 2 on h4 (the agent refused the connection)"
             "stacks of worker vm-44679f.1.0480a3 in /tmp/a/slot1-vm-44679f.1.0480a3/stacks-20261128T075226Z.txt",
             "stacks of worker h2-00000f.0.000000 in /tmp/b",
         ),
+        ("lost global ranks 0, 1 on vm (killed by SIGKILL)", "lost global rank 0 on vm (killed by SIGKILL)"),
         (
             "job demo failed: rank 0 waits (train.py:14)",
             "job faults-1-job-0 failed: rank 1 waits (train.py:9)",

@@ -90,10 +90,8 @@ class OneNode:
         eventually((self.directory / "saved").exists, START_S, "a directory of checkpoints", 0.05)
         self.job.await_step(self.job.step + 12)
         own = Since(self.node)
-        self.node.freeze_agent()  # it sees both ends at once
         for worker in self.node.workers:
             worker.kill()
-        self.node.thaw_agent()
         own.await_all("is in force")
         return [own()]
 
