@@ -135,6 +135,13 @@ def newcomer(values: Any) -> dict[str, Bars]:
     return {"times": times}
 
 
+def examples(values: Any) -> dict[str, Bars]:
+    times = Bars("seconds from the command to its end")
+    for taken in values:
+        times.add(taken["example"], "an example", taken["seconds"])
+    return {"times": times}
+
+
 def scale_effect(values: Any) -> dict[str, Bars]:
     times = Bars("seconds (median, range)")
     for row, name in (("job started", "started_s"), ("scaled up", "up_s"), ("scaled down", "down_s")):
@@ -307,7 +314,7 @@ KINDS: dict[str, Callable[[Any], dict[str, Bars]]] = {
     for function in (
         faults, chaos, cluster_scale, submit_start, scale_effect, steps, kernels, load_balancing, cached_dataset,
         fused_optimizer, uneven_workers, lost_in_round, rendezvous_churn, sharded, deterministic, group_rebuild,
-        autotune, gpu_kernels, newcomer,
+        autotune, gpu_kernels, newcomer, examples,
     )
 }  # fmt: skip
 

@@ -11,6 +11,8 @@ import pytest
 from benchmarks.kept_plots import KINDS, Bars, draw, figures_of, missing, without_plot
 from benchmarks.result_file import RESULTS
 
+WITHOUT_RESULT = {"gpu_kernels", "examples"}  # until one is kept
+
 
 def test_every_kept_result_has_a_plot_that_its_table_shows() -> None:
     results = sorted(RESULTS.glob("*.json"))
@@ -23,10 +25,10 @@ def test_every_kept_result_has_a_plot_that_its_table_shows() -> None:
         assert f"({plot.name})" in result.with_suffix(".md").read_text()
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "gpu_kernels"])
+@pytest.mark.parametrize("name", KINDS)
 def test_the_functions_read_what_is_kept(name: str) -> None:
     results = sorted(RESULTS.glob(f"{name}-20*.json"))
-    assert results, "a benchmark whose results are kept"
+    assert results or name in WITHOUT_RESULT, "a benchmark whose results are kept"
     for result in results:
         assert figures_of(name, json.loads(result.read_text())["values"]).keys()
 

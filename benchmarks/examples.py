@@ -1,0 +1,98 @@
+"""Measures how long each example takes, started from nothing as its first lines for bagua-launch say.
+
+    python -m benchmarks.examples --keep
+    python -m benchmarks.examples --only digits.py --only char_lm.py
+
+The exit code is 1 if one fails or takes longer than a minute. Needs the packages of the examples (scripts/test --long
+has them) and an otherwise idle machine. The notebook is not among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from benchmarks import result_file
+from tests.docs.test_examples import EXIT_OF_SIGTERM, ROOT, scripts, started_by
+from tests.lab.launched import environment
+
+LIMIT_S = 60.0
+HANG_S = 300.0
+RESUMES = (
+    "spot_nodes.py"  # its first run is preempted, and the second one goes on: both together are the example
+)
+
+
+class Taken(TypedDict):
+    example: str
+    command: str  # of its last run
+    seconds: float
+    as_expected: bool
+
+
+def measure(path: Path) -> Taken:
+    lines = started_by(path)[: 2 if path.name == RESUMES else 1]
+    codes = [*[EXIT_OF_SIGTERM] * (len(lines) - 1), 0]
+    as_expected = True
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "examples").symlink_to(ROOT / "examples")
+        began_s = time.monotonic()
+        for (_, *words), expected in zip(lines, codes, strict=True):
+            words = [word.replace("/tmp/spot", f"{directory}/spot") for word in words]
+            done = subprocess.run(
+                [sys.executable, "-m", "bagua_launch", *words],
+                cwd=directory, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False,
+            )  # fmt: skip
+            if done.returncode != expected:
+                print(done.stdout[-2000:], done.stderr[-2000:], sep="\n", file=sys.stderr)
+                as_expected = False
+        seconds = time.monotonic() - began_s
+    name = str(path.relative_to(ROOT / "examples"))
+    return Taken(example=name, command=" ".join(lines[-1]), seconds=seconds, as_expected=as_expected)
+
+
+def verdict(taken: Taken) -> str:
+    if not taken["as_expected"]:
+        return "failed"
+    return "yes" if taken["seconds"] <= LIMIT_S else "no"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    known = {path.name: path for path in scripts()}
+    parser.add_argument(
+        "--only", choices=sorted(known), action="append", default=[], help="measure this example"
+    )
+    parser.add_argument("--keep", action="store_true", help="write the result to benchmarks/results")
+    args = parser.parse_args(arguments)
+    about = result_file.circumstances()
+    found = []
+    for path in (path for name, path in known.items() if not args.only or name in args.only):
+        found.append(measure(path))
+        print(
+            f"{found[-1]['seconds']:6.1f} s  {found[-1]['example']}: {verdict(found[-1])}",
+            file=sys.stderr,
+            flush=True,
+        )
+    rows = [[f"`{t['example']}`", f"{t['seconds']:.1f} s", verdict(t), f"`{t['command']}`"] for t in found]
+    table = result_file.table(["example", "time", f"within {LIMIT_S:g} s", "command"], rows)
+    words = (
+        "From the command to its end, with a start of Python and the import of torch. "
+        f"`{RESUMES}`: its preempted run and the one that goes on, together.\n\n{table}"
+    )
+    print(words)
+    if args.keep:
+        part = [Path(name).stem for name in result_file.part_of(args.only, known)]
+        print("\n" + "\n".join(map(str, result_file.keep("examples", about, words, found, part))))
+    return int(any(verdict(taken) != "yes" for taken in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
