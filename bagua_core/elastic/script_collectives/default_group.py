@@ -12,6 +12,7 @@ import torch.distributed
 from bagua_core.elastic.replica import torch_group
 from bagua_core.errors import UserError
 
+_NO_GROUP = "Default process group has not been initialized"  # begins torch's error
 _is_set_aside = False
 
 
@@ -48,3 +49,13 @@ def forbid_default_group() -> None:
     """Raises MixedModesError if torch's default process group is in use: it would not follow a change."""
     if is_in_use():
         raise MixedModesError
+
+
+def explain_missing_group(error: BaseException) -> None:
+    """Add a note to torch's own error, whose advice is to call torch's init_process_group."""
+    if isinstance(error, (ValueError, RuntimeError)) and _NO_GROUP in str(error) and not is_made():
+        error.add_note(
+            "bagua: an elastic job has no process group of torch.distributed, which could not follow its membership. "
+            "Use bagua.get_rank(), bagua.allreduce() and the like, bagua.ElasticDataLoader instead of a "
+            "DistributedSampler, and bagua.DistributedDataParallel; docs/guide/from-torchrun.md lists the replacements"
+        )

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from bagua_contract.environment import WorkerEnvironment
-from bagua_core.elastic.script_collectives.default_group import forbid_default_group
+from bagua_core.elastic.script_collectives.default_group import explain_missing_group, forbid_default_group
 from bagua_core.elastic.step.engine import Engine
 from bagua_core.errors import TrainingOver, UserError
 
@@ -90,6 +90,7 @@ def script_failed(error: BaseException) -> None:
     with _lock:
         member = None if _engine is None or _owner_pid != os.getpid() else _engine.member
     if member is not None:
+        explain_missing_group(error)
         member.script_failed(error)
 
 

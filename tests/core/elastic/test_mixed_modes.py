@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch.distributed as dist
+from torch.utils.data import DistributedSampler
 
 from bagua_contract.environment import WorkerEnvironment
-from bagua_core.elastic.script_collectives.default_group import MixedModesError
+from bagua_core.elastic.script_collectives.default_group import MixedModesError, explain_missing_group
 from bagua_core.elastic.step.engine import Engine
 from tests.core.elastic.agents import Agent
 from tests.core.elastic.records import generation
@@ -45,3 +46,14 @@ def test_the_next_boundary_says_so(agent: Agent, default_group: None) -> None:
 def test_a_script_that_was_not_launched_may_have_one(default_group: None) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert Engine(None).boundary().world_size == 1
+
+
+@pytest.mark.parametrize("call", [dist.get_rank, lambda: DistributedSampler([1, 2]), dist.barrier])
+def test_a_call_of_torchs_group_names_what_replaces_it(call: Callable[[], object]) -> None:
+    with pytest.raises((ValueError, RuntimeError)) as raised:
+        call()
+    explain_missing_group(raised.value)
+    assert any("bagua.ElasticDataLoader" in note for note in raised.value.__notes__)
+    other = ValueError("of the script's own")
+    explain_missing_group(other)
+    assert not hasattr(other, "__notes__")
