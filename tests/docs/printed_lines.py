@@ -32,6 +32,8 @@ _REPLACED = [  # in this order
     (re.compile(rf"\b{_SECONDS}\b"), "N s"),
     (re.compile(r"did not happen: (?:CONNECTION\.?|generation N: lost .+ \(the agent IS AWAY\))"), "did not happen"),
     (re.compile(r"(\w+\.py):\d+"), r"\1:N"),
+    (re.compile(r"\bnumber \d+"), "number N"),
+    (re.compile(r"\b\d[\d,]*(?= (?:bytes|collectives begun)\b)"), "N"),
     (re.compile(r"\b(loss|accuracy) [\d.]+"), r"\1 N"),
     (re.compile(r"(loss N, )(?:mean|\d+)(?= of \d+ workers)"), r"\1mean"),
     (re.compile(r"\b[\d.]+(?= (?:steps|samples)/s)"), "N"),

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_launch.main import cli
-from tests.docs.printed import printed
+from tests.docs.printed import printed, printed_lines
+from tests.docs.printed_lines import missing
 from tests.faults.conftest import MakeJob
 from tests.faults.job import START_S
 from tests.lab.wait import eventually
@@ -61,3 +62,46 @@ def test_the_rank_that_does_not_come_is_named(job: MakeJob, etcd: EmbeddedEtcd, 
     (tmp_path / "go").touch()
     one.finish()
     one.check_nothing_left()
+
+
+LATE = """
+import sys, time
+from pathlib import Path
+import torch
+import bagua_core as bagua
+
+out = Path(sys.argv[1])
+bagua.init_process_group()
+net = torch.nn.Linear(2560, 2560, bias=False)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+model = bagua.DistributedDataParallel(net, [optimizer])
+samples = torch.utils.data.TensorDataset(torch.randn(12, 2560))
+for step, (x,) in enumerate(bagua.ElasticDataLoader(samples, global_batch_size=3)):
+    if step == 2 and bagua.get_rank() == 1:
+        (out / "is-late").touch()
+        while not (out / "go").exists():
+            time.sleep(0.02)
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_the_page_has_what_the_command_prints(job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    one = job(endpoints=etcd.endpoint, nodes="1", program=[str(script), str(tmp_path)])
+    one.start(slots=3)
+    eventually((tmp_path / "is-late").exists, START_S, "rank 1 is late", 0.02)
+    given = {"JOB": one.job_id, "ENDPOINTS": etcd.endpoint}
+    words = printed("docs/dashboard.md", "collectives", given)
+    lines = printed_lines("docs/dashboard.md", "a rank that is late").splitlines()
+
+    def asked() -> str:
+        return CliRunner().invoke(cli, words).output
+
+    eventually(
+        lambda: missing(lines, asked()) == [], START_S, lambda: f"not printed: {missing(lines, asked())}", 0.2
+    )
+    (tmp_path / "go").touch()
+    one.finish()
