@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -13,10 +14,13 @@ import pytest
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from tests.agent.metrics.otlp_receiver import OtlpReceiver, attributes
-from tests.docs.printed import printed
+from tests.docs.printed import printed, printed_lines
 from tests.faults.conftest import MakeJob
-from tests.faults.job import DEADLINE_S
+from tests.faults.job import DEADLINE_S, Job
 from tests.faults.scraped_metrics import await_uses, get, port_of, scrape
+from tests.lab.wait import eventually
+
+SERVED_S = 10.0  # while the job lasts
 
 
 @pytest.fixture
@@ -51,6 +55,9 @@ def test_a_lost_worker_shows_in_exits_generations_and_lost_time(
         line = ["curl", "--silent", "--fail", *printed("docs/metrics.md", "curl", {"9464": port})]
         done = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
         assert "\nbagua_world_size{" in done.stdout
+    eventually(
+        lambda: not_served(one, port) == [], DEADLINE_S, lambda: f"not served: {not_served(one, port)}", 0.1
+    )
     exited = scrape(port, "bagua_worker_exits_total", "slot", "how")
     assert {of for of, count in exited.items() if count} == {("1", "signal")} and exited["0", "ok"] == 0.0
     assert scrape(port, "bagua_generations_total", "kind")["failover",] >= 1.0
@@ -65,6 +72,16 @@ def test_a_lost_worker_shows_in_exits_generations_and_lost_time(
         assert collector.events[-1].event_name == "bagua.job_ended"
         exits = collector.newest("bagua_worker_exits")[frozenset({("slot", "1"), ("how", "signal")})]
         assert exits.as_double == 1.0
+
+
+def not_served(one: Job, port: str) -> list[str]:
+    """Names and labels that the page shows and the node does not."""
+    text = printed_lines("docs/metrics.md", "a scrape").replace('"demo"', f'"{one.job_id}"')
+    shown = [
+        line.rpartition(" ")[0] for line in text.replace('"vm"', f'"{os.uname().nodename}"').splitlines()
+    ]
+    served = {line.rpartition(" ")[0] for line in get(port, "/metrics").splitlines()}
+    return [series for series in shown if series and series not in served]
 
 
 def test_checkpoints_and_the_wait_for_a_lost_node_are_uses_of_time(
