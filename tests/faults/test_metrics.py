@@ -56,7 +56,7 @@ def test_a_lost_worker_shows_in_exits_generations_and_lost_time(
         done = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
         assert "\nbagua_world_size{" in done.stdout
     eventually(
-        lambda: not_served(one, port) == [], DEADLINE_S, lambda: f"not served: {not_served(one, port)}", 0.1
+        lambda: not_served(one, port) == [], SERVED_S, lambda: f"not served: {not_served(one, port)}", 0.1
     )
     exited = scrape(port, "bagua_worker_exits_total", "slot", "how")
     assert {of for of, count in exited.items() if count} == {("1", "signal")} and exited["0", "ok"] == 0.0
