@@ -16,7 +16,8 @@ from bagua_contract.collective_costs import Cost, allgather, alltoall, compresse
 FORWARD_SHARE = 1 / 3  # of computation; backward has the gradients of weights and of activations
 CODEC_S_PER_VALUE = 3e-10  # one compression or decompression on a processor: docs/kernels.md
 MEMORY_S_PER_BYTE = 2e-10  # as the simulator's hosts have it before they are fitted
-MOMENTUM_PASSES = 3  # of qadam over a bucket, beside the compression, likewise
+# Of qadam over a bucket beside the compression: before the exchange, behind it, and by its optimizer beyond SGD's.
+PASSES_BEFORE, PASSES_BEHIND, PASSES_OF_OPTIMIZER = 3.5, 4.0, 1.5  # as the simulator's (steps/exchanges.py)
 LEAST_TIMED_S = 1e-5
 
 
@@ -73,8 +74,9 @@ def step_s(algorithm: str, load: Load, link: Link) -> float:
     network = _Network(link)
     if algorithm == "gradient_allreduce" or load.nodes < 2:
         return max(load.compute_s, _sums(load, ready_s, network))
-    momentum_s = MEMORY_S_PER_BYTE * MOMENTUM_PASSES * 4 if algorithm == "qadam" else 0.0
-    return max(load.compute_s, _compressed_sums(load, ready_s, network, momentum_s))
+    pass_s = MEMORY_S_PER_BYTE * 4 if algorithm == "qadam" else 0.0
+    exchanged_s = max(load.compute_s, _compressed_sums(load, ready_s, network, pass_s))
+    return exchanged_s + pass_s * PASSES_OF_OPTIMIZER * (whole // 4)
 
 
 class _Network:
@@ -99,9 +101,9 @@ def _sums(load: Load, ready_s: Sequence[float], network: _Network) -> float:
 
 class _Job:
     """The sum of one bucket in compressed form, with the waits of compressed_sum.py. awaited_s: the end of its last.
-    momentum_s: of the processor for a value, before it is compressed."""
+    pass_s: of the processor for a value in each of qadam's passes; 0 for bytegrad, which has none."""
 
-    def __init__(self, values: int, nodes: int, momentum_s: float) -> None:
+    def __init__(self, values: int, nodes: int, pass_s: float) -> None:
         chunk = -(-values // nodes)
         message = compressed_bytes(chunk)
         codec_s = CODEC_S_PER_VALUE
@@ -109,10 +111,10 @@ class _Job:
         # processor before the operation, and the operation
         self._waits: list[tuple[float, Cost | None]] = [
             (0.0, None),  # within the node
-            (values * (momentum_s + codec_s), alltoall(nodes, message)),
+            (values * (PASSES_BEFORE * pass_s + codec_s), alltoall(nodes, message)),
             ((values + chunk) * codec_s, allgather(nodes, message)),
             (0.0, None),
-            (values * codec_s, None),
+            (values * (codec_s + PASSES_BEHIND * pass_s), None),
         ]
 
     @property
@@ -128,11 +130,11 @@ class _Job:
         return at_s
 
 
-def _compressed_sums(load: Load, ready_s: Sequence[float], network: _Network, momentum_s: float) -> float:
+def _compressed_sums(load: Load, ready_s: Sequence[float], network: _Network, pass_s: float) -> float:
     """In the order of the conveyor: a bucket that begins moves each earlier one on by one wait."""
     at_s, open_jobs = 0.0, list[_Job]()
     for size, ready in zip(load.buckets, ready_s, strict=True):
-        begun = _Job(size // 4, load.nodes, momentum_s)
+        begun = _Job(size // 4, load.nodes, pass_s)
         at_s = begun.advance(max(at_s, ready), network)
         for job in open_jobs:
             at_s = job.advance(at_s, network)

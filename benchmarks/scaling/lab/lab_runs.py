@@ -25,7 +25,7 @@ _SYNC_EVERY = Settings("sgd", lr=1e-3, adam_lr=1e-6).sync_every
 class Measuring:
     """lab: with one host more than the largest setting has, for etcd. steps, window_s: at least, of a run."""
 
-    def __init__(self, lab: Lab, steps: int = 5, window_s: float = 1.0, most_s: float = 12.0) -> None:
+    def __init__(self, lab: Lab, steps: int = 5, window_s: float = 2.0, most_s: float = 12.0) -> None:
         self._lab = lab
         self._etcd_host = lab.hosts[-1]
         self._endpoints = lab.etcd(self._etcd_host).endpoints

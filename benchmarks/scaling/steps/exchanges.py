@@ -7,6 +7,7 @@ first forward, a full bucket, the end of backward. QAdam is simulated after its 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -87,11 +88,26 @@ class Allreduce(Exchange):
         self._ends = []
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Over the values of a bucket in fp32, beside the compression; reading one array and writing one is a pass. before,
+    behind: the exchange. optimizer: more than SGD's."""
+
+    before: float = 0.0
+    behind: float = 0.0
+    optimizer: float = 0.0
+
+
+NO_PASSES = Passes()
+# Counted in the code, arrays read or written: kernels.adam_steps 5 and the errors 2; then the copy of the sums 2,
+# their difference 3 and kernels.adam_gradients 3 (bucket_moments.py). kernels.adam_update has 6, and SGD has 3.
+OF_QADAM = Passes(before=3.5, behind=4.0, optimizer=1.5)
+
+
 class CompressedSum(Exchange):
     """ByteGrad and QAdam: reduce in the node, all-to-all of compressed chunks, their sums to all.
 
-    size_bytes: of so many compressed values. memory_passes: over the bucket in fp32, beside the compression: QAdam's
-    momentum and errors.
+    size_bytes: of so many compressed values. passes: QAdam's over memory.
     """
 
     carries_vote = True
@@ -101,11 +117,12 @@ class CompressedSum(Exchange):
         workers: Workers,
         buckets: tuple[BucketPlan, ...],
         size_bytes: Callable[[int], int],
-        memory_passes: int = 0,
+        passes: Passes = NO_PASSES,
     ) -> None:
         super().__init__(workers, buckets)
         self._size_bytes = size_bytes
-        self._memory_passes = memory_passes
+        self._passes = passes
+        self._pass_s = workers.costs.memory_s_per_byte * _FP32_BYTES
         self._conveyor = SimulatedConveyor(workers.cluster.nodes)
 
     def launch(self, number: int) -> None:
@@ -115,6 +132,7 @@ class CompressedSum(Exchange):
     def backward_ends(self) -> None:
         script = self._workers.script
         script.wait(self._conveyor.flush(script.at))
+        self._workers.device_work(script, self._pass_s * self._passes.optimizer * self._all_values)
 
     def _sum(self, plan: BucketPlan) -> Job:
         workers, clock, link = self._workers, self._conveyor.clock, self._workers.link
@@ -130,9 +148,8 @@ class CompressedSum(Exchange):
         chunks = Chunks(plan.elements, cluster.nodes)
         values = chunks.size * chunks.owners
         message = self._size_bytes(chunks.size)
-        workers.device_work(clock, costs.codec_s_per_value * values)
         workers.device_work(
-            clock, costs.memory_s_per_byte * self._memory_passes * _FP32_BYTES * plan.elements
+            clock, costs.codec_s_per_value * values + self._pass_s * self._passes.before * plan.elements
         )
         yield Arrival(clock, link.alltoall(clock.at, message))
         workers.device_work(clock, costs.codec_s_per_value * (values + chunks.size))
@@ -142,7 +159,9 @@ class CompressedSum(Exchange):
             yield Arrival(clock, clock.at + within_node_s(cluster, chunks.owners * message, 1))
         else:
             yield DonePending()
-        workers.device_work(clock, costs.codec_s_per_value * values)
+        workers.device_work(
+            clock, costs.codec_s_per_value * values + self._pass_s * self._passes.behind * plan.elements
+        )
 
 
 def bytegrad(workers: Workers, buckets: tuple[BucketPlan, ...]) -> CompressedSum:
@@ -150,11 +169,11 @@ def bytegrad(workers: Workers, buckets: tuple[BucketPlan, ...]) -> CompressedSum
 
 
 def qadam_8bit(workers: Workers, buckets: tuple[BucketPlan, ...]) -> CompressedSum:
-    return CompressedSum(workers, buckets, minmax_bytes, memory_passes=3)
+    return CompressedSum(workers, buckets, minmax_bytes, OF_QADAM)
 
 
 def qadam_1bit(workers: Workers, buckets: tuple[BucketPlan, ...]) -> CompressedSum:
-    return CompressedSum(workers, buckets, one_bit_bytes, memory_passes=3)
+    return CompressedSum(workers, buckets, one_bit_bytes, OF_QADAM)
 
 
 class Decentralized(Exchange):
