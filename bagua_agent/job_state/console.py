@@ -21,6 +21,7 @@ PROGRESS_EVERY_S = 5.0
 MOST_NAMES = 6
 LEAST_LOST_S = 0.01  # less has no name of its own
 LONGEST_WORKER_LINE = 4000
+SAME = "same workers"
 
 
 def names(items: Iterable[str]) -> str:
@@ -42,7 +43,7 @@ def describe_change(before: Generation | None, after: Generation) -> str:
         single = {f"{records[i].node_name}:{records[i].slot}" for i in ids if records[i].agent_id in staying}
         if whole or single:
             parts.append(sign + names(whole | single))
-    return " ".join(parts) or "same workers"
+    return " ".join(parts) or SAME
 
 
 def _by_identity(generation: Generation) -> dict[str, Placement]:
@@ -68,8 +69,16 @@ def generation_written(before: Generation | None, after: Generation) -> str:
 def _members_and_reason(before: Generation | None, after: Generation) -> str:
     if not after.members:
         return f"no workers; {after.reason}"
-    nodes = counted(after.node_count, "node")
-    return f"{_workers_of(after)} on {nodes} ({describe_change(before, after)}); {after.reason}"
+    who = f"{_workers_of(after)} on {counted(after.node_count, 'node')}"
+    change = describe_change(before, after)
+    if _begins_training(before) and change == SAME:
+        return f"{who}; {after.reason}"
+    return f"{who} ({change}); {after.reason}"
+
+
+def _begins_training(before: Generation | None) -> bool:
+    """Whether the workers of the generation behind `before` have taken no step."""
+    return before is not None and before.is_gathering
 
 
 def _workers_of(generation: Generation) -> str:
@@ -108,8 +117,10 @@ def _nodes_of(replica: Replica) -> str:
 
 
 def change_in_force(before: Generation | None, after: Generation, entered: session_pb2.Entered) -> str:
-    """The whole change in one line: since when, who trains, why, and what it took of the worker that says so."""
-    return f"{_since(entered)}: {_members_and_reason(before, after)}{_cost(entered)}"
+    """The whole change in one line: since when, who trains, why, and what it took of the worker that says so. A job
+    that begins to train had no steps to be without."""
+    cost = "" if _begins_training(before) else _cost(entered)
+    return f"{_since(entered)}: {_members_and_reason(before, after)}{cost}"
 
 
 def in_force(entered: session_pb2.Entered) -> str:

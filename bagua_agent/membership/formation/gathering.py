@@ -84,7 +84,7 @@ def gather(case: Case, why: str, *, again: bool) -> Decision:
         return Decision(None, reason, earlier(waiters.released_at_s, last_call_until_s))
     size = case.room.fit(len(usable))
     chosen = targets.first(case.view, usable, size)
-    found = f"{counted(size, 'node')} before the loop"
+    found = f"{counted(size, 'node')} {'is' if size == 1 else 'are'} ready"
     return written(case, GenerationKind.GATHERING, chosen, 0, f"{found}{reason}", again=again)
 
 
@@ -117,7 +117,7 @@ def _gathered(case: Case, record: Generation) -> Decision:
     before = [m for m in record.members if standing.present[m.worker_id].stage is not Stage.LOOP]
     if not before:
         chosen = tuple(_enters(case, m) for m in record.members)
-        reason = f"all of generation {record.number} are at their first step"
+        reason = "training begins again" if record.again else "training begins"
         kind = GenerationKind.FAILOVER if record.again else GenerationKind.PLANNED
         return replace(written(case, kind, chosen, 0, reason), hang_order=order)
     # No worker is replaced: what one does before the loop (a download, a data set) may take longer than any hang.

@@ -10,6 +10,7 @@ import pytest
 from bagua_agent.job_state.console import (
     PROGRESS_EVERY_S,
     Narrator,
+    change_in_force,
     describe_change,
     generation_written,
     job_loss,
@@ -27,6 +28,7 @@ from bagua_contract import session_pb2
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 FAILOVER, PLANNED, RESTART = GenerationKind.FAILOVER, GenerationKind.PLANNED, GenerationKind.RESTART
+GATHERING = GenerationKind.GATHERING
 
 
 def generation(
@@ -135,6 +137,19 @@ def test_the_first_generation_names_its_nodes() -> None:
 )
 def test_a_generation_in_one_line(before: Generation | None, after: Generation, text: str) -> None:
     assert generation_written(before, after) == text
+
+
+def test_the_line_of_a_job_that_begins_to_train_names_no_change_and_no_cost() -> None:
+    gathered = replace(BEFORE, kind=GATHERING)
+    entered = session_pb2.Entered(generation=2, step=1, lost_s={"heal": 0.5})
+    begins = generation(2, "a:0", "a:1", "b:0", "b:1", reason="training begins")
+    line = "generation 2 is in force from step 1: 4 workers on 2 nodes; training begins"
+    assert change_in_force(gathered, begins, entered) == line
+    joined = generation(2, "a:0", "a:1", "b:0", "b:1", "c:0", reason="training begins")
+    line = "generation 2 is in force from step 1: 5 workers on 3 nodes (+c); training begins"
+    assert change_in_force(gathered, joined, entered) == line
+    line = "generation 2 is in force from step 1: 4 workers on 2 nodes (same workers); training begins; 0.5 s without "
+    assert change_in_force(BEFORE, begins, entered) == line + "steps: heal"
 
 
 def test_progress_in_one_line() -> None:
