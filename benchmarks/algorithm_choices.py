@@ -50,6 +50,11 @@ class Settings:
             raise ValueError(f"optimizer={self.optimizer!r} is unknown; use sgd or adam")
 
 
+HOOKED = "ddp_powersgd"  # torch's DDP with the hook of the choice power_sgd
+# For HOOKED: PowerSGD starts collectives from other threads as earlier ones end. With several buckets their order
+# differs between ranks, which Gloo takes for a mismatch; and what it sends needs no overlap.
+ONE_BUCKET_MB = 4096
+
 Parameters = list[torch.nn.Parameter]
 Built = tuple[torch.optim.Optimizer, Algorithm]
 Choice = Callable[[Parameters, Settings], Built]
@@ -77,12 +82,16 @@ def _qadam(bits: int | None) -> Choice:
     return build
 
 
-def _power_sgd(parameters: Parameters, settings: Settings) -> Built:
-    """torch's hook, of rank 1."""
+def power_sgd_hook(settings: Settings) -> tuple[Callable[..., Any], Any]:
+    """torch's hook, of rank 1, and its state."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # late: it needs NumPy
 
     state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=settings.power_sgd_start)
-    return plain_optimizer(parameters, settings), Hook(powerSGD_hook.powerSGD_hook, state)
+    return powerSGD_hook.powerSGD_hook, state
+
+
+def _power_sgd(parameters: Parameters, settings: Settings) -> Built:
+    return plain_optimizer(parameters, settings), Hook(*power_sgd_hook(settings))
 
 
 def _diloco_rounds(compress: str) -> Choice:

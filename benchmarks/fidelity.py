@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import fidelity_plots, fidelity_table, result_file
-from benchmarks.algorithm_choices import CHOICES
+from benchmarks.algorithm_choices import CHOICES, HOOKED
 from benchmarks.fidelity_runs import WORKERS, Trained, TrainingFailed, baseline_of, train
 from benchmarks.fidelity_tasks import QADAM_WARM_UP, TASKS, Task, save_pieces
 
@@ -27,9 +27,10 @@ SEEDS = 3
 
 
 def systems_for(task: Task, algorithms: Sequence[str]) -> list[str]:
-    """The baselines that the algorithms are compared with, and then they."""
+    """The baselines that the algorithms are compared with, and then they; PowerSGD has torch's own run before it."""
     chosen = [name for name in CHOICES if not algorithms or name in algorithms]
-    return [*dict.fromkeys(baseline_of(name, task) for name in chosen), *chosen]
+    baselines = dict.fromkeys(baseline_of(name, task) for name in chosen)
+    return [*baselines, *([HOOKED] if "power_sgd" in chosen else []), *chosen]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,7 +45,7 @@ def rows(trained: Sequence[Trained]) -> list[Row]:
     found = []
     for task, system in dict.fromkeys((t.task, t.system) for t in trained):
         own = [t for t in trained if (t.task, t.system) == (task, system)]
-        baseline = system if system.startswith("ddp_") else baseline_of(system, TASKS[task])
+        baseline = baseline_of(system, TASKS[task])
         pairs = [(t, by_seed[task, baseline, t.seed]) for t in own if (task, baseline, t.seed) in by_seed]
         rounds = [t.rounds for t in own if t.rounds is not None]
         sent = statistics.fmean(t.sent_bytes for t in own)

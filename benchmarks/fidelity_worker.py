@@ -74,14 +74,22 @@ class Training:
         (out / f"{self.seed}-{worker}.json").write_text(json.dumps(result))
 
 
-def train_ddp(training: Training, optimizer_name: str, out: Path) -> None:
+def train_ddp(training: Training, system: str, out: Path) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     task, rank, workers = training.task, dist.get_rank(), dist.get_world_size()
-    model = DistributedDataParallel(training.net, broadcast_buffers=False)  # its buffers are constants
+    with_hook = system == algorithm_choices.HOOKED
+    model = DistributedDataParallel(
+        training.net,
+        broadcast_buffers=False,  # its buffers are constants
+        bucket_cap_mb=algorithm_choices.ONE_BUCKET_MB if with_hook else None,
+    )
+    if with_hook:
+        hook, state = algorithm_choices.power_sgd_hook(training.settings)
+        model.register_comm_hook(state, hook)
     optimizer: torch.optim.Optimizer
-    if optimizer_name == "adam":
+    if system == "ddp_adam":
         optimizer = torch.optim.Adam(training.net.parameters(), lr=training.settings.adam_lr)
     else:
         optimizer = algorithm_choices.plain_optimizer(training.net.parameters(), training.settings)
@@ -126,7 +134,7 @@ def train_bagua(training: Training, system: str, out: Path, workers: int) -> Non
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--task", choices=sorted(TASKS), required=True)
-    systems = [*algorithm_choices.CHOICES, "ddp_sgd", "ddp_adam"]
+    systems = [*algorithm_choices.CHOICES, "ddp_sgd", "ddp_adam", algorithm_choices.HOOKED]
     parser.add_argument("--system", choices=systems, required=True)
     parser.add_argument("--data", type=Path, required=True, help="the task's pieces, saved")
     parser.add_argument("--seeds", required=True, help="as 0,1,2; one of Bagua's takes one only")
@@ -144,7 +152,7 @@ def main() -> None:
     store = f"file://{args.out / 'store'}"
     torch.distributed.init_process_group("gloo", store, rank=rank, world_size=args.workers)
     for seed in seeds:
-        train_ddp(Training(task, pieces, args.epochs, seed), args.system.removeprefix("ddp_"), args.out)
+        train_ddp(Training(task, pieces, args.epochs, seed), args.system, args.out)
     # Rank 0 measures a little longer than the others; torch's Gloo can abort a process ("terminate called without an
     # active exception") that ends while it has threads, so all leave together, and without C++'s destructors.
     torch.distributed.barrier()

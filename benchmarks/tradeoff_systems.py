@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.algorithm_choices import IN_ROUNDS
+from benchmarks.algorithm_choices import HOOKED, IN_ROUNDS
 from benchmarks.tradeoff_window import Enough, WindowError, check_whole_rounds
 from benchmarks.tradeoff_worker import ALONE, POWER_SGD_START, SETTINGS
 from benchmarks.worker_environment import worker_environment
@@ -20,7 +20,7 @@ from tests.lab.network import Host, Lab
 from tests.lab.process import LabProcess
 
 HOSTS = 4
-RIVALS = ("ddp", "ddp_fp16", "ddp_powersgd")
+RIVALS = ("ddp", "ddp_fp16", HOOKED)
 BASELINE = "ddp"
 WITHOUT_BAGUA = (ALONE, *RIVALS)
 LINKS = ("100mbit", "1gbit", "10gbit")
@@ -70,7 +70,7 @@ SYSTEMS: dict[str, System] = {
         System(ALONE, is_uneven=True, learns=False),
         System("ddp"),
         System("ddp_fp16"),
-        System("ddp_powersgd", warm_up=_WARM_UP + POWER_SGD_START),
+        System(HOOKED, warm_up=_WARM_UP + POWER_SGD_START),
         System("gradient_allreduce", aims=dict.fromkeys(LINKS, 1.0)),
         System("bytegrad", aims={"100mbit": 3.3, "1gbit": 2.0}),
         System("decentralized"),

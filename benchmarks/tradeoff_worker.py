@@ -28,7 +28,6 @@ POWER_SGD_START = 2  # the least that torch allows
 # Without momentum: with it this model loses its way when batches are as small as one worker's.
 # QAdam hardly moves: after so short a warm-up it would lose its way, and only what its steps cost is asked.
 SETTINGS = Settings("sgd", lr=0.1, adam_lr=1e-6, qadam_warmup_steps=3, power_sgd_start=POWER_SGD_START)
-_ONE_BUCKET_MB = 4096
 ROUNDS = 3  # that are measured, where the round is the unit of commit
 ALONE = "alone"
 STARTED, COUNTED = "started", "json"  # stages of workers that train alone; `write` completes the second
@@ -151,20 +150,18 @@ def write(
 
 def train_ddp(args: argparse.Namespace) -> None:
     import torch.distributed as dist
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
     net = mlp(args.width)
-    # PowerSGD starts collectives from other threads as earlier ones end. With several buckets their order differs
-    # between ranks, which Gloo takes for a mismatch; and what it sends needs no overlap.
-    cap_mb = _ONE_BUCKET_MB if args.system == "ddp_powersgd" else None
-    model = DistributedDataParallel(net, bucket_cap_mb=cap_mb)
+    with_hook = args.system == algorithm_choices.HOOKED
+    model = DistributedDataParallel(net, bucket_cap_mb=algorithm_choices.ONE_BUCKET_MB if with_hook else None)
     if args.system == "ddp_fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif args.system == "ddp_powersgd":
-        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=POWER_SGD_START)
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif with_hook:
+        hook, state = algorithm_choices.power_sgd_hook(SETTINGS)
+        model.register_comm_hook(state, hook)
     optimizer = algorithm_choices.plain_optimizer(net.parameters(), SETTINGS)
     worker = Worker(args, dist.get_rank())
     window = worker.window()
@@ -286,7 +283,7 @@ def train_rounds(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    systems = [*algorithm_choices.CHOICES, "ddp", "ddp_fp16", "ddp_powersgd", ALONE]
+    systems = [*algorithm_choices.CHOICES, "ddp", "ddp_fp16", algorithm_choices.HOOKED, ALONE]
     parser.add_argument("--system", choices=systems, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--hosts", type=int, required=True)

@@ -11,7 +11,7 @@ import torch
 from bagua_core.communication.compressed.compressed_sum import LEAST_ELEMENTS
 from benchmarks import fidelity, fidelity_plots, fidelity_table
 from benchmarks.algorithm_choices import CHOICES
-from benchmarks.fidelity_runs import Trained, TrainingFailed, train
+from benchmarks.fidelity_runs import Trained, TrainingFailed, baseline_of, train
 from benchmarks.fidelity_tasks import TASKS, save_pieces
 from benchmarks.plots import STYLES, keep_plots
 
@@ -39,8 +39,10 @@ def test_algorithms_are_compared_with_ddp_of_their_optimizer() -> None:
         "bytegrad",
         "qadam_1bit",
     ]
-    assert fidelity.systems_for(characters, []) == ["ddp_adam", *CHOICES]
-    assert {"ddp_sgd", "ddp_adam", *CHOICES} <= set(STYLES)
+    assert fidelity.systems_for(digits, ["power_sgd"]) == ["ddp_sgd", "ddp_powersgd", "power_sgd"]
+    assert baseline_of("ddp_powersgd", digits) == "ddp_sgd"
+    assert fidelity.systems_for(characters, []) == ["ddp_adam", "ddp_powersgd", *CHOICES]
+    assert {"ddp_sgd", "ddp_adam", "ddp_powersgd", *CHOICES} <= set(STYLES)
 
 
 def trained(system: str, seed: int, train_loss: float, held_out_loss: float) -> Trained:
