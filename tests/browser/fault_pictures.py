@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,19 @@ PORT = 7465
 LOOK_S = 0.5
 TRAINS_S = 120.0  # bounds of a loaded machine
 SETTLED_S = 8.0  # for curves to have points
+HANGS_AT_STEP = 200
 VERDICT = "['#what', '#why', '#next', '#problem'].map(s => document.querySelector(s).textContent)"
 LEVEL = "document.querySelector('#verdict').dataset.level"
 
 
 class Watch:
-    """One page of a job, looked at again and again."""
+    """One page of a job, looked at again and again. sought: once all were found in verdicts, `follow` is done."""
 
-    def __init__(self, browser: Any, address: str, folder: Path) -> None:
+    def __init__(
+        self, browser: Any, address: str, folder: Path, sought: Sequence[re.Pattern[str]] = ()
+    ) -> None:
+        self.sought = list(sought)
+        self._is_followed = not sought
         self._browser, self._address, self._folder = browser, address, folder
         self._page = Page(browser, address)
         self._since_s = time.monotonic()
@@ -55,7 +60,7 @@ class Watch:
     def follow(self, for_s: float) -> None:
         """Keep each verdict within this time."""
         deadline_s = time.monotonic() + for_s
-        while time.monotonic() < deadline_s:
+        while time.monotonic() < deadline_s and (self._is_followed or self.sought):
             self._look()
             self._page.tab.wait_for_timeout(1000 * LOOK_S)
 
@@ -76,6 +81,7 @@ class Watch:
     def _look(self) -> str:
         said = [" ".join(text.split()) for text in self._page.tab.evaluate(VERDICT)]
         text = " | ".join(said)
+        self.sought = [each for each in self.sought if not each.search(" ".join(said))]
         wording = re.sub(r"[0-9.]+", "#", text)
         if wording != (self._wordings[-1] if self._wordings else ""):
             number = sum(bool(kept) for kept in self._wordings)
@@ -95,7 +101,13 @@ class Stage:
     """A job with two workers each on the lab's first two hosts; its page is the first one's. The third has its etcd."""
 
     def __init__(
-        self, lab: Lab, directory: Path, options: list[str], nodes: str = "1:2", disk: Path | None = None
+        self,
+        lab: Lab,
+        directory: Path,
+        options: list[str],
+        nodes: str = "1:2",
+        script: Sequence[str] = (),
+        disk: Path | None = None,
     ) -> None:
         self.lab = lab
         self.first, self.second, keeper = lab.hosts
@@ -106,6 +118,7 @@ class Stage:
             nodes=nodes,
             options=["--dashboard=7465", *options],
             samples=24_000,
+            script=script,
         )
         self.nodes: list[Node] = []
         self.disk = disk
@@ -154,6 +167,11 @@ def frozen_rank(stage: Stage, watch: Watch) -> None:
     watch.follow(65)
 
 
+def hanging_rank(stage: Stage, watch: Watch) -> None:
+    watch.mark(f"a worker begins to sleep in its script, at step {HANGS_AT_STEP}")
+    watch.follow(65)
+
+
 def frozen_host(stage: Stage, watch: Watch) -> None:
     watch.mark("SIGSTOP for every process of the second host")
     stage.second.freeze()
@@ -193,15 +211,18 @@ FAULTS: dict[str, Callable[[Stage, Watch], None]] = {
         cut_between,
         cut_own_link,
         frozen_rank,
+        hanging_rank,
         frozen_host,
         etcd_away,
         full_disk,
     )
 }
 OPTIONS = {"frozen_rank": ["--hang-timeout", "40"]}
+SCRIPTS = {"hanging_rank": ["--hang-at", str(HANGS_AT_STEP)]}
 
 
-def show(name: str, browser: Any, folder: Path) -> None:
+def show(name: str, browser: Any, folder: Path, sought: Sequence[re.Pattern[str]] = ()) -> None:
+    """Raises AssertionError, and takes no pictures of the end, if the page does not say all that is sought."""
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as parts:
         lab = parts.enter_context(Lab(3))
         options = list(OPTIONS.get(name, ()))
@@ -209,18 +230,20 @@ def show(name: str, browser: Any, folder: Path) -> None:
         disk = lab.hosts[0].small_disk(64 << 20) if on_one_host else None
         if disk is not None:
             options += ["--checkpoint-dir", str(disk), "--checkpoint-every", "20"]
-        stage = Stage(lab, Path(scratch), options, nodes="1" if on_one_host else "1:2")
+        stage = Stage(lab, Path(scratch), options, "1" if on_one_host else "1:2", SCRIPTS.get(name, ()))
         stage.disk = disk
         try:
             stage.start(stage.first).await_line("dashboard at", deadline_s=TRAINS_S)
             if not on_one_host:
                 stage.start(stage.second)
             forward = parts.enter_context(contextlib.closing(Forward(stage.first, ("127.0.0.1", PORT))))
-            watch = Watch(browser, f"http://{forward.endpoint}/", folder)
+            watch = Watch(browser, f"http://{forward.endpoint}/", folder, sought)
             watch.await_words(f"trains with {2 if on_one_host else 4} workers")
             watch.follow(SETTLED_S)
             FAULTS[name](stage, watch)
-            watch.take_end()
+            assert not watch.sought, f"{(folder / 'said.txt').read_text()}\nlacks {watch.sought}"
+            if not sought:
+                watch.take_end()
         finally:
             (folder / "terminals.txt").write_text("\n----\n".join(node.log for node in stage.nodes))
             for host in lab.hosts:
