@@ -68,6 +68,7 @@ class WarmParent:
         self._is_ready = False
         self._started_at = 0.0
         self._deaths_in_a_row = 0
+        self._is_stopping = False
         self._last_reason: str | None = None
         self._stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._watch = background_thread("warm-parent-watch", self._run_watch, self._watch_ended)
@@ -165,7 +166,8 @@ class WarmParent:
             try:
                 self._requests.receive(timeout_s)
             except HelperGone as problem:
-                log.warning("the warm parent (pid %s) is of no use: %s", self.pid, problem)
+                if not self._is_stopping:
+                    log.warning("the warm parent (pid %s) is of no use: %s", self.pid, problem)
                 self._end()
                 return False
             self._is_ready = True
@@ -247,6 +249,7 @@ class WarmParent:
         """End it; workers go on. May be called twice, and without `start`."""
         if self._stop_fd < 0:
             return
+        self._is_stopping = True  # first: its end is no news then
         os.eventfd_write(self._stop_fd, 1)
         popen = self._popen
         if popen is not None:

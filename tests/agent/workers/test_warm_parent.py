@@ -8,6 +8,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -301,6 +302,24 @@ def test_killed_under_running_workers_it_is_replaced(workers: Workers) -> None:
     finally:
         parent.stop()
     assert parent.pid is None
+
+
+def test_a_stop_in_the_middle_of_the_imports_is_no_trouble(
+    workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers.script("")
+    workers.script("import os, signal\nopen('imports', 'w').close()\nsignal.pause()\n", "pausing_module.py")
+    parent = WarmParent(
+        COMMAND, base_environment(), directory=workers.directory, preimport=("pausing_module",)
+    )
+    parent.start()
+    waiting = threading.Thread(target=parent.wait_ready, args=(DEADLINE_S,))
+    waiting.start()
+    wait_until((workers.directory / "imports").exists, "it imports")
+    parent.stop()
+    waiting.join(DEADLINE_S)
+    assert not waiting.is_alive()
+    assert not caplog.messages
 
 
 def test_a_stopped_parent_that_does_not_answer_is_given_up(
