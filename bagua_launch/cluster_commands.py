@@ -23,7 +23,7 @@ from bagua_launch.cluster_access import values_of as _values
 from bagua_launch.cluster_options import CLUSTER_OPTIONS, SUBMIT_OPTIONS
 from bagua_launch.collectives_command import COLLECTIVES_HELP, COLLECTIVES_PARAMETERS, collectives
 from bagua_launch.command_line import CONTEXT, GroupedCommand, note, parameters, program_argument
-from bagua_launch.input_files import check_command, check_passed
+from bagua_launch.input_files import check_command, check_passed, current_directory
 from bagua_launch.options import Option
 from bagua_launch.tables import table
 from bagua_launch.trace_command import trace
@@ -42,7 +42,7 @@ def submit(**typed: Any) -> int:
     submission = parse_submission(
         values,
         program,
-        directory=os.getcwd(),
+        directory=current_directory(),
         environ=os.environ,
         submitter=f"{getpass.getuser()}@{socket.gethostname()}",
         now_unix_s=time.time(),

@@ -22,13 +22,21 @@ OF_AGENT = ("certs", "check", "example-config", "install", "serve", "uninstall")
 """The commands of bagua-agent, which is not imported here."""
 
 
+def current_directory() -> str:
+    """Raises RequestError if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise RequestError("the current directory is gone; change to one that exists") from None
+
+
 def check_command(command: WorkerCommand, commands: tuple[str, ...] = ()) -> None:
     """Raises RequestError. `commands`: bagua-launch's own, for a better hint."""
-    target = command.target
+    target, directory = command.target, current_directory()
     if command.kind is CommandKind.MODULE:
         # only its first part is looked up: finding the rest would import the user's packages
         top = target.split(".")[0]
-        found = top in sys.builtin_module_names or PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+        found = top in sys.builtin_module_names or PathFinder.find_spec(top, [directory, *sys.path])
         # packages that are installed in editable form have a finder of their own
         if not found and not any(finder.find_spec(top, None) for finder in sys.meta_path):
             raise RequestError(f"--module {target!r}: no module {top!r}; use one that python can import here")
@@ -36,9 +44,7 @@ def check_command(command: WorkerCommand, commands: tuple[str, ...] = ()) -> Non
         if shutil.which(target) is None:
             raise RequestError(f"{target!r}: no such program; use a path, or a name found on PATH")
     elif not os.path.exists(target):
-        raise RequestError(
-            f"{target!r}: no such script in {os.getcwd()}; use {_script_hint(target, commands)}"
-        )
+        raise RequestError(f"{target!r}: no such script in {directory}; use {_script_hint(target, commands)}")
     elif other_kind := why_no_script(Path(target)):
         raise RequestError(f"{target!r}: {other_kind}; use an ordinary file")
     elif not os.access(target, os.R_OK):

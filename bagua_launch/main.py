@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from bagua_agent.base import standard_streams
 from bagua_agent.base.quiet_grpc import keep_quiet
 from bagua_launch import cluster_commands
 from bagua_launch.bagua_net import net_variables
@@ -182,6 +183,7 @@ cli.hints = HINTS
 
 
 def main() -> None:
+    standard_streams.open_missing()
     keep_quiet()
     cli(prog_name=PROGRAM)
 

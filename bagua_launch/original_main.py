@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import click
 
+from bagua_agent.base import standard_streams
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.quiet_grpc import keep_quiet
 from bagua_launch.command_line import PROGRAM, complain, note
@@ -68,12 +69,14 @@ def run_help() -> str:
 
 
 def baguarun() -> None:
+    standard_streams.open_missing()
     keep_quiet()
     sys.exit(launch(Original.BAGUARUN, sys.argv[1:]))
 
 
 def main() -> None:
     """`python -m bagua_launch.original_main launch|run ...`: how bagua_core, which knows no launcher, starts one."""
+    standard_streams.open_missing()
     keep_quiet()
     names = {"launch": Original.LAUNCH, "run": Original.RUN}
     sys.exit(launch(names[sys.argv[1]], sys.argv[2:]))

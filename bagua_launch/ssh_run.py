@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import shutil
 import socket
@@ -28,6 +27,7 @@ from bagua_agent.node.node_address import address_towards
 from bagua_agent.security.certificate_files import create_authority, issue_files, utc_now
 from bagua_agent.security.certificates import Role
 from bagua_contract.addresses import family_of, joined
+from bagua_launch.input_files import current_directory
 from bagua_launch.precedence import Said
 from bagua_launch.ssh_hosts import LEAVE, SshHost, node_arguments
 
@@ -139,7 +139,7 @@ class SshJob:
                 credentials={option: f"{FILES}/{name}" for option, name in CREDENTIALS.items()},
             ),
             "environment": dict(self._environment),
-            "directory": os.getcwd(),
+            "directory": current_directory(),
             "files": dict(files),
         }
         command = f"exec {shlex.quote(self._python)} -m bagua_launch.remote_node"

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from bagua_agent.base import standard_streams
 from bagua_agent.base.errors import BaguaError
 from bagua_agent.base.quiet_grpc import keep_quiet
 from bagua_agent.service.config.agent_config import DEFAULT_PATH
@@ -190,6 +191,7 @@ def show_example_config(alone: bool) -> int:
 
 
 def main() -> None:
+    standard_streams.open_missing()
     keep_quiet()
     try:
         sys.exit(cli(prog_name="bagua-agent", standalone_mode=False) or 0)
