@@ -15,6 +15,7 @@ from bagua_core.elastic.checkpoint import catalogue
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from benchmarks.fault_rows import RANKS_DISAGREE, ROWS, SCRIPT_RAISES_BEYOND, STATE_LOST, Measured
 from benchmarks.fault_trials import DEADLINES_S, END_DEADLINE_S, Faults, Trial, failures_noted, prepared
+from benchmarks.fault_victims import pick
 from tests.lab.network import Host, Lab
 
 ENDINGS = (SCRIPT_RAISES_BEYOND, RANKS_DISAGREE, STATE_LOST)
@@ -29,7 +30,8 @@ class Endings(Faults):
             SCRIPT_RAISES_BEYOND.name, self._end_s(self._triggered("raise", host), "told to fail")
         )
 
-    def ranks_disagree(self, host: Host) -> Measured:
+    def ranks_disagree(self) -> Measured:
+        host = pick(self._hosts, self._leader(), of_leader=False)
         return Measured(RANKS_DISAGREE.name, self._end_s(self._triggered("disagree", host), "ranks disagree"))
 
     def _end_s(self, fault_s: float, reason: str) -> float:

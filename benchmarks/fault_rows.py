@@ -42,7 +42,9 @@ WORKER_HANGS = Row("worker_hangs", "worker hangs", "as configured")
 SCRIPT_RAISES_BEYOND = Row(
     "script_raises_beyond", "script raises, beyond the budget", "the job ends with code 1"
 )
-RANKS_DISAGREE = Row("ranks_disagree", "ranks call different collectives", "the job ends with code 1")
+RANKS_DISAGREE = Row(
+    "ranks_disagree", "ranks call different collectives", "the job ends with code 1", of_host=False
+)
 STATE_LOST = Row(
     "state_lost",
     "every worker with the state lost",
