@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import chaos, chaos_leaks
 from benchmarks.chaos_schedule import schedule
+from tests.docs.printed import printed
 from tests.lab import namespaces
 
 SEED, EVENTS, EVERY_S = 3, 12, 1.5
@@ -23,9 +24,11 @@ def test_a_short_run_keeps_all_promises(
     if reason := namespaces.unavailable():
         pytest.skip(reason)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    words = ["--seed", str(SEED), "--events", str(EVENTS), "--every", str(EVERY_S)]
-    words += ["--script", SCRIPT]
-    code = chaos.main([*words, "--logs", str(tmp_path / "logs")])
+    module, *words = printed("benchmarks/README.md", "--events 12")[1:]
+    assert module == "benchmarks.chaos" and words == [
+        *("--events", str(EVENTS), "--seed", str(SEED), "--every", str(EVERY_S))
+    ]
+    code = chaos.main([*words, "--script", SCRIPT, "--logs", str(tmp_path / "logs")])
     done = capsys.readouterr()
     assert code == 0, f"{done.out}\n{done.err}\n{_logs(tmp_path)}"
     assert "all promises kept" in done.out

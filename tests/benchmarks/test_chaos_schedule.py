@@ -23,6 +23,7 @@ from benchmarks.chaos_schedule import (
     schedule,
 )
 from benchmarks.result_file import ROOT
+from tests.docs.printed import printed
 from tests.lab.wait import HANG_S
 
 FIRST_OF_SEED_0 = [
@@ -58,7 +59,7 @@ def test_every_event_is_in_its_bounds(seed: int) -> None:
 
 
 def test_another_process_makes_the_same_schedule() -> None:
-    words = [sys.executable, "-m", "benchmarks.chaos", "--schedule", "--events", "25", "--seed", "3"]
+    words = [sys.executable, *printed("benchmarks/README.md", "--schedule", {"1000": "25", "7": "3"})]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
     env = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "77"}
     done = subprocess.run(
