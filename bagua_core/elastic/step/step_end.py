@@ -37,6 +37,7 @@ class StepEnd(CurrentStep):
         super().__init__(environment)
         self._workers: tuple[str, ...] = ("",)  # of the generation in force, by global rank
         self._step_from_s = 0.0
+        self._committed_epoch: int | None = None  # of the newest step that this worker committed
         self._stays = False  # with replicas: no shard has anything to follow at this boundary
         self._reports: AgentReports | None = None
         self._checkpoints: JobCheckpoints | None = None
@@ -143,7 +144,7 @@ class StepEnd(CurrentStep):
                 job=self._lines.job,
             )
         )
-        epoch = state.position["epoch"]
+        epoch = self._committed_epoch = state.position["epoch"]
         self._round_committed()
         if self.given.source is not None:
             state.position = dict(self.given.source.after(state.position))
@@ -165,7 +166,7 @@ class StepEnd(CurrentStep):
             saved = NOTHING_SAVED if self._checkpoints is None else self._checkpoints.saved
             self._reports.progress(
                 self.state.name.step,
-                self.state.position["epoch"],
+                self.state.position["epoch"] if self._committed_epoch is None else self._committed_epoch,
                 # what a joiner computed beside the copy, with parameters of its own, says nothing of the job
                 {} if self.plan.global_rank in self.plan.healing else self.metrics,
                 self.given.source,
