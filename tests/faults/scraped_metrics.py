@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import urllib.error
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +15,15 @@ from tests.lab.wait import eventually
 def get(port: str, path: str) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=DEADLINE_S) as answer:
         return str(answer.read().decode())
+
+
+def said(port: str, path: str) -> str:
+    """As `get`, of an answer with an error's status too: a probe may come before the agent has heard of a step."""
+    try:
+        return get(port, path)
+    except urllib.error.HTTPError as error:
+        with error:
+            return f"{error.code} {error.read().decode()}"
 
 
 def scrape(port: str, name: str, *labels: str) -> dict[tuple[str, ...], float]:

@@ -17,7 +17,7 @@ from tests.agent.metrics.otlp_receiver import OtlpReceiver, attributes
 from tests.docs.printed import printed, printed_lines
 from tests.faults.conftest import MakeJob
 from tests.faults.job import DEADLINE_S, Job
-from tests.faults.scraped_metrics import await_uses, get, port_of, scrape
+from tests.faults.scraped_metrics import await_uses, get, port_of, said, scrape
 from tests.lab.wait import eventually
 
 SERVED_S = 10.0  # while the job lasts
@@ -50,7 +50,9 @@ def test_a_lost_worker_shows_in_exits_generations_and_lost_time(
     port = port_of(node)
     one.await_world(2, after_step=one.await_world(1))
     assert node.says("did not happen"), "the worker was lost within a step"
-    assert "global ranks [0, 1]" in get(port, "/readyz")
+    eventually(
+        lambda: "global ranks [0, 1]" in said(port, "/readyz"), SERVED_S, lambda: said(port, "/readyz"), 0.1
+    )
     if shutil.which("curl"):
         line = ["curl", "--silent", "--fail", *printed("docs/metrics.md", "curl", {"9464": port})]
         done = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
