@@ -15,7 +15,9 @@ parser.add_argument("--at", type=int, default=5)
 args = parser.parse_args()
 
 torch.set_num_threads(1)
-module = torch.nn.Linear(4, 2)
+module: torch.nn.Module = torch.nn.Linear(4, 2)
+if args.what == "skips":  # its forwards wait for one another too
+    module = torch.nn.Sequential(module, torch.nn.BatchNorm1d(2))
 optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 model = bagua.DistributedDataParallel(module, [optimizer])
 samples = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
@@ -37,6 +39,7 @@ for step, (x, y) in enumerate(loader):  # the one whose stream ends waits here
     optimizer.zero_grad()
     if args.what == "skips" and step == args.at and bagua.get_rank() == 1:
         args.did.touch()
+        model(x)
         continue
     if args.what == "twice" and step == args.at and bagua.get_rank() == 1:
         args.did.touch()

@@ -17,10 +17,10 @@ from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor
 from bagua_core.elastic.checks.time_account import FailedWait
 from bagua_core.elastic.membership.session import News, Session
 from bagua_core.elastic.membership.stall_reports import StallReports
-from bagua_core.elastic.waiting.operation_trail import BOUNDARY, STEP, OperationTrail
+from bagua_core.elastic.waiting.operation_trail import BOUNDARY, FORWARD, STEP, OperationTrail
 from bagua_core.elastic.waiting.operations import MismatchedCollective
 
-_SPANS = {STEP: "bucket wait", BOUNDARY: "vote"}  # in a trace
+_SPANS = {FORWARD: "bucket wait", STEP: "bucket wait", BOUNDARY: "vote"}  # in a trace
 
 
 class MemberWaits:

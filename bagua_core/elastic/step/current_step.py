@@ -26,7 +26,7 @@ from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.step.copying import Copying
 from bagua_core.elastic.step.deterministic_worker import refuse_replicas, use_deterministic_kernels
 from bagua_core.elastic.step.step_states import Event, Phase, StepStates
-from bagua_core.elastic.waiting.operation_trail import BOUNDARY, STEP
+from bagua_core.elastic.waiting.operation_trail import BOUNDARY, FORWARD, STEP
 from bagua_core.errors import UserError
 
 
@@ -49,6 +49,7 @@ class CurrentStep:
         self.rounds: Rounds | None = None  # where the round is the unit of commit, and steps in it are local
         self._failure: Exception | None = None  # why the step failed
         self.part = 0  # optimizer steps of this step so far
+        self.in_forward = False  # of a model, whose waits are not the step's reductions
         self.most_parts = 0  # in any step that was committed here
         self.metrics: dict[str, float] = {}  # that the script reports: the newest value of each name
         self.job_loss: JobLoss | None = None  # by the newest reduction; None in a world of one
@@ -176,7 +177,7 @@ class CurrentStep:
     def wait(self, pending: Pending) -> None:
         if self.part and self.is_final and not self.state.guard.stepping:
             self.registry.boundary.goes_on()
-        self._wait_in(pending, STEP)
+        self._wait_in(pending, FORWARD if self.in_forward else STEP)
 
     def _wait_in(self, pending: Pending, what: str) -> None:
         if self.member is not None:
@@ -280,6 +281,7 @@ class CurrentStep:
 
     def backward_begins(self) -> None:
         """See StepEngine."""
+        self.in_forward = False
         if self.in_step and self.launched:
             self.registry.backward_begins()
             if (recorder := tracing.active) is not None:

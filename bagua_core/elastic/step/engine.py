@@ -224,7 +224,7 @@ class Engine(Places):
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         if micro_batch.part != 1.0:
             refusals.check_scaled(len(self.given.models))
-        self._micro_batch = micro_batch
+        self._micro_batch, self.in_forward = micro_batch, False
         if self.in_step:
             if micro_batch.shards:
                 self._seed_generators()
@@ -288,6 +288,7 @@ class Engine(Places):
     def forward_begins(self) -> None:
         """A model is about to compute gradients: the step that next_step() announced begins. After the last one the
         loop ends instead, and what follows is outside steps."""
+        self.in_forward = True
         if self.states.phase is Phase.ANNOUNCED:
             self.begin_micro_batch(self._announced)
 

@@ -24,6 +24,7 @@ import torch
 from bagua_contract.collective_wait import LONGEST_NAME, MOST_OPERATIONS, CollectiveWait, Operation
 
 # Names read on from "rank 0 waits".
+FORWARD = "in the step's forward"
 STEP = "in the step's reductions"
 BOUNDARY = "at the step boundary"
 COMPARISON = "in the comparison of the replicas"
