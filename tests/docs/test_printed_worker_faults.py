@@ -36,7 +36,11 @@ def asked(what):
     file = Path(sys.argv[1]) / f"{what}-{bagua.get_rank()}"
     return file.exists() and not file.unlink()
 
-for (x,) in bagua.ElasticDataLoader(samples, global_batch_size=4):
+loader = bagua.ElasticDataLoader(samples, global_batch_size=4)
+for (x,) in loader:
+    (Path(sys.argv[1]) / f"step-{bagua.get_rank()}").write_text(str(loader.step))
+    if asked("stay"):
+        time.sleep(600)
     optimizer.zero_grad()
     wrapped(x).mean().backward()
     optimizer.step()
@@ -85,6 +89,21 @@ class OneNode:
         own.await_all("adds ")
         return [own()]
 
+    def kill_in_step(self) -> None:
+        """The other worker waits in the step's reduction, so its step does not happen."""
+        self.ask("stay", 1)
+        eventually(
+            lambda: not (self.directory / "stay-1").exists(), DEADLINE_S, "no worker of rank 1 stays", 0.02
+        )
+        steps = [self.directory / f"step-{rank}" for rank in (0, 1)]
+        eventually(
+            lambda: len({file.read_text() for file in steps}) == 1,
+            DEADLINE_S,
+            "rank 0 is not in that step",
+            0.02,
+        )
+        self.node.workers[1].kill()
+
     def lose_state(self) -> Terminals:
         """In one moment all workers are killed."""
         eventually((self.directory / "saved").exists, START_S, "a directory of checkpoints", 0.05)
@@ -115,7 +134,7 @@ def test_faults_of_workers_and_scripts(job: MakeJob, tmp_path: Path) -> None:
     one = OneNode(job, tmp_path)
     shows(
         printed_lines("docs/guide/what-happens.md", "a worker is killed"),
-        lambda: one.lose(lambda: one.node.workers[1].kill()),
+        lambda: one.lose(one.kill_in_step),
     )
     shows(
         printed_lines("docs/guide/what-happens.md", "a worker hangs"),
