@@ -19,10 +19,18 @@ import click
 
 from bagua_agent.base.readable import readable
 
+_UNKNOWN_SIZE = os.terminal_size((80, 24))  # of a terminal that does not know it, as a serial line
+
 
 class LiveScreen:
     def __init__(self, keys: int | None) -> None:
         self._keys = keys  # the terminal's descriptor; None: stdin is no terminal
+
+    @property
+    def size(self) -> os.terminal_size:
+        """Of the terminal as it is now. A variable COLUMNS of the environment does not follow a resize."""
+        found = os.get_terminal_size(sys.stdout.fileno())
+        return found if found.columns and found.lines else _UNKNOWN_SIZE
 
     def show(self, lines: Sequence[str], height: int) -> None:
         """At most `height` lines, none longer than a row."""

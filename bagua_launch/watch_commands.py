@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from contextlib import nullcontext
@@ -78,7 +77,7 @@ def top(store: Store, job_id: str, *, every_s: float | None, once: bool, as_json
                     if over or not once:
                         click.echo(json.dumps(finite(page), allow_nan=False))
                 elif screen is not None:
-                    size = shutil.get_terminal_size()
+                    size = screen.size
                     screen.show(terminal_text.screen(page, size.columns, size.lines), size.lines)
                 elif once:
                     if over:

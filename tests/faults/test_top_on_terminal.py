@@ -40,7 +40,7 @@ def top() -> Iterator[Top]:
                 one.job_id,
             ]
             return open_ones.enter_context(
-                Terminal([*words, "--every", "0.3"], _environment(), columns, lines)
+                Terminal([*words, "--every", "0.3"], _environment({"COLUMNS": "999"}), columns, lines)
             )
 
         yield start
