@@ -167,7 +167,7 @@ def test_what_cannot_be_agreed_on_breaks_the_generation(tmp_path: Path) -> None:
     class Broken:
         global_rank, world_size = 0, 1
 
-        def allreduce(self, *arguments: object) -> Pending:
+        def allgather(self, *arguments: object) -> Pending:
             raise CollectiveFailed("a test")
 
     worker.member.communicator = cast(Communicator, Broken())
