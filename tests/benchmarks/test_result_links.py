@@ -33,3 +33,11 @@ def test_a_number_that_is_a_link_is_in_its_result() -> None:
     ]
     assert len(found) > 15, "documents link numbers to results"
     assert [f"{d.relative_to(ROOT)}: {number}" for d, number, text in found if number not in text] == []
+
+
+def test_each_failure_of_the_table_has_its_time() -> None:
+    lines = (ROOT / "docs/guide/what-happens.md").read_text().splitlines()
+    table = lines[lines.index("| failure | next step after | what is lost |") + 2 :]
+    rows = [line.split(" | ") for line in table[: table.index("")]]
+    assert len(rows) > 15
+    assert [failure for failure, time, *_ in rows if not _NUMBER.search(time)] == []
