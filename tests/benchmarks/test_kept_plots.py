@@ -11,7 +11,7 @@ import pytest
 from benchmarks.kept_plots import KINDS, Bars, draw, figures_of, missing, without_plot
 from benchmarks.result_file import RESULTS
 
-WITHOUT_RESULT = {"gpu_kernels", "examples"}  # until one is kept
+WITHOUT_RESULT = {"gpu_kernels"}  # until one is kept
 
 
 def test_every_kept_result_has_a_plot_that_its_table_shows() -> None:
