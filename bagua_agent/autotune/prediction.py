@@ -11,13 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bagua_contract.collective_costs import Cost, allgather, alltoall, compressed_bytes, ring_allreduce
+from bagua_contract.collective_costs import (
+    OF_QADAM,
+    Cost,
+    allgather,
+    alltoall,
+    compressed_bytes,
+    ring_allreduce,
+)
 
 FORWARD_SHARE = 1 / 3  # of computation; backward has the gradients of weights and of activations
 CODEC_S_PER_VALUE = 3e-10  # one compression or decompression on a processor: docs/kernels.md
-MEMORY_S_PER_BYTE = 2e-10  # as the simulator's hosts have it before they are fitted
-# Of qadam over a bucket beside the compression: before the exchange, behind it, and by its optimizer beyond SGD's.
-PASSES_BEFORE, PASSES_BEHIND, PASSES_OF_OPTIMIZER = 3.5, 4.0, 1.5  # as the simulator's (steps/exchanges.py)
+MEMORY_S_PER_BYTE = 2e-10  # one pass on a processor; the calibration of docs/scaling.md fits 2.4e-10
 LEAST_TIMED_S = 1e-5
 
 
@@ -76,7 +81,7 @@ def step_s(algorithm: str, load: Load, link: Link) -> float:
         return max(load.compute_s, _sums(load, ready_s, network))
     pass_s = MEMORY_S_PER_BYTE * 4 if algorithm == "qadam" else 0.0
     exchanged_s = max(load.compute_s, _compressed_sums(load, ready_s, network, pass_s))
-    return exchanged_s + pass_s * PASSES_OF_OPTIMIZER * (whole // 4)
+    return exchanged_s + pass_s * OF_QADAM.optimizer * (whole // 4)
 
 
 class _Network:
@@ -111,10 +116,10 @@ class _Job:
         # processor before the operation, and the operation
         self._waits: list[tuple[float, Cost | None]] = [
             (0.0, None),  # within the node
-            (values * (PASSES_BEFORE * pass_s + codec_s), alltoall(nodes, message)),
+            (values * (OF_QADAM.before * pass_s + codec_s), alltoall(nodes, message)),
             ((values + chunk) * codec_s, allgather(nodes, message)),
             (0.0, None),
-            (values * (codec_s + PASSES_BEHIND * pass_s), None),
+            (values * (codec_s + OF_QADAM.behind * pass_s), None),
         ]
 
     @property

@@ -1,4 +1,5 @@
-"""Says what a collective sends over one member's interface, and how many messages wait for one another. Pure.
+"""Says what a collective sends over one member's interface, how many messages wait for one another, and what QAdam does
+to memory beside it. Pure.
 
 Used by predictions of the agent and by the simulator of benchmarks/scaling, which adds bandwidth, latency and
 processors.
@@ -40,3 +41,18 @@ def allgather(members: int, size_bytes: float) -> Cost:
 def compressed_bytes(values: int) -> float:
     """Of values as min-max uint8, without padding: one byte each, and 8 for each block of 2,048."""
     return values + 8 * -(-values // 2048)
+
+
+class Passes(NamedTuple):
+    """Over the values of a bucket in fp32, beside the compression; reading one array and writing one is a pass. before,
+    behind: the exchange. optimizer: more than SGD's."""
+
+    before: float = 0.0
+    behind: float = 0.0
+    optimizer: float = 0.0
+
+
+NO_PASSES = Passes()
+# Counted in bagua_core, arrays read or written: kernels.adam_steps 5 and the errors 2; then the copy of the sums 2,
+# their difference 3 and kernels.adam_gradients 3 (bucket_moments.py). kernels.adam_update has 6, and SGD has 3.
+OF_QADAM = Passes(before=3.5, behind=4.0, optimizer=1.5)

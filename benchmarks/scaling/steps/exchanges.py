@@ -7,11 +7,11 @@ first forward, a full bucket, the end of backward. QAdam is simulated after its 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from bagua_contract.collective_costs import NO_PASSES, OF_QADAM, Passes
 from bagua_core.communication.compressed.chunks import Chunks
 from bagua_core.communication.compressed.compressed_sum import _TAIL_BYTES as TAIL_BYTES
 from bagua_core.communication.compressed.compressed_sum import is_compressed
@@ -86,22 +86,6 @@ class Allreduce(Exchange):
         for end in self._ends:
             self._workers.script.wait(end)
         self._ends = []
-
-
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """Over the values of a bucket in fp32, beside the compression; reading one array and writing one is a pass. before,
-    behind: the exchange. optimizer: more than SGD's."""
-
-    before: float = 0.0
-    behind: float = 0.0
-    optimizer: float = 0.0
-
-
-NO_PASSES = Passes()
-# Counted in the code, arrays read or written: kernels.adam_steps 5 and the errors 2; then the copy of the sums 2,
-# their difference 3 and kernels.adam_gradients 3 (bucket_moments.py). kernels.adam_update has 6, and SGD has 3.
-OF_QADAM = Passes(before=3.5, behind=4.0, optimizer=1.5)
 
 
 class CompressedSum(Exchange):

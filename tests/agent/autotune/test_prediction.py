@@ -60,6 +60,14 @@ def test_nothing_is_gained_where_computation_hides_the_network() -> None:
     assert plain == pytest.approx(1.0, rel=0.01) and compressed == pytest.approx(1.0, rel=0.01)
 
 
+def test_qadam_goes_through_memory_nine_times_beside_what_bytegrad_does() -> None:
+    """By the arrays that its kernels read and write; see the passes in collective_costs.py."""
+    size_bytes = 64 << 20
+    load, link = Load(1e-6, (size_bytes,), 4, 4), Link(1e12, 0.0)
+    more_s = step_s("qadam", load, link) - step_s("bytegrad", load, link)
+    assert more_s == pytest.approx(9 * MEMORY_S_PER_BYTE * size_bytes, rel=1e-3)
+
+
 def test_one_node_has_nothing_to_compress() -> None:
     load, link = Load(0.1, (1 << 20,), 1, 4), Link(1e9, 1e-5)
     assert step_s("bytegrad", load, link) == step_s("gradient_allreduce", load, link)
