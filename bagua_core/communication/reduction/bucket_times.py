@@ -2,9 +2,9 @@
 
 Sums that run at the same time share the network, and any of them may end first: they share the time from the launch of
 the first to the end of the last, by their bytes. Of several backwards the one with the shortest time of all sums counts
-as a whole, for a worker that is early waits for the others. Only plain
-sums of the whole world are measured, whose bytes on the network follow from the size of the bucket, and only transports
-that call back at the end of an operation: NCCL's run on a device, and nothing is known of them here.
+as a whole, for a worker that is early waits for the others. Only plain sums of the whole world are measured, whose
+bytes on the network follow from the size of the bucket, and only transports that call back at the end of an operation:
+NCCL's run on a device, and nothing is known of them here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _service(sums: Sequence[_Sum]) -> list[tuple[int, float]]:
 def _shared(together: Sequence[_Sum]) -> list[tuple[int, float]]:
     took_s = max(one.ended_s for one in together) - together[0].launched_s
     whole = sum(one.size_bytes for one in together)
-    return [(one.size_bytes, took_s * one.size_bytes / whole) for one in together]
+    return [(one.size_bytes, took_s * one.size_bytes / whole if whole else 0.0) for one in together]
 
 
 def _shorter(before: list[tuple[int, float]], now: list[tuple[int, float]]) -> list[tuple[int, float]]:

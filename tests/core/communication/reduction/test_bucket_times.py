@@ -75,6 +75,13 @@ def test_sums_that_share_the_network_share_its_time_whichever_ends_first(clock: 
     assert times.found == ((500, pytest.approx(1.0)), (1500, pytest.approx(3.0)))
 
 
+def test_a_bucket_of_empty_tensors_takes_no_time(clock: Clock) -> None:
+    times = BucketTimes()
+    for _ in range(SKIPPED + WATCHED + 1):
+        backward(times, clock, (0, 0.0, 1.0))
+    assert times.found == ((0, 0.0),)
+
+
 def test_the_shortest_of_several_backwards_counts(clock: Clock) -> None:
     times = BucketTimes()
     for took in (9.0, 9.0, 3.0, 2.0, 5.0, 4.0, 9.0):
