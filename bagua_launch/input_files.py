@@ -40,6 +40,8 @@ def check_command(command: WorkerCommand, commands: tuple[str, ...] = ()) -> Non
         # packages that are installed in editable form have a finder of their own
         if not found and not any(finder.find_spec(top, None) for finder in sys.meta_path):
             raise RequestError(f"--module {target!r}: no module {top!r}; use one that python can import here")
+        if target.endswith(".py") and os.path.isfile(target):
+            raise RequestError(f"--module {target!r}: a file; use {target[:-3]!r}, or leave --module out")
     elif command.kind is CommandKind.EXECUTABLE:
         if shutil.which(target) is None:
             raise RequestError(f"{target!r}: no such program; use a path, or a name found on PATH")
@@ -64,8 +66,13 @@ def _script_hint(target: str, commands: tuple[str, ...]) -> str:
 
     if target in OF_AGENT:
         return f"bagua-agent {target}, whose command that is, or the path of an existing script"
-    if near := get_close_matches(target, commands, n=1):
+    if os.path.isfile(f"{target}.py"):
+        return repr(f"{target}.py")
+    # no command is written like a file, and "train.py" is near "drain"
+    if target.isalpha() and (near := get_close_matches(target, commands, n=1)):
         return f"bagua-launch {near[0]} ... with the command first, or an existing script"
+    if target.isdecimal():
+        return f"the path of an existing script, or --dashboard={target} for a page at this port"
     folder = os.path.dirname(target) or "."
     names = os.listdir(folder) if os.path.isdir(folder) else []
     if near := get_close_matches(os.path.basename(target), names, n=1):

@@ -285,6 +285,24 @@ def test_a_script_that_is_not_there(launch: Launcher) -> None:
     assert launch.refusal("--rdzv-id", "a", "scal", "2") == (
         f"'scal': {place}; use bagua-launch scale ... with the command first, or an existing script"
     )
+    assert launch.refusal("train") == f"'train': {place}; use 'train.py'"
+    assert launch.refusal("--dashboard", "8080", "train.py") == (
+        f"'8080': {place}; use the path of an existing script, or --dashboard=8080 for a page at this port"
+    )
+
+
+def test_a_missing_file_is_no_mistyped_command(launch: Launcher) -> None:
+    launch.script.unlink()
+    for name in ("train.py", "runs/train.py", "submit.sh"):
+        assert launch.refusal(name).endswith(
+            "use the path of an existing script, or --module, or --no-python"
+        )
+
+
+def test_a_file_as_a_module_is_refused(launch: Launcher) -> None:
+    assert (
+        launch.refusal("-m", "train.py") == "--module 'train.py': a file; use 'train', or leave --module out"
+    )
 
 
 def test_a_script_that_is_no_file(launch: Launcher) -> None:
