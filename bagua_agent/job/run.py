@@ -28,7 +28,7 @@ from bagua_agent.node.node_address import node_address
 from bagua_agent.node.node_name import hold_name
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.runtime_directory import make_runtime_directory, own, remove_left
-from bagua_agent.node.script.script_mode import Mode, guess_mode, makes_torch_group
+from bagua_agent.node.script.script_mode import Mode, guess_mode, makes_torch_group, options_of_steps
 from bagua_agent.node.torchrun.health_server import health_port, health_server
 from bagua_agent.node.torchrun.launcher_error_file import write_own_error
 
@@ -123,6 +123,11 @@ def _run_as(
                 workers.output.say(
                     f"bagua-launch: {guess.reason}; unless its workers call it, they form no replicas and "
                     f"--replica-size {replica_size} changes nothing"
+                )
+            if mode is Mode.RESTART and not guess.names_bagua and (unused := options_of_steps(config)):
+                workers.output.say(
+                    f"bagua-launch: note: {guess.reason}; unless a module that it imports does, "
+                    f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect"
                 )
             if config.virtual_shards and mode is Mode.RESTART:
                 raise UserError(

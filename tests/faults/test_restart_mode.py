@@ -329,6 +329,8 @@ def test_without_a_warm_parent(job: MakeJob, tmp_path: Path) -> None:
     look.await_starts(1, since=1)
     look.stop()
     look.job.finish()
+    unless = "looks.py does not call bagua_core.init_process_group; unless a module that it imports does,"
+    assert look.job.nodes[0].says(f"{unless} --ledger has no effect")
     look.job.check_nothing_left()
 
 

@@ -10,17 +10,26 @@ from __future__ import annotations
 import ast
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 
-from bagua_agent.config.job_config import WorkerCommand
+from bagua_agent.config.job_config import JobConfig, WorkerCommand
 from bagua_agent.node.script.script_text import NoScriptText, read_script
 from bagua_contract import membership_pb2 as pb
 
 OWN_PACKAGE = "bagua_core"
 OPENS_A_SESSION = "init_process_group"  # torch's function has the same name
 TORCH_DISTRIBUTED = "torch.distributed"
+
+# JobConfig's field: option
+_OF_STEPS = {
+    "checkpoint_dir": "--checkpoint-dir",
+    "ledger_dir": "--ledger",
+    "digest_every_steps": "--digest-every",
+    "hang_timeout_s": "--hang-timeout",
+    "autotune_level": "--autotune-level",
+}
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +41,12 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Guess:
+    """names_bagua: the program's text names a package of Bagua, or is not known; without it only a module that the
+    program imports can open a session."""
+
     mode: Mode
     reason: str
+    names_bagua: bool = True
 
 
 def guess_mode(command: WorkerCommand, directory: Path, search_path: Iterable[str] | None = None) -> Guess:
@@ -56,7 +69,14 @@ def guess_mode(command: WorkerCommand, directory: Path, search_path: Iterable[st
         return Guess(Mode.RESTART, f"{script.name} can't be parsed")
     if opens:
         return Guess(Mode.LIVE, f"{script.name} calls {OWN_PACKAGE}.{OPENS_A_SESSION}")
-    return Guess(Mode.RESTART, f"{script.name} does not call {OWN_PACKAGE}.{OPENS_A_SESSION}")
+    reason = f"{script.name} does not call {OWN_PACKAGE}.{OPENS_A_SESSION}"
+    return Guess(Mode.RESTART, reason, names_bagua=b"bagua" in script.source)
+
+
+def options_of_steps(config: JobConfig) -> list[str]:
+    """Those of the given options that concern steps, which are not observed in restart mode."""
+    default = {field.name: field.default for field in fields(JobConfig)}
+    return [flag for name, flag in _OF_STEPS.items() if getattr(config, name) != default[name]]
 
 
 def makes_torch_group(

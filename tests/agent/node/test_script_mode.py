@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.config.job_config import CommandKind, WorkerCommand
-from bagua_agent.node.script.script_mode import Mode, guess_mode, makes_torch_group, opens_a_session
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.node.script.script_mode import (
+    Mode,
+    guess_mode,
+    makes_torch_group,
+    opens_a_session,
+    options_of_steps,
+)
 from bagua_agent.node.script.script_text import LARGEST_SCRIPT_BYTES
 
 
@@ -115,3 +121,24 @@ def test_what_is_looked_at(tmp_path: Path) -> None:
         (CommandKind.EXECUTABLE, "live.py"),
     ]:
         assert mode(kind, target) is Mode.RESTART, target
+
+
+def test_what_only_an_imported_module_can_change_is_known(tmp_path: Path) -> None:
+    plain = "import torch.distributed as dist\ndist.init_process_group()\n"
+    texts = {
+        "plain.py": plain,
+        "lightning.py": "from lightning_bagua import BaguaStrategy\n",
+        "own.py": "import bagua_core\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    names = {n: guess_mode(WorkerCommand(CommandKind.SCRIPT, n), tmp_path, []).names_bagua for n in texts}
+    assert names == {"plain.py": False, "lightning.py": True, "own.py": True}
+    assert guess_mode(WorkerCommand(CommandKind.EXECUTABLE, "plain.py"), tmp_path, []).names_bagua
+
+
+def test_options_that_concern_steps() -> None:
+    command = WorkerCommand(CommandKind.SCRIPT, "plain.py")
+    assert options_of_steps(JobConfig("demo", command, max_restarts=3, log_dir="logs")) == []
+    config = JobConfig("demo", command, ledger_dir="books", checkpoint_dir="/shared", hang_timeout_s=None)
+    assert options_of_steps(config) == ["--checkpoint-dir", "--ledger", "--hang-timeout"]
