@@ -27,6 +27,7 @@ DEFINITIONS: dict[str, tuple[tuple[str, ...], str]] = {
         (),
         "dataset = torch.utils.data.TensorDataset(torch.randn(256, 4), torch.randint(0, 2, (256,)))",
     ),
+    "held_out": (("dataset",), "held_out = torch.utils.data.Subset(dataset, range(100))"),
     "model": (("net", "optimizer"), "model = bagua.DistributedDataParallel(net, optimizers=[optimizer])"),
     "loader": (("dataset",), "loader = bagua.ElasticDataLoader(dataset, global_batch_size=64, seed=0)"),
     # a model whose lower layer a block reads
