@@ -4,6 +4,7 @@ steps. Metrics of torchmetrics are synchronised by them too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,13 +34,27 @@ def reduce(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
     return bagua.allreduce(tensor, _OPERATIONS[name])
 
 
-def connect_metrics(module: torch.nn.Module) -> None:
-    """Have the torchmetrics in `module` synchronise by the job's collectives: torch.distributed has no group here."""
+def connect_metrics(module: torch.nn.Module, place: Callable[[], tuple[int, int]]) -> None:
+    """Have the torchmetrics in `module` synchronise by the job's collectives: torch.distributed has no group here.
+
+    place(): rank and world size in the evaluation under way."""
     for part in module.modules():
         if isinstance(part, Metric):
             part.dist_sync_fn = gather_unequal
-            part.distributed_available_fn = _has_peers
+            part.distributed_available_fn = _HasPeers(place)
 
 
-def _has_peers() -> bool:
-    return bagua.get_world_size() > 1
+class _HasPeers:
+    """Whether other workers are in the evaluation under way. Of a pickled metric, which is in no trainer: none."""
+
+    def __init__(self, place: Callable[[], tuple[int, int]] = lambda: (0, 1)) -> None:
+        self._place = place
+
+    def __call__(self) -> bool:
+        return self._place()[1] > 1
+
+    def __deepcopy__(self, memory: object) -> _HasPeers:
+        return self
+
+    def __reduce__(self) -> tuple[type[_HasPeers], tuple[()]]:
+        return _HasPeers, ()

@@ -77,7 +77,7 @@ class BaguaStrategy(ParallelStrategy):
         self.num_nodes = 1  # set by the trainer
         self._batches: TrainBatches | None = None
         self._steps: TrainerSteps | None = None
-        self._divides_evaluations = True
+        self._divides_evaluations: bool | None = None  # None: the trainer has not said so yet
         self._has_trained = False  # what follows is each worker's own
 
     # -- place
@@ -101,8 +101,14 @@ class BaguaStrategy(ParallelStrategy):
         """Called while the trainer is constructed."""
         self._environment.ranks_changed()
 
+    @property
+    def _is_alone(self) -> bool:
+        """Evaluations before the training and behind it are each worker's own: a joiner runs those before it too."""
+        trainer = self.lightning_module.trainer
+        return self._has_trained or trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING
+
     def _place(self) -> tuple[int, int]:
-        return (0, 1) if self._has_trained else (bagua.get_rank(), bagua.get_world_size())
+        return (0, 1) if self._is_alone else (bagua.get_rank(), bagua.get_world_size())
 
     def _configure_launcher(self) -> None:
         if not bagua.is_launched() and self.num_processes * self.num_nodes > 1:
@@ -115,7 +121,8 @@ class BaguaStrategy(ParallelStrategy):
         super().setup_environment()
         # The trainer's own sampler would keep the ranks of the start; see process_dataloader.
         connector = self.lightning_module.trainer._accelerator_connector
-        self._divides_evaluations &= connector.use_distributed_sampler
+        if self._divides_evaluations is None:  # fit() may come behind validate()
+            self._divides_evaluations = connector.use_distributed_sampler
         connector.use_distributed_sampler = False
 
     def setup(self, trainer: Any) -> None:
@@ -127,7 +134,7 @@ class BaguaStrategy(ParallelStrategy):
             self.model = bagua.SyncBatchNorm.convert(self.model)
         self.model = self.precision_plugin.convert_module(self.model)
         self.model_to_device()
-        collectives.connect_metrics(self.lightning_module)
+        collectives.connect_metrics(self.lightning_module, self._place)
         if is_fitting:
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
@@ -220,7 +227,7 @@ class BaguaStrategy(ParallelStrategy):
     # -- collectives
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        if self._has_trained or not isinstance(tensor, torch.Tensor):
+        if self._is_alone or not isinstance(tensor, torch.Tensor):
             return tensor
         return collectives.reduce(tensor, reduce_op)
 
@@ -229,7 +236,7 @@ class BaguaStrategy(ParallelStrategy):
             raise UnsupportedInElasticJob(
                 "all_gather(sync_grads=True) is not available under strategy='bagua': gradients pass no collective"
             )
-        return tensor.unsqueeze(0) if self._has_trained else bagua.allgather(tensor)
+        return tensor.unsqueeze(0) if self._is_alone else bagua.allgather(tensor)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         return obj if self._has_trained else bagua.broadcast_object(obj, src)

@@ -8,7 +8,8 @@ import pytest
 
 
 def test_the_main_worker_is_killed_between_two_validations(lightning_job: Any) -> None:
-    one = lightning_job("--validate", epochs=3)
+    """A joiner evaluates before its first step too: in the trainer's sanity check, and as the script asks."""
+    one = lightning_job("--validate", "--validate-before", epochs=3)
     node = one.start(slots=2)
     per_epoch = one.samples // 24
     one.await_step(per_epoch + 3)
@@ -17,6 +18,8 @@ def test_the_main_worker_is_killed_between_two_validations(lightning_job: Any) -
     one.finish()
     ends = one.check_trainers(finished=2)
     assert {end["seen"] for end in ends} == {50.0}, "the samples of a validation, over all workers"
+    assert {end["counted"] for end in ends} == {50.0}, "the same, by torchmetrics"
+    assert [end["before"] for end in ends] == [[50.0, 50.0]] * 2, "before the training each has all samples"
     names = {path.name for path in (one.out / "checkpoints").iterdir()}
     assert names == {f"epoch={e}-step={(e + 1) * per_epoch}.ckpt" for e in range(3)}
     logs = list((one.out / "logs").rglob("metrics.csv"))

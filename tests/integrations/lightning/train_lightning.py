@@ -14,6 +14,7 @@ from pathlib import Path
 import lightning
 import torch
 import torch.nn.functional as F
+import torchmetrics
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
@@ -38,6 +39,7 @@ parser.add_argument("--precision", default="32-true")
 parser.add_argument("--clip", type=float)
 parser.add_argument("--devices", type=int, default=1)
 parser.add_argument("--validate", action="store_true", help="with early stopping, checkpoints and a logger")
+parser.add_argument("--validate-before", action="store_true", help="once more, before the training")
 parser.add_argument("--dies-in-validation", action="store_true", help="rank 0, at the end of the first epoch")
 parser.add_argument("--manual", action="store_true", help="two optimizers, stepped by the module")
 parser.add_argument("--resume", type=Path, help="a checkpoint of Lightning's, of an earlier job")
@@ -69,6 +71,7 @@ class Model(lightning.LightningModule):
         self.layers = torch.nn.Sequential(
             torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 2)
         )
+        self.counted = torchmetrics.SumMetric()
         self.critic = torch.nn.Linear(16, 1) if args.manual else None
         self.automatic_optimization = not args.manual
 
@@ -100,6 +103,8 @@ class Model(lightning.LightningModule):
             os.kill(os.getpid(), signal.SIGKILL)
         self.log("val_loss", F.cross_entropy(self.layers(x), y), sync_dist=True)
         self.log("seen", torch.tensor(float(len(y))), sync_dist=True, reduce_fx="sum")
+        self.counted.update(len(y))
+        self.log("counted", self.counted)
 
     def test_step(self, batch, index):
         self.log("tested", float(len(batch[1])), sync_dist=True, reduce_fx="sum")
@@ -170,14 +175,17 @@ trainer = lightning.Trainer(
     logger=CSVLogger(args.out / "logs", version=f"of-{WORKER}") if args.validate else False,
     log_every_n_steps=10,
     enable_checkpointing=args.validate,
+    inference_mode=not args.validate_before,  # else its metrics could not be used in the training (also by "ddp")
     enable_progress_bar=False,
     enable_model_summary=False,
 )
 model = Model()
+validation = DataLoader(Samples(50), batch_size=8) if args.validate else None
+before = trainer.validate(model, validation, verbose=False)[0] if args.validate_before else {}
 trainer.fit(
     model,
     DataLoader(Samples(args.samples), batch_size=args.batch, shuffle=True),
-    DataLoader(Samples(50), batch_size=8) if args.validate else None,
+    validation,
     ckpt_path=args.resume,
 )
 end = {
@@ -185,7 +193,9 @@ end = {
     "parameters": digest(dict(model.named_parameters())),
     "optimizer": digest([o.state_dict() for o in trainer.optimizers]),
     "scheduler": digest([c.scheduler.state_dict() for c in trainer.lr_scheduler_configs]),
-    "validated": digest({k: v for k, v in trainer.callback_metrics.items() if k in ("val_loss", "seen")}),
+    "validated": digest(
+        {k: v for k, v in trainer.callback_metrics.items() if k in ("val_loss", "seen", "counted")}
+    ),
     "global_step": trainer.global_step,
     "epochs": trainer.current_epoch,
     "batches": trainer.fit_loop.total_batch_idx + 1,
@@ -193,6 +203,8 @@ end = {
     "in_order": pace.in_order,
     "steps_of_scheduler": sum(c.scheduler.last_epoch for c in trainer.lr_scheduler_configs),
     "batches_of_batch_norm": int(model.layers[1].num_batches_tracked),
+    "before": [before.get("seen"), before.get("counted")],
+    "counted": float(trainer.callback_metrics.get("counted", -1)),
     "seen": float(trainer.callback_metrics.get("seen", -1)),
 }
 if args.test_after:
