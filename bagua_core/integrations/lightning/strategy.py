@@ -151,6 +151,12 @@ class BaguaStrategy(ParallelStrategy):
         scaler = getattr(self.precision_plugin, "scaler", None)
         if scaler is not None:
             bagua.register_state("lightning.scaler", scaler)
+        for index, callback in enumerate(trainer.callbacks):
+            average = getattr(
+                callback, "_average_model", None
+            )  # of WeightAveraging: its state_dict has no weights
+            if isinstance(average, torch.nn.Module):
+                bagua.register_state(f"lightning.average{index}", average)
         bagua.register_state("lightning.trainer", self._state)
 
     def model_to_device(self) -> None:

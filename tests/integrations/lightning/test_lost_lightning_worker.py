@@ -8,8 +8,10 @@ import pytest
 
 
 def test_a_worker_is_lost_and_another_joins_while_gradients_accumulate(lightning_job: Any) -> None:
-    """24 batches an epoch in groups of 5, the last of 4: the loss and the join come within groups."""
-    one = lightning_job("--accumulate", "5", "--clip", "0.1", "--precision", "bf16-mixed", samples=576)
+    """24 batches an epoch in groups of 5, the last of 4: the loss and the join come within groups. A callback averages
+    the weights, and gives the model its averages at the end."""
+    words = ("--accumulate", "5", "--clip", "0.1", "--precision", "bf16-mixed", "--average")
+    one = lightning_job(*words, samples=576)
     node = one.start(slots=2)
     one.await_step(7)
     survivor, victim = node.workers

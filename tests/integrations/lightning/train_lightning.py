@@ -41,6 +41,9 @@ parser.add_argument("--devices", type=int, default=1)
 parser.add_argument("--validate", action="store_true", help="with early stopping, checkpoints and a logger")
 parser.add_argument("--validate-before", action="store_true", help="once more, before the training")
 parser.add_argument("--dies-in-validation", action="store_true", help="rank 0, at the end of the first epoch")
+parser.add_argument(
+    "--average", action="store_true", help="of weights, by Lightning's callback (2.6 has one)"
+)
 parser.add_argument("--manual", action="store_true", help="two optimizers, stepped by the module")
 parser.add_argument("--resume", type=Path, help="a checkpoint of Lightning's, of an earlier job")
 parser.add_argument("--test-after", action="store_true")
@@ -163,6 +166,9 @@ if args.validate:
         ModelCheckpoint(dirpath=args.out / "checkpoints", monitor="val_loss", save_top_k=-1),
         EarlyStopping("val_loss", patience=99),
     ]
+averaging = getattr(lightning.pytorch.callbacks, "EMAWeightAveraging", None)
+if args.average and averaging is not None:
+    callbacks.append(averaging(decay=0.9, use_buffers=False))  # counts of BatchNorm stay the job's
 trainer = lightning.Trainer(
     accelerator="cpu",
     devices=args.devices,
