@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+
 from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
 
 
@@ -24,6 +26,11 @@ def _reasons(trainer: Any, has_trained: bool) -> list[str]:
         reasons.append(
             f"limit_train_batches={trainer.limit_train_batches} would end epochs that the job's data goes on with; use "
             "max_steps, or a torch.utils.data.Subset"
+        )
+    if any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks):
+        reasons.append(
+            "StochasticWeightAveraging keeps its count and its schedule in each worker, and a worker that joins has "
+            "none of them; use WeightAveraging (Lightning 2.6), or an AveragedModel with bagua_core.register_state"
         )
     if trainer.reload_dataloaders_every_n_epochs:
         reasons.append("reload_dataloaders_every_n_epochs: one loader defines the steps of a whole job")

@@ -142,6 +142,19 @@ def test_settings_that_no_elastic_job_can_have_are_refused(setting: dict[str, An
         check_trainer(trainer, has_trained=True)
 
 
+def test_a_callback_whose_state_no_joiner_could_have_is_refused() -> None:
+    from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging
+
+    from bagua_core.integrations.lightning.refusals import check_trainer
+
+    settings = {"overfit_batches": 0, "limit_train_batches": 1.0, "reload_dataloaders_every_n_epochs": 0}
+    trainer = SimpleNamespace(callbacks=[EarlyStopping("loss")], **settings)
+    check_trainer(trainer, has_trained=False)
+    trainer.callbacks.append(StochasticWeightAveraging(1e-2))
+    with pytest.raises(UnsupportedInElasticJob, match=r"StochasticWeightAveraging .* use WeightAveraging"):
+        check_trainer(trainer, has_trained=False)
+
+
 def test_the_name_is_registered_with_its_arguments() -> None:
     import lightning
 
