@@ -1,0 +1,87 @@
+"""The times in the first table of docs/guide/what-happens.md are medians of the results that they link to."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks import fault_rows as rows
+from benchmarks.result_file import RESULTS
+from tests.docs.page_blocks import ROOT
+
+ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \|", re.MULTILINE)
+TIME = re.compile(r"\[([\d.]+) s\]\([./]*benchmarks/results/([a-z_]+)([\d-]+)\.md\)")
+Values = Callable[[Any], list[float]]
+
+
+def _fault(row: rows.Row) -> Values:
+    return lambda kept: [
+        found["value_s"]
+        for trial in kept["trials"]
+        if trial["system"] == "bagua"
+        for found in trial["measured"]
+        if found["row"] == row.name and not found.get("of_leader", False)
+    ]
+
+
+def _restart(system: str, name: str) -> Values:
+    return lambda kept: [
+        trial[name] for trial in kept["stock"] if trial["system"] == system and trial[name] is not None
+    ]
+
+
+def _rescale(name: str) -> Values:
+    return lambda kept: [
+        trial[name] for trial in kept if trial["system"] == "bagua" and trial[name] is not None
+    ]
+
+
+FAULTS: dict[str, list[Values]] = {
+    "a worker is killed": [_fault(rows.WORKER_KILLED)],
+    "the script raises, within `--max-restarts`": [_fault(rows.SCRIPT_RAISES)],
+    "the script raises, beyond it": [_fault(rows.SCRIPT_RAISES_BEYOND)],
+    "an agent is killed": [_fault(rows.AGENT_KILLED)],
+    "all processes of a host are killed": [_rescale("kill_s")],
+    "the leading agent's host is killed": [_rescale("leader_kill_s")],
+    "a host falls silent (power)": [_fault(rows.HOST_SILENT)],
+    "a host's link is cut": [_rescale("cut_s")],
+    "a node gets SIGTERM or Ctrl-C": [_fault(rows.SIGTERM)],
+    "a node joins": [_rescale("join_s")],
+    "one of three members of etcd is killed": [_fault(rows.ETCD_MEMBER)],
+    "etcd is gone and comes back": [_fault(rows.ETCD_AWAY)],
+    "fewer nodes than the least number, then enough": [_fault(rows.BELOW_MINIMUM)],
+    "a worker hangs": [_fault(rows.WORKER_HANGS)],
+    "ranks call different collectives": [_fault(rows.RANKS_DISAGREE)],
+    "every worker with the state is lost": [_fault(rows.STATE_LOST)],
+    "a script for torchrun loses a host": [_restart("bagua", "kill_s"), _restart("torchrun", "kill_s")],
+}
+SHARDED = "a host of a sharded model's replica is killed"  # of two models, in the benchmark's own words
+
+
+def _printed() -> dict[str, list[tuple[str, str]]]:
+    page = (ROOT / "docs/guide/what-happens.md").read_text()
+    table = page.split("| failure |")[1].split("\n\n")[0]
+    return {
+        fault: [(seconds, name + date) for seconds, name, date in TIME.findall(cell)]
+        for fault, cell in ROW.findall(table)
+        if TIME.search(cell)
+    }
+
+
+def test_every_fault_of_the_page_is_compared() -> None:
+    assert _printed().keys() == {*FAULTS, SHARDED}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_time_is_the_median_of_its_result(fault: str) -> None:
+    printed = _printed()[fault]
+    assert len(printed) == len(FAULTS[fault])
+    for (seconds, result), values in zip(printed, FAULTS[fault], strict=True):
+        found = values(json.loads((RESULTS / f"{result}.json").read_text())["values"])
+        digits = len(seconds.partition(".")[2])
+        assert f"{statistics.median(found):.{digits}f}" == seconds
