@@ -88,10 +88,11 @@ class BeforeLoop:
 
     def completed(self, request: Request, root: int | None, result: Result) -> None:
         """All first workers have done this."""
-        asked = request.asked(root)
+        asked = request.asked_of_all_shards(root)
         if len(self._answers) >= MOST_ANSWERS:
             return
-        if not request.is_common or isinstance(request, Allgather):
+        # a late worker may be answered by a worker with another shard
+        if not request.is_common or isinstance(request, Allgather) or request.across_replicas:
             self._answers.append(Answer(asked, None, "each worker has its own part in it"))
             return
         if self._kept_bytes + result[0].nbytes > MOST_KEPT_BYTES:
@@ -105,7 +106,7 @@ class BeforeLoop:
 
     def answer(self, request: Request) -> Result:
         """What the first workers got. Raises MismatchedCollective, LateWorkerError."""
-        asked = request.asked(request.root)
+        asked = request.asked_of_all_shards(request.root)
         if self._next >= MOST_ANSWERS:
             raise LateWorkerError(
                 f"this worker came while the job trains, and no more than {MOST_ANSWERS} results of collectives before "

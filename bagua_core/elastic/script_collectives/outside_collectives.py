@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -19,13 +20,14 @@ from bagua_core.communication.arithmetic import divide
 from bagua_core.communication.communicator import (
     CollectiveAborted,
     CollectiveFailed,
+    Communicator,
     ReduceOp,
 )
 from bagua_core.communication.step_interface import Rounds, StepReductions
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
-from bagua_core.elastic.script_collectives.requests import Allreduce, Message, Request, Result
+from bagua_core.elastic.script_collectives.requests import Allreduce, Message, Request, Result, Wait
 from bagua_core.elastic.script_collectives.worker_groups import WorkerGroup
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.waiting import operations
@@ -91,6 +93,8 @@ class OutsideCollectives:
         MismatchedCollective, NotDeterministicError.
         """
         self._before_loop.join()
+        if request.across_replicas and self._member.replica is None:  # each worker is one
+            request = replace(request, across_replicas=False)
         if self._steps.in_step and self._steps.virtual_shards:
             raise NotDeterministicError(
                 f"{request.asked(request.root)} in the loop of a deterministic job: the body of the loop "
@@ -103,7 +107,7 @@ class OutsideCollectives:
         if self._is_alone or (group is not None and group.workers is None):
             request.check(0, 1)
             return request.own(0, 1, 0)
-        workers = self._workers()
+        workers = self._workers(request.across_replicas)
         if group is not None:
             return self._among(group, request, workers)
         request.check(workers.index(self._own_id), len(workers))
@@ -137,18 +141,22 @@ class OutsideCollectives:
         size = 1 if replica is None else replica.size
         return frozenset(r * size + shard for r in replicas for shard in range(size))
 
-    def _takes_part(self) -> tuple[int, ...]:
-        """Global ranks, ascending; outside steps without joiners."""
-        communicator, steps = self._member.communicator, self._steps
+    def _takes_part(self, across_replicas: bool = False) -> tuple[int, ...]:
+        """Global ranks, ascending; outside steps without joiners. across_replicas: those with this worker's shard."""
+        member, steps = self._member, self._steps
+        communicator, generation, replica = member.communicator, member.generation, member.replica
         if communicator is None:
             return ()
         absent = frozenset() if steps.in_step else self._workers_in(steps.newcomers)
-        return tuple(r for r in range(communicator.world_size) if r not in absent)
+        present = tuple(r for r in range(communicator.world_size) if r not in absent)
+        if not across_replicas or replica is None or generation is None:
+            return present
+        return tuple(r for r in present if generation.members[r].shard_rank == replica.shard_rank)
 
-    def _workers(self) -> tuple[str, ...]:
+    def _workers(self, across_replicas: bool = False) -> tuple[str, ...]:
         """Worker ids of those that take part, by the rank that the script knows."""
-        generation = self._member.generation
-        return tuple(generation.members[r].worker_id for r in self._takes_part()) if generation else ()
+        generation, ranks = self._member.generation, self._takes_part(across_replicas)
+        return tuple(generation.members[r].worker_id for r in ranks) if generation else ()
 
     @property
     def _own_id(self) -> str:
@@ -190,10 +198,13 @@ class OutsideCollectives:
         try:
             with (
                 nullcontext() if by_some else member.jointly(),
-                trail.aside() if by_some else trail.operation(f"in {request.asked(root)}"),
+                trail.aside() if by_some else trail.operation(f"in {request.asked_of_all_shards(root)}"),
             ):
                 if group is not None:
                     communicator = group.communicator(member, steps.wait)
+                elif request.across_replicas:
+                    self._agree_across_shards(communicator, 0, request, root, steps.wait)
+                    communicator = member.lane
                 assert communicator is not None
                 if not isinstance(request, Message):
                     # Gloo would match it with whatever reduction a peer is in, and end the process or mix their data.
@@ -211,11 +222,11 @@ class OutsideCollectives:
     # -- outside steps, by all
 
     def operate(
-        self, tensor: torch.Tensor, op: ReduceOp, finishing: bool = False, by_shard: bool = False
+        self, tensor: torch.Tensor, op: ReduceOp, finishing: bool = False, across_replicas: bool = False
     ) -> torch.Tensor:
-        """Run one reduction of the log until it succeeded among the members that are left. by_shard: among those with
-        this worker's shard, while the others do the same for theirs."""
-        return self._operate(Allreduce(tensor, op), self._workers(), finishing, by_shard=by_shard)[0]
+        """Run one reduction of the log until it succeeded among the members that are left."""
+        request = Allreduce(tensor, op, across_replicas=across_replicas and self._member.replica is not None)
+        return self._operate(request, self._workers(request.across_replicas), finishing)[0]
 
     def confirm(self, is_owed: Callable[[], bool]) -> None:
         """Return once all members have come here, after any losses, or when this worker owes it no more: it was left
@@ -228,7 +239,6 @@ class OutsideCollectives:
         workers: Sequence[str],
         finishing: bool = False,
         is_owed: Callable[[], bool] | None = None,
-        by_shard: bool = False,
     ) -> Result:
         """is_owed: without a generation wait for the next one, as long as it says so."""
         member, log = self._member, self._state.operations
@@ -256,7 +266,7 @@ class OutsideCollectives:
                 try:
                     what = TRAINING_END if finishing else EPOCH_END if is_owed is not None else None
                     with member.jointly():
-                        result = self._attempt(index, request, workers, unconfirmed, what, by_shard)
+                        result = self._attempt(index, request, workers, unconfirmed, what)
                 except CollectiveFailed as error:
                     if not member.broken:
                         member.break_generation(error)
@@ -265,7 +275,8 @@ class OutsideCollectives:
                 if member.generation is not None and member.generation.is_gathering:
                     # No commit, and nothing to run again: a loss from here on starts all first workers again.
                     log.returned()
-                    self._before_loop.completed(request, placed(request, workers, self._workers()), result)
+                    present = self._workers(request.across_replicas)
+                    self._before_loop.completed(request, placed(request, workers, present), result)
                     return result
                 log.record(result[0] if request.is_common else operations.DONE)
                 log.returned()
@@ -281,29 +292,28 @@ class OutsideCollectives:
         workers: Sequence[str],
         unconfirmed: list[Result],
         what: str | None,
-        by_shard: bool = False,
     ) -> Result:
         """unconfirmed: gets what this rank has before it knows that all ranks have theirs. what: the name of
         an operation that the runtime asks for."""
-        member, newcomers = self._member, self._steps.newcomers
+        member, newcomers, across = self._member, self._steps.newcomers, request.across_replicas
         unconfirmed.clear()
         if member.broken:
             raise CollectiveAborted("the generation broke before")
-        communicator, replica = member.communicator, member.replica if by_shard else None
-        assert communicator is not None and member.generation is not None
-        root = placed(request, workers, self._workers())
-        members, name = self._takes_part(), "outside"
-        if replica is not None:
-            communicator, name = member.lane, f"outside/shard-{replica.shard_rank}"
-            members = tuple(
-                r for r in members if member.generation.members[r].shard_rank == replica.shard_rank
-            )
-        if len(members) == 1:
+        communicator = member.communicator
+        root = placed(request, workers, self._workers(across))
+        everyone, members = self._takes_part(), self._takes_part(across)
+        if len(everyone) == 1:
             return request.own(0, 1, 0)
         wait, asked = member.wait_unlearned, request.asked(root)
-        with member.trail.operation(what or f"in {asked}"):
+        with member.trail.operation(what or f"in {request.asked_of_all_shards(root)}"):
             if newcomers:
-                communicator = member.side_communicator(members, name)
+                communicator = member.side_communicator(everyone)
+            if across:
+                self._agree_across_shards(communicator, index, request, root, wait)
+                if len(members) == 1:
+                    return request.own(0, 1, 0)
+                name = f"outside/shard-{members[0]}"
+                communicator = member.side_communicator(members, name) if newcomers else member.lane
             assert communicator is not None
             operations.check_agreement(communicator, index, asked, wait)
             result = request.run(communicator, root or 0, wait)
@@ -311,6 +321,15 @@ class OutsideCollectives:
                 unconfirmed.append(result)
                 wait(communicator.barrier())
         return result
+
+    @staticmethod
+    def _agree_across_shards(
+        everyone: Communicator | None, index: int, request: Request, root: int | None, wait: Wait
+    ) -> None:
+        """The workers with each shard check among themselves what they ask for. Without this, one shard could wait in
+        another collective than its mates, which wait for its outcome."""
+        assert everyone is not None
+        operations.check_agreement(everyone, index, request.asked_of_all_shards(root), wait)
 
     # -- outside steps, by some: no other worker knows of it, so there is no log, and it is not run again
 

@@ -43,11 +43,20 @@ class Request(ABC):
 
     tensor: torch.Tensor
     root: int | None = field(default=None, kw_only=True)
+    across_replicas: bool = field(default=False, kw_only=True)
+    """The members are the workers with one shard, one of each replica; the workers with another shard do the same."""
 
     def asked(self, root: int | None) -> str:
         """The same words on all members that ask for the same."""
+        return f"{self._called(root)}{self.asked_of()}"
+
+    def asked_of_all_shards(self, root: int | None) -> str:
+        """As `asked`, and the same words on the workers with every shard: their tensors may differ in shape."""
+        return self._called(root) if self.across_replicas else self.asked(root)
+
+    def _called(self, root: int | None) -> str:
         peer = "" if root is None else f" {self.direction} rank {root}"
-        return f"{self.name}{peer}{self.asked_of()}"
+        return f"{self.name}{peer}{' across replicas' if self.across_replicas else ''}"
 
     def asked_of(self) -> str:
         return f" of {_said(self.tensor)}"

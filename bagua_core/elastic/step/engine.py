@@ -406,7 +406,7 @@ class Engine(Places):
             outside = self._outside
             for model in self.given.models:
                 model.finish(
-                    lambda tensor: outside.operate(tensor, ReduceOp.AVG, finishing=True, by_shard=True)
+                    lambda tensor: outside.operate(tensor, ReduceOp.AVG, finishing=True, across_replicas=True)
                 )
             # Twice: a rank that completes the first knows that everyone has the last step, and writes its line; one
             # that completes the second knows that everyone has written.

@@ -112,6 +112,15 @@ def test_what_has_a_part_of_each_worker_is_refused_with_a_way_to_go(members: Mem
         members.later().answer(Allgather(ONE))
 
 
+def test_what_each_shard_has_of_its_own_is_refused(members: Members) -> None:
+    """The members that answer may have another shard, whose tensors have another shape."""
+    first = members.first()
+    first.completed(Allreduce(ONE, ReduceOp.SUM, across_replicas=True), None, [ONE * 2])
+    first.boundary()
+    with pytest.raises(LateWorkerError, match=r"allreduce across replicas before the loop.*own part in it"):
+        members.later().answer(Allreduce(torch.ones(3), ReduceOp.SUM, across_replicas=True))
+
+
 def test_more_than_is_kept(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(before_loop, "MOST_KEPT_BYTES", 3 << 20)
     first = members.first()
