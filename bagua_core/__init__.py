@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from bagua_contract.distribution import original_beside as _original_beside
 from bagua_core import algorithms
+from bagua_core.across_replicas import ReplicaGroup as _ReplicaGroup
 from bagua_core.cache.cache_loader import CacheLoader
 from bagua_core.cache.cached_dataset import CachedDataset
 from bagua_core.collectives import (
@@ -69,6 +70,7 @@ from bagua_core.parallel import DistributedDataParallel
 from bagua_core.sync_batchnorm import SyncBatchNorm
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 __version__ = "0.1.0"
@@ -122,6 +124,7 @@ __all__ = [
     "reduce_scatter_inplace",
     "register_state",
     "replica_count",
+    "replica_group",
     "replica_rank",
     "replica_size",
     "report",
@@ -222,6 +225,24 @@ def replica_count() -> int:
     """Replicas in the generation in force: what a learning rate scales with, as get_world_size() in a job without
     --replica-size. See get_rank."""
     return _runtime.engine().replica_place()[1]
+
+
+def replica_group() -> ProcessGroup:
+    """The workers that hold this worker's shard, one of each replica in force: a process group for torch's collectives.
+
+        torch.distributed.all_reduce(norms, group=bagua.replica_group())
+
+    Its rank and size are replica_rank() and replica_count(), and follow the generation. Its collectives are those of
+    the script (docs/collectives.md): every worker of the job makes the same calls. In a step they are part of the step;
+    outside steps they are repeated if a worker is lost, or raise PeerLostError or MembersChanged. They are complete
+    when they return. Without --replica-size they are among all workers. docs/sharded-models.md lists the calls of torch
+    that it has. Joins the job as init_process_group() does, and makes torch's default group if there is none, as
+    shard_mesh() does. Raises MixedModesError if the script has made a default process group by itself.
+    """
+    _runtime.engine().join_before_loop()
+    _forbid_default_group()
+    _torch_group.ensure()
+    return _ReplicaGroup.of_this_process()
 
 
 def generation() -> int:

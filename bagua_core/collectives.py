@@ -56,7 +56,8 @@ def new_group(ranks: Sequence[int] | None = None) -> Group:
     return Group.of(None, "", ranks) if outside is None else outside.group(ranks)
 
 
-def _ask(request: Request, group: Group | None) -> Result:
+def ask(request: Request, group: Group | None = None) -> Result:
+    """Do `request` with its other members. In a world of one it has none."""
     outside = runtime.engine().collectives
     with torch.no_grad():
         if outside is not None:
@@ -85,7 +86,7 @@ def allreduce(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | 
     group: the workers that take part; None: all. See new_group.
     Returns a new tensor of the same shape and dtype. Raises PeerLostError or MembersChanged for a group only.
     """
-    return _ask(Allreduce(tensor, op), group)[0]
+    return ask(Allreduce(tensor, op), group)[0]
 
 
 def allreduce_inplace(
@@ -104,7 +105,7 @@ def reduce(
     group: the workers that take part; None: all. See new_group.
     Raises PeerLostError if that worker is lost before all have their part done.
     """
-    return next(iter(_ask(Reduce(tensor, op, root=destination), group)), None)
+    return next(iter(ask(Reduce(tensor, op, root=destination), group)), None)
 
 
 def reduce_inplace(
@@ -126,7 +127,7 @@ def reduce_scatter(
     Returns a tensor of the shape of a row.
     Raises PeerLostError if a worker is lost: its row would have no owner.
     """
-    return _ask(ReduceScatter(tensor, op), group)[0]
+    return ask(ReduceScatter(tensor, op), group)[0]
 
 
 def reduce_scatter_inplace(
@@ -147,7 +148,7 @@ def broadcast(tensor: torch.Tensor, source: int = 0, group: Group | None = None)
     group: the workers that take part; None: all. See new_group.
     Raises PeerLostError if the source is lost before another worker has it.
     """
-    return _ask(Broadcast(tensor, root=source), group)[0]
+    return ask(Broadcast(tensor, root=source), group)[0]
 
 
 def broadcast_inplace(tensor: torch.Tensor, source: int = 0, group: Group | None = None) -> torch.Tensor:
@@ -167,7 +168,7 @@ def broadcast_object(value: _Value, source: int = 0, group: Group | None = None)
     Raises StateCodecError on the source, PeerLostError if the source is lost before another worker has the value.
     """
     payload = _to_bytes(value) if _is_source(source, group) else None
-    result = _ask(BroadcastBytes(payload, root=source), group)
+    result = ask(BroadcastBytes(payload, root=source), group)
     return _from_bytes(result[0]) if result else value
 
 
@@ -178,7 +179,7 @@ def allgather(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
     tensor: the same shape and dtype on every worker.
     group: the workers that take part; None: all. See new_group.
     """
-    return _ask(Allgather(tensor), group)[0]
+    return ask(Allgather(tensor), group)[0]
 
 
 def allgather_inplace(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
@@ -196,7 +197,7 @@ def gather(tensor: torch.Tensor, destination: int = 0, group: Group | None = Non
     group: the workers that take part; None: all. See new_group.
     Raises PeerLostError if that worker is lost.
     """
-    return next(iter(_ask(Gather(tensor, root=destination), group)), None)
+    return next(iter(ask(Gather(tensor, root=destination), group)), None)
 
 
 def gather_inplace(tensor: torch.Tensor, destination: int = 0, group: Group | None = None) -> torch.Tensor:
@@ -214,7 +215,7 @@ def scatter(
     group: the workers that take part; None: all. See new_group.
     Raises PeerLostError if a worker is lost: its row would have no owner.
     """
-    return _ask(Scatter(part, parts, root=source), group)[0]
+    return ask(Scatter(part, parts, root=source), group)[0]
 
 
 def scatter_inplace(
@@ -231,7 +232,7 @@ def alltoall(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
     group: the workers that take part; None: all. See new_group.
     Raises PeerLostError if a worker is lost.
     """
-    return _ask(Alltoall(tensor), group)[0]
+    return ask(Alltoall(tensor), group)[0]
 
 
 def alltoall_inplace(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
@@ -249,7 +250,7 @@ def alltoall_v(
     Returns the rows that arrived, by rank, and how many came from each. The shape of a row is the same on all workers.
     Raises PeerLostError if a worker is lost.
     """
-    rows, arrived = _ask(AlltoallV(tensor, splits), group)
+    rows, arrived = ask(AlltoallV(tensor, splits), group)
     return rows, [int(n) for n in arrived]
 
 
@@ -275,7 +276,7 @@ def send(tensor: torch.Tensor, destination: int, tag: int = 0, group: Group | No
     run again: raises PeerLostError if the other is lost, MembersChanged if a third worker is, for then it may have
     arrived or not.
     """
-    _ask(Send(tensor, tag, root=destination), group)
+    ask(Send(tensor, tag, root=destination), group)
 
 
 def recv(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = None) -> torch.Tensor:
@@ -285,7 +286,7 @@ def recv(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = 
     group: the workers that take part; None: all. See new_group.
     Raises as send does.
     """
-    return _ask(Receive(tensor, tag, root=source), group)[0]
+    return ask(Receive(tensor, tag, root=source), group)[0]
 
 
 def recv_inplace(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = None) -> torch.Tensor:
@@ -299,7 +300,7 @@ def barrier(group: Group | None = None) -> None:
     group: the workers that take part; None: all. See new_group.
     Raises PeerLostError or MembersChanged for a group only.
     """
-    _ask(Barrier(torch.zeros(1), ReduceOp.SUM), group)
+    ask(Barrier(torch.zeros(1), ReduceOp.SUM), group)
 
 
 # -- who am I

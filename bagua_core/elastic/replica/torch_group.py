@@ -50,6 +50,12 @@ def is_made() -> bool:
     return _is_made
 
 
+def ensure() -> None:
+    """Make a group of one if there is none: this worker is a replica. Raises ValueError as `make` does."""
+    if not _is_made:
+        make(HashStore(), 0, 1, "127.0.0.1")
+
+
 @torch.no_grad()
 def share(tensors: Sequence[torch.Tensor]) -> None:
     """Write shard 0's values to `tensors`, in the replica's group. Every shard calls it."""
@@ -72,8 +78,7 @@ def mesh() -> DeviceMesh:
     if _mesh is None:
         from torch.distributed.device_mesh import init_device_mesh  # late: its import takes a while
 
-        if not _is_made:
-            make(HashStore(), 0, 1, "127.0.0.1")
+        ensure()
         on = "cuda" if torch.cuda.is_available() else "cpu"
         _mesh = init_device_mesh(on, (torch.distributed.get_world_size(),), mesh_dim_names=("shard",))
     return _mesh

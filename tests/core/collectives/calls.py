@@ -23,7 +23,9 @@ def acting(act: Callable[[Worker], Any]) -> Callable[[Worker], Any]:
             own = worker.collectives._own_id
             return (workers.index(own), len(workers)) if own in workers else (0, 1)
 
-        worker.thread.engine = SimpleNamespace(collectives=worker.collectives, place_of_script=place)  # type: ignore[attr-defined]
+        worker.thread.engine = SimpleNamespace(  # type: ignore[attr-defined]
+            collectives=worker.collectives, place_of_script=place, replica_place=worker.replica_place
+        )
         try:
             return act(worker)
         except BaseException:

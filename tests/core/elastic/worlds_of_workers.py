@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from bagua_core.communication.communicator import CollectiveFailed, Pending
 from bagua_core.communication.step_interface import StepPlan
-from bagua_core.elastic.replica.own_replica import Outcome
+from bagua_core.elastic.membership.shard_member import ShardMember
+from bagua_core.elastic.replica.own_replica import Outcome, OwnReplica
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
 from bagua_core.elastic.script_collectives.outside_collectives import OutsideCollectives
 from bagua_core.elastic.state.committed_state import CommittedState
@@ -36,8 +37,9 @@ class Worker:
         self.generation: Any = None
         self.broken = False
         self.is_closed = False
-        self.replica = None
-        self.jointly = nullcontext
+        self.replica: OwnReplica | None = None
+        self.lane: InProcessCommunicator | None = None
+        self.jointly: Callable[[], Any] = nullcontext
         self.rendezvous = self
         self.trail = OperationTrail()
         # an engine
@@ -85,15 +87,25 @@ class Worker:
     def operation_done(self, index: int) -> None:
         self.operations.append(index)
 
+    def have(self, replica: OwnReplica) -> None:
+        self.replica = replica
+        me: Any = self
+        self.jointly = lambda: ShardMember.jointly(me)
+
     def agree(self, own: Outcome) -> Outcome:
-        """It has no replica."""
-        return own
+        return own if self.replica is None else self.replica.agree(own, lambda pending: pending.wait())
+
+    def replica_place(self) -> tuple[int, int]:
+        """As Places has it."""
+        shards, own = self.collectives._workers(across_replicas=True), self.collectives._own_id
+        return (shards.index(own), len(shards)) if own in shards else (0, 1)
 
     def break_generation(self, error: Exception) -> None:
         self.broken = True
         self.breaks.append(error)
-        assert self.communicator is not None
-        self.communicator.abort(str(error))
+        for each in (self.communicator, self.lane):
+            if each is not None:
+                each.abort(str(error))
 
     def follow(self, outside: bool = False, given_up: Callable[[], bool] = lambda: False) -> None:
         self.job.enter(self)
@@ -102,7 +114,7 @@ class Worker:
         """As a member: no device runs anything here."""
 
     def side_communicator(self, members: tuple[int, ...], name: str = "outside") -> InProcessCommunicator:
-        return self.job.connect(self, members, "side")
+        return self.job.connect(self, members, f"side/{name}")
 
     def start(self, generation: Any, members: tuple[int, ...], suffix: str) -> Any:
         return SimpleNamespace(
@@ -117,15 +129,24 @@ class Worker:
 
 
 class Job:
-    """The workers w0, w1, ... in one generation after the other."""
+    """The workers w0, w1, ... in one generation after the other. replica_size: so many, one after the other, are a
+    replica."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, replica_size: int = 1) -> None:
+        self._size = replica_size
         self._changed = threading.Condition()
         self._number = 1
         self._given_up = False
         self._waiting: list[Worker] = []
         self._connected: dict[tuple[object, ...], list[InProcessCommunicator]] = {}
         self.workers = [Worker(self, f"w{r}") for r in range(world_size)]
+        self._controls: list[InProcessCommunicator] = []
+        for first in range(0, world_size if replica_size > 1 else 0, replica_size):
+            controls = build_in_process(replica_size)
+            self._controls += controls
+            record: Any = SimpleNamespace(size=replica_size)
+            for shard, control in enumerate(controls):
+                self.workers[first + shard].have(OwnReplica(record, shard, control))
         self.living = list(self.workers)
         self._install(self.living)
 
@@ -133,31 +154,44 @@ class Job:
         record = SimpleNamespace(
             number=self._number,
             is_gathering=False,
-            members=[SimpleNamespace(worker_id=w.worker_id) for w in workers],
+            members=[
+                SimpleNamespace(worker_id=w.worker_id, shard_rank=i % self._size)
+                for i, w in enumerate(workers)
+            ],
         )
         for worker, made in zip(workers, build_in_process(len(workers), self._number), strict=True):
-            worker.communicator, worker.generation, worker.broken = made, record, False
+            worker.communicator = worker.lane = made
+            worker.generation, worker.broken = record, False
+        for shard in range(self._size if self._size > 1 else 0):
+            own = workers[shard :: self._size]
+            for worker, made in zip(own, build_in_process(len(own), self._number), strict=True):
+                worker.lane = made
 
     def lose(self, worker_id: str) -> None:
-        """It dies: every operation of the generation, under way or later, fails on the others."""
+        """It dies, and its replica with it: every operation of the generation, under way or later, fails on the
+        others."""
         with self._changed:
-            (lost,) = (w for w in self.living if w.worker_id == worker_id)
-            self.living.remove(lost)
-            assert lost.communicator is not None
-            lost.communicator.lose("10.0.0.9")
+            (at,) = (i for i, w in enumerate(self.living) if w.worker_id == worker_id)
+            first = at - at % self._size
+            for lost in self.living[first : first + self._size]:
+                self.living.remove(lost)
+                assert lost.communicator is not None and lost.lane is not None
+                lost.communicator.lose("10.0.0.9")
+                lost.lane.lose("10.0.0.9")
             self._go_on_if_complete()
 
     def give_up(self) -> None:
         """A worker's test failed: no other waits for it."""
         with self._changed:
             self._given_up = True
-            for worker in self.workers:
-                if worker.communicator is not None:
-                    worker.communicator.lose("the test")
+            for each in [*self._controls, *(c for w in self.workers for c in (w.communicator, w.lane))]:
+                if each is not None:
+                    each.lose("the test")
             self._changed.notify_all()
 
     def enter(self, worker: Worker) -> None:
-        """All live workers enter the next generation together; one that is behind gets the log of the furthest."""
+        """All live workers enter the next generation together; one that is behind gets the log of the furthest with its
+        shard."""
         with self._changed:
             came_for = self._number
             self._waiting.append(worker)
@@ -168,9 +202,11 @@ class Job:
     def _go_on_if_complete(self) -> None:
         if len(self._waiting) == len(self.living):
             self._number += 1
-            furthest = max(self.living, key=lambda w: len(w.state.operations.results()))
-            for each in self.living:
-                each.state.operations.replace(furthest.state.operations.results(), same_step=True)
+            for shard in range(self._size):  # copies go from equal shard to equal shard
+                own = self.living[shard :: self._size]
+                furthest = max(own, key=lambda w: len(w.state.operations.results()))
+                for each in own:
+                    each.state.operations.replace(furthest.state.operations.results(), same_step=True)
             self._install(self.reordered(self.living))
             self._waiting = []
         self._changed.notify_all()
