@@ -269,12 +269,37 @@ def test_a_worker_dies_in_a_collective_between_two_epochs(job: MakeJob) -> None:
     check(one, finished=4)
 
 
+def check_sums(one: Job) -> None:
+    """Of each sample once in each epoch, whichever shard computed it."""
+    ends = one.ends()
+    of_shard = {shard: {tuple(e["sums"]) for e in ends if e["shard"] == shard} for shard in (0, 1)}
+    assert all(len(sums) == 1 for sums in of_shard.values()), of_shard
+    found = sum(numbers for sums in of_shard.values() for numbers, _ in sums)
+    assert found == EPOCHS * sum(range(one.samples)), of_shard
+
+
+@pytest.mark.parametrize(("how", "step"), [("sum", 12), ("evaluation", SAMPLES // 24)])
+def test_sums_of_the_script_across_replicas(job: MakeJob, how: str, step: int) -> None:
+    """One of three replicas is lost while the others wait for it in torch's all_reduce in a step, or in its all_gather
+    between two epochs. Its replica comes back."""
+    one = sharded(job, "1", ["--sums", *dies(how, step=step)])
+    node = one.start(slots=6)
+    node.await_line(f"dies in the {how} of step {step}", deadline_s=END_S)
+    again = one.await_world(3, after_step=one.await_world(2, after_step=step), deadline_s=END_S)
+    one.await_step(again + 1)
+    one.finish(deadline_s=END_S)
+    assert how == "sum" or node.says("epoch 0: the sums of 2 replicas are equal")
+    assert node.says("epoch 1: the sums of 3 replicas are equal")
+    check(one, finished=6)
+    check_sums(one)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_workers_are_killed_at_any_time(job: MakeJob, seed: int) -> None:
     """Of three replicas on one node, one loses a worker again and again, at odd moments of a step."""
     chooser = random.Random(seed)
-    one = sharded(job, "1", ["--step-s", "0.05", "--evaluates"], samples=4800)
+    one = sharded(job, "1", ["--step-s", "0.05", "--evaluates", "--sums"], samples=4800)
     node = one.start(slots=6)
     step = one.await_world(3, deadline_s=END_S)
     for _ in range(5):
@@ -286,3 +311,4 @@ def test_workers_are_killed_at_any_time(job: MakeJob, seed: int) -> None:
         )
     one.finish(deadline_s=END_S)
     check(one, finished=6)
+    check_sums(one)

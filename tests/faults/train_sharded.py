@@ -3,8 +3,8 @@
 Each worker that reaches the end writes <out>/ends/<worker id>.json: its shard rank, digests of its shards, how many
 values they have, and the most bytes that it sent to other replicas from one batch to the next. The worker that --at
 names, as REPLICA,SHARD of the first generation, dies in the step --dies-in: in its forward, its all-gather, its
-reduce-scatter or before its vote; or it raises an error in its forward; or it loses the outcome of the vote or of its
-lane, and goes on.
+reduce-scatter, before its vote or before its sum across replicas; or it raises an error in its forward; or it loses the
+outcome of the vote or of its lane, and goes on.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -46,6 +47,11 @@ parser.add_argument(
     "--evaluates", action="store_true", help="reduce a loss over all workers after each epoch"
 )
 parser.add_argument(
+    "--sums",
+    action="store_true",
+    help="add up the samples' numbers across replicas in each step, and compare the sums after each epoch",
+)
+parser.add_argument(
     "--cut",
     choices=["data", "tensor", "both"],
     default="data",
@@ -56,7 +62,17 @@ parser.add_argument("--at", default="")
 parser.add_argument("--dies-in", type=int, default=-1, help="this step")
 parser.add_argument(
     "--dies",
-    choices=["forward", "gather", "scatter", "vote", "evaluation", "raises", "misses-vote", "misses-lane"],
+    choices=[
+        "forward",
+        "gather",
+        "scatter",
+        "vote",
+        "sum",
+        "evaluation",
+        "raises",
+        "misses-vote",
+        "misses-lane",
+    ],
     default="",
 )
 args = parser.parse_args()
@@ -83,7 +99,7 @@ if args.cut != "tensor":
     fully_shard(net, mesh=of_data)
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 loader = bagua.ElasticDataLoader(
-    torch.utils.data.TensorDataset(x, y),
+    torch.utils.data.TensorDataset(x, y, torch.arange(args.samples)),
     args.batch,
     seed=3,
     max_local_batch_size=args.micro_batch,
@@ -163,18 +179,57 @@ def digest(tensors):
     return hashlib.sha256(b"".join(local(t).numpy().tobytes() for t in tensors)).hexdigest()
 
 
+class Sums:
+    """Of the numbers of all samples that workers with this shard computed, and of these workers in all steps."""
+
+    def __init__(self):
+        self.total = torch.zeros(2, dtype=torch.int64)
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state):
+        self.total = state["total"].clone()
+
+    def add(self, numbers):
+        die("sum")
+        found = torch.tensor([int(numbers.sum()), 1])
+        dist.all_reduce(found, group=group)
+        assert dist.get_rank(group) == bagua.replica_rank() < dist.get_world_size(group)
+        self.total = self.total + found
+
+    def compare(self):
+        """Of all replicas. Again if one is lost meanwhile."""
+        die("evaluation")
+        while True:
+            rows = [torch.zeros_like(self.total) for _ in range(group.size())]
+            try:
+                dist.all_gather(rows, self.total, group=group)
+            except bagua.MembersChanged:
+                continue
+            assert all(torch.equal(row, self.total) for row in rows), rows
+            dist.barrier(group=group)
+            return len(rows)
+
+
+group, sums = bagua.replica_group(), Sums()
+bagua.register_state("sums", sums)
 (args.out / "ends").mkdir(exist_ok=True)
 steps = args.epochs * args.samples // args.batch
 sent_bytes = []
 for epoch in loader.epochs(args.epochs):
-    for inputs, targets in loader:
+    for inputs, targets, numbers in loader:
         began_s = time.monotonic()
         sent_bytes.append(traffic.to_collectives.total_bytes)
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if args.sums:
+            sums.add(numbers)
         pace.wait(args.out, began_s + (args.step_s or pace.least_s(loader.step, steps)))
+    if args.sums:
+        print(f"epoch {epoch}: the sums of {sums.compare()} replicas are equal", flush=True)
     if args.evaluates:
         with torch.no_grad():
             model.eval()
@@ -190,6 +245,7 @@ end = {
     "shard": mesh.get_local_rank(),
     "parameters": digest(net.parameters()),
     "optimizer": digest(v for s in optimizer.state.values() for v in s.values()),
+    "sums": sums.total.tolist(),
     "values": sum(local(p).numel() for p in net.parameters()),
     # a worker that joined for the last step has no second batch
     "most_sent_bytes": max((after - before for before, after in pairwise(sent_bytes)), default=0),
