@@ -3,8 +3,9 @@
     python -m benchmarks.examples --keep
     python -m benchmarks.examples --only digits.py --only char_lm.py
 
-The exit code is 1 if one fails or takes longer than a minute. Needs the packages of the examples (scripts/test --long
-has them) and an otherwise idle machine. The notebook is not among them.
+The cells of the notebook run one after another in a Python of their own, as in a kernel. The exit code is 1 if an
+example fails or takes longer than a minute. Needs the packages of the examples (scripts/test --long has them) and an
+otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from pathlib import Path
 from typing import TypedDict
 
 from benchmarks import result_file
-from tests.docs.test_examples import EXIT_OF_SIGTERM, ROOT, scripts, started_by
+from tests.docs.test_examples import EXAMPLES, EXIT_OF_SIGTERM, code_cells, scripts, started_by
 from tests.lab.launched import environment
 
 LIMIT_S = 60.0
 HANG_S = 300.0
+CELLS = "cells.py"
 RESUMES = (
     "spot_nodes.py"  # its first run is preempted, and the second one goes on: both together are the example
 )
@@ -36,24 +38,33 @@ class Taken(TypedDict):
     as_expected: bool
 
 
+def measured() -> list[Path]:
+    """The scripts and the notebook."""
+    return sorted([*scripts(), *EXAMPLES.rglob("*.ipynb")])
+
+
 def measure(path: Path) -> Taken:
-    lines = started_by(path)[: 2 if path.name == RESUMES else 1]
+    is_notebook = path.suffix == ".ipynb"
+    lines = [["python", CELLS]] if is_notebook else started_by(path)[: 2 if path.name == RESUMES else 1]
+    program = [] if is_notebook else ["-m", "bagua_launch"]
     codes = [*[EXIT_OF_SIGTERM] * (len(lines) - 1), 0]
     as_expected = True
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "examples").symlink_to(ROOT / "examples")
+        (Path(directory) / "examples").symlink_to(EXAMPLES)
+        if is_notebook:
+            (Path(directory) / CELLS).write_text("\n".join(code_cells(path)))
         began_s = time.monotonic()
         for (_, *words), expected in zip(lines, codes, strict=True):
             words = [word.replace("/tmp/spot", f"{directory}/spot") for word in words]
             done = subprocess.run(
-                [sys.executable, "-m", "bagua_launch", *words],
+                [sys.executable, *program, *words],
                 cwd=directory, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False,
             )  # fmt: skip
             if done.returncode != expected:
                 print(done.stdout[-2000:], done.stderr[-2000:], sep="\n", file=sys.stderr)
                 as_expected = False
         seconds = time.monotonic() - began_s
-    name = str(path.relative_to(ROOT / "examples"))
+    name = str(path.relative_to(EXAMPLES))
     return Taken(example=name, command=" ".join(lines[-1]), seconds=seconds, as_expected=as_expected)
 
 
@@ -66,7 +77,7 @@ def verdict(taken: Taken) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    known = {path.name: path for path in scripts()}
+    known = {path.name: path for path in measured()}
     parser.add_argument(
         "--only", choices=sorted(known), action="append", default=[], help="measure this example"
     )
@@ -85,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = result_file.table(["example", "time", f"within {LIMIT_S:g} s", "command"], rows)
     words = (
         "From the command to its end, with a start of Python and the import of torch. "
-        f"`{RESUMES}`: its preempted run and the one that goes on, together.\n\n{table}"
+        f"`{RESUMES}`: its preempted run and the one that goes on, together. `{CELLS}`: the cells of the notebook, one "
+        f"after another, without Jupyter.\n\n{table}"
     )
     print(words)
     if args.keep:

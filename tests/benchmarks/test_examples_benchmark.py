@@ -39,11 +39,19 @@ def test_the_limit_decides_the_exit_code(
     monkeypatch.setattr(result_file, "keep_plots", lambda table, figures: list(figures))
     assert examples.main(["--keep"]) == code
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
-    assert len(rows) == len(scripts())
+    assert len(rows) == len(scripts()) + 1, "and the notebook"
     assert [row[2].strip() for row in rows if "digits.py`" in row[0] and "_" not in row[0]] == [shown]
     [kept] = tmp_path.glob("examples-*.json")
     bars = KINDS["examples"](json.loads(kept.read_text())["values"])["times"]
     assert bars.values["digits.py", "an example"] == [seconds]
+
+
+def test_the_cells_of_the_notebook_are_measured() -> None:
+    pytest.importorskip("cloudpickle")
+    [path] = (path for path in examples.measured() if path.suffix == ".ipynb")
+    taken = examples.measure(path)
+    assert taken["as_expected"] and taken["seconds"] > 0
+    assert (taken["example"], taken["command"]) == ("notebook.ipynb", "python cells.py")
 
 
 def test_an_example_is_started_as_it_says() -> None:

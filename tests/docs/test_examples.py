@@ -29,6 +29,11 @@ def scripts() -> list[Path]:
     return [path for path in sorted(EXAMPLES.rglob("*.py")) if path.name not in IMPORTED]
 
 
+def code_cells(notebook: Path) -> list[str]:
+    cells = json.loads(notebook.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
 def docstring(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text())) or ""
 
@@ -111,7 +116,6 @@ def test_the_notebook_runs_cell_after_cell(
     # kept without outputs: a difference shows changes of code alone
     assert all(not cell.get("outputs") for cell in cells)
     space = {"__name__": "__main__"}
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            exec("".join(cell["source"]), space)
+    for code in code_cells(EXAMPLES / "notebook.ipynb"):
+        exec(code, space)
     assert "best learning rate: 0.1" in capsys.readouterr().out
