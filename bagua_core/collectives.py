@@ -329,7 +329,7 @@ def _is_source(source: int, group: Group | None) -> bool:
 
 
 def _to_bytes(value: Any) -> torch.Tensor:
-    manifest, tensors = state_codec.encode(value)
+    manifest, tensors = state_codec.encode(value, what="value")
     data = torch.empty(tensors.size_bytes, dtype=torch.uint8)
     tensors.read(0, data)
     head = bytearray(len(manifest).to_bytes(_LENGTH_BYTES, "big") + manifest)

@@ -81,7 +81,7 @@ class DistributedDataParallel(nn.Module):
 
             engine = runtime.engine()
         self.module = module
-        self.optimizers = list(optimizers or ())
+        self.optimizers = _checked(optimizers)
         self.algorithm = chosen
         self.broadcast_buffers = broadcast_buffers
         self._module_buffers = ModuleBuffers(module)
@@ -381,6 +381,20 @@ class DistributedDataParallel(nn.Module):
             )
         except CollectiveFailed as error:
             engine.reduction_failed(error)  # if the step is lost, the script's forward goes on all the same
+
+
+def _checked(optimizers: Any) -> list[torch.optim.Optimizer]:
+    """Raises TypeError. An optimizer may be of another class: it has parameters and steps."""
+    if isinstance(optimizers, torch.optim.Optimizer):
+        raise TypeError(f"optimizers is one {type(optimizers).__name__}; pass optimizers=[optimizer]")
+    found = list(optimizers or ())
+    for each in found:
+        if not (hasattr(each, "step") and hasattr(each, "param_groups")):
+            raise TypeError(
+                f"optimizers contains {each!r}, which is no optimizer; pass optimizers=[optimizer], and schedulers to "
+                "bagua_core.register_state"
+            )
+    return found
 
 
 def _check_trainable(module: nn.Module) -> None:

@@ -43,6 +43,10 @@ def find_algorithm(algorithm: str | Algorithm) -> Algorithm:
     """The algorithm of this name with its defaults, or the one given. Raises UnknownAlgorithmError."""
     if isinstance(algorithm, Algorithm):
         return algorithm
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        raise UnknownAlgorithmError(
+            f"algorithm={algorithm.__name__} is a class; pass an object, {algorithm.__name__}(...), or its name"
+        )
     if not isinstance(algorithm, str) or algorithm not in _BY_NAME:
         raise UnknownAlgorithmError(
             f"algorithm={algorithm!r} is unknown; use one of {', '.join(algorithm_names())}"

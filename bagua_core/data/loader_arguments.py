@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.stream_division import is_stream
 
 _REFUSED = {
@@ -68,7 +69,11 @@ def refuse_rounds(is_even: bool, max_local_batch_size: int | None) -> None:
 
 
 def refuse_together(sampler: Any, balance: Any, num_workers: int, persistent_workers: bool) -> None:
-    """Raises ValueError for arguments that exclude each other."""
+    """Raises ValueError for arguments that exclude each other, and TypeError for a balance of another kind."""
+    if balance is not None and not isinstance(balance, Balance):
+        raise TypeError(
+            f"balance={balance!r} is no bagua_core.Balance; pass bagua_core.Balance(complexity_fn=...)"
+        )
     if num_workers > 0 and not persistent_workers:
         raise ValueError("persistent_workers=False: loader workers outlive epochs here; leave it out")
     if balance is not None and sampler is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from bagua_core.data.division import Division, DivisionSettings, Piece
 from bagua_core.data.partition import batch_count, micro_batch_count, micro_share
@@ -30,6 +30,11 @@ def refuse(dataset: Any, shuffle: bool | None, num_workers: int, sampler: Any, b
         raise TypeError(
             f"{kind} is an iterator, which has one epoch and no beginning to go back to; pass an object whose __iter__ "
             "begins an epoch (for a node of torchdata, torchdata.nodes.Loader(node))"
+        )
+    if isinstance(dataset, DataLoader) and dataset.batch_sampler is not None:
+        raise TypeError(
+            f"{kind} makes batches, and an elastic job divides samples; pass its data set, ElasticDataLoader("
+            "loader.dataset, global_batch_size), or a loader with batch_size=None"
         )
     if shuffle:
         raise ValueError(

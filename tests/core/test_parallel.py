@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 
-from bagua_core.algorithms import Algorithm, UnknownAlgorithmError, algorithm_names, find_algorithm
+from bagua_core.algorithms import Algorithm, ByteGrad, UnknownAlgorithmError, algorithm_names, find_algorithm
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.reduction.contributions import SparseGradientError
 from bagua_core.communication.step_interface import MicroBatch, Model, StepEngine
@@ -91,6 +94,29 @@ def test_a_model_without_optimizers_is_refused_unless_the_script_says_that_it_ha
         DistributedDataParallel(nn.Linear(1, 1), engine=FakeEngine(), **arguments)
     model = DistributedDataParallel(nn.Linear(1, 1), optimizers=None, engine=FakeEngine())
     assert model.optimizers == []
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "words"),
+    [
+        (lambda sgd: sgd, r"one SGD; pass optimizers=\[optimizer\]"),
+        (lambda sgd: [0], r"contains 0, which is no optimizer"),  # device_ids of torch's
+        (lambda sgd: [sgd, StepLR(sgd, 1)], "StepLR.* is no optimizer.*register_state"),
+    ],
+)
+def test_what_is_no_list_of_optimizers_is_refused(
+    optimizers: Callable[[torch.optim.Optimizer], Any], words: str
+) -> None:
+    net = nn.Linear(1, 1)
+    with pytest.raises(TypeError, match=words):
+        DistributedDataParallel(net, optimizers(torch.optim.SGD(net.parameters(), 0.1)), engine=FakeEngine())
+
+
+def test_a_class_of_an_algorithm_is_no_algorithm() -> None:
+    with pytest.raises(
+        UnknownAlgorithmError, match=r"ByteGrad is a class; pass an object, ByteGrad\(\.\.\.\)"
+    ):
+        DistributedDataParallel(nn.Linear(1, 1), None, algorithm=ByteGrad, engine=FakeEngine())
 
 
 def test_no_sync_covers_the_forward_as_in_torch() -> None:

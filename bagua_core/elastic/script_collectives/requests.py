@@ -46,6 +46,11 @@ class Request(ABC):
     across_replicas: bool = field(default=False, kw_only=True)
     """The members are the workers with one shard, one of each replica; the workers with another shard do the same."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.tensor, torch.Tensor):
+            kind = type(self.tensor).__name__
+            raise TypeError(f"{self.name} takes a tensor, not {kind}; broadcast_object takes other values")
+
     def asked(self, root: int | None) -> str:
         """The same words on all members that ask for the same."""
         return f"{self._called(root)}{self.asked_of()}"
@@ -121,6 +126,13 @@ def _check_cut(what: str, tensor: torch.Tensor, world_size: int) -> None:
 @dataclass(frozen=True, slots=True)
 class Reduction(Request):
     op: ReduceOp
+
+    def __post_init__(self) -> None:
+        Request.__post_init__(self)
+        if not isinstance(self.op, ReduceOp):
+            raise TypeError(
+                f"{self.name}: op={self.op!r} is no bagua_core.ReduceOp, such as bagua_core.ReduceOp.SUM"
+            )
 
     def asked_of(self) -> str:
         return f", {self.op.value} of {_said(self.tensor)}"

@@ -42,15 +42,16 @@ class MalformedManifest(PeerViolation, StateCodecError):
 # -- encoding
 
 
-def encode(state: Any, *, named: bool = False) -> tuple[bytes, FlatTensors]:
+def encode(state: Any, *, named: bool = False, what: str = "state") -> tuple[bytes, FlatTensors]:
     """Manifest (JSON, UTF-8) and the tensors it refers to, which are the live ones: read them before they
     change. Tensors with gaps are copied; two names of one memory travel once.
 
     named: the tensors' descriptions have a name too, the keys that lead to the tensor; no two names are the same.
+    what: the first word of a path in errors.
     Raises CannotTravel naming the path and the type of what cannot travel.
     """
     encoder = _Encoder(named)
-    node = encoder.node(state, "state")
+    node = encoder.node(state, what)
     manifest = {"version": _VERSION, "tensors": encoder.described, "state": node}
     text = json.dumps(manifest, allow_nan=False, separators=(",", ":"))
     return text.encode(), FlatTensors(encoder.tensors)
@@ -83,7 +84,7 @@ class _Encoder(value_tree.TreeEncoder):
             elements = f" of {value.dtype}" if kind is np.ndarray else ""
             raise CannotTravel(
                 f"{error}{elements}, which cannot travel to another worker; "
-                "keep numbers, strings, lists, dictionaries, tensors or numpy arrays in state_dict()"
+                "numbers, strings, lists, dictionaries, tensors and NumPy arrays can"
             ) from None
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> int:

@@ -123,7 +123,7 @@ def test_what_cannot_travel_is_named() -> None:
     job = Job(1)
 
     def act(worker: Worker) -> None:
-        with pytest.raises(StateCodecError, match=r"state\['model'\] is a torch.nn.modules.linear.Linear"):
+        with pytest.raises(StateCodecError, match=r"value\['model'\] is a torch.nn.modules.linear.Linear"):
             bagua.broadcast_object({"model": torch.nn.Linear(1, 1)})
 
     run(job, acting(act))
@@ -183,8 +183,16 @@ def test_what_a_caller_gets_wrong_is_said_before_any_peer_is_asked() -> None:
         ):
             with pytest.raises(ValueError, match=words):
                 call()
-        with pytest.raises(TypeError, match="average of booleans"):
-            bagua.allreduce(torch.tensor([True]), bagua.ReduceOp.AVG)
+        for call, words in (
+            (lambda: bagua.allreduce(torch.tensor([True]), bagua.ReduceOp.AVG), "average of booleans"),
+            (lambda: bagua.allreduce(1.0), "allreduce takes a tensor, not float; broadcast_object"),
+            (lambda: bagua.broadcast([1], 0), "broadcast takes a tensor, not list"),
+            (lambda: bagua.allreduce(one, "sum"), "op='sum' is no bagua_core.ReduceOp"),
+            (lambda: bagua.reduce(one, 0, torch.distributed.ReduceOp.MAX), "no bagua_core.ReduceOp"),
+            (lambda: bagua.broadcast_object({"a": {1}}), r"value\['a'\] is a builtins.set.*can$"),
+        ):
+            with pytest.raises(TypeError, match=words):
+                call()
 
     acting(act)(job.workers[0])  # the other never comes
 

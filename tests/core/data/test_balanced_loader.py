@@ -203,6 +203,11 @@ def test_what_can_not_be_balanced_is_refused(arguments: Any, error: type[Excepti
         Balance(**arguments)
 
 
+def test_a_balance_of_another_kind_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"pass bagua_core\.Balance\(complexity_fn="):
+        ElasticDataLoader([1, 2], 2, balance=len)  # type: ignore[arg-type]
+
+
 def test_a_budget_drops_nothing() -> None:
     with pytest.raises(ValueError, match="drop_last=True does not go with a budget"):
         make_loader(BalancedEngine(), 50, 5, Balance(complexities=[1.0] * 50, budget=3.0), drop_last=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.data.elastic_loader import ElasticDataLoader
@@ -267,6 +267,7 @@ def test_a_state_that_cannot_travel_is_refused_before_the_first_step() -> None:
         (Places(9), {"shuffle": True}, ValueError, "shuffle=True.*shuffle in the data set"),
         (Places(9), {"sampler": [1, 2]}, ValueError, "sampler does not go with Places"),
         (iter([1, 2]), {}, TypeError, "iterator.*Loader"),
+        (DataLoader([1, 2], batch_size=2), {}, TypeError, "DataLoader makes batches.*pass its data set"),
     ],
 )
 def test_what_no_stream_can_have_is_refused(
