@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 
 from bagua_core.elastic.step import runtime
 from bagua_core.integrations.lightning.train_batches import TrainBatches
@@ -54,8 +54,11 @@ class TrainerSteps:
 
     def begin(self) -> None:
         """Before the first epoch: join the job's loop, and begin in the epoch that the job is in."""
+        own_epoch = self._trainer.fit_loop.epoch_progress.current.processed
         self._boundary(confirmed=False)
-        self._put_epoch()
+        for epoch in range(own_epoch, self._batches.epoch):
+            self._unfreeze(epoch)
+        self._put_epoch(self._batches.epoch)
         if runtime.engine().joining:
             self._put_optimizer_steps()
 
@@ -92,8 +95,15 @@ class TrainerSteps:
         if self._batches.is_stream and self._batches.loader.is_at_last_batch:
             self._fetcher.length = self._fetcher.fetched + 1
 
-    def _put_epoch(self) -> None:
-        current, epoch = self._trainer.fit_loop.epoch_progress.current, self._batches.epoch
+    def _unfreeze(self, epoch: int) -> None:
+        """As the callbacks did at the beginning of an epoch that came before this worker, or before the checkpoint."""
+        self._put_epoch(epoch)
+        for callback in self._trainer.callbacks:
+            if isinstance(callback, BaseFinetuning):
+                callback.on_train_epoch_start(self._trainer, self._trainer.lightning_module)
+
+    def _put_epoch(self, epoch: int) -> None:
+        current = self._trainer.fit_loop.epoch_progress.current
         for name in ("ready", "started", "processed", "completed"):
             setattr(current, name, epoch)
 

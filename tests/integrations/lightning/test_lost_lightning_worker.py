@@ -46,3 +46,15 @@ def test_a_module_that_steps_two_optimizers_itself(lightning_job: Any) -> None:
     one.finish()
     ends = one.check_trainers(finished=2, has_scheduler=False)
     assert {end["global_step"] for end in ends} == {2 * one.ledger.steps}
+
+
+@pytest.mark.long
+def test_a_worker_joins_behind_the_epoch_that_unfroze_a_layer(lightning_job: Any) -> None:
+    """A BaseFinetuning of Lightning's, which acts in its own epoch only and adds a group to the optimizer."""
+    one = lightning_job("--thaw", epochs=3)
+    node = one.start(slots=2)
+    one.await_step(2 * (one.samples // 24) + 1)
+    node.workers[1].kill()
+    one.await_world(2, after_step=one.await_world(1))
+    one.finish()
+    one.check_trainers(finished=2)

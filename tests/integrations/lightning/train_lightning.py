@@ -15,7 +15,7 @@ import lightning
 import torch
 import torch.nn.functional as F
 import torchmetrics
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
@@ -44,6 +44,7 @@ parser.add_argument("--dies-in-validation", action="store_true", help="rank 0, a
 parser.add_argument(
     "--average", action="store_true", help="of weights, by Lightning's callback (2.6 has one)"
 )
+parser.add_argument("--thaw", action="store_true", help="the first layer, in the second epoch")
 parser.add_argument("--manual", action="store_true", help="two optimizers, stepped by the module")
 parser.add_argument("--resume", type=Path, help="a checkpoint of Lightning's, of an earlier job")
 parser.add_argument("--test-after", action="store_true")
@@ -116,7 +117,8 @@ class Model(lightning.LightningModule):
         return torch.stack([self.layers(batch[0]).argmax(1), batch[1]])
 
     def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.layers.parameters(), lr=1e-2)
+        trained = [p for p in self.layers.parameters() if p.requires_grad]
+        optimizer = torch.optim.Adam(trained, lr=1e-2)
         if args.manual:
             return [optimizer, torch.optim.SGD(self.critic.parameters(), lr=1e-2)]
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
@@ -146,6 +148,15 @@ class Pace(Callback):
         wait(args.out, self.began_s + least_s(self.ended - 1, steps, args.step_s))
 
 
+class Thaw(BaseFinetuning):
+    def freeze_before_training(self, module):
+        self.freeze(module.layers[0])
+
+    def finetune_function(self, module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(module.layers[0], optimizer)
+
+
 def digest(state):
     """Of every bit of a nested state."""
     if isinstance(state, torch.Tensor):
@@ -166,6 +177,8 @@ if args.validate:
         ModelCheckpoint(dirpath=args.out / "checkpoints", monitor="val_loss", save_top_k=-1),
         EarlyStopping("val_loss", patience=99),
     ]
+if args.thaw:
+    callbacks.append(Thaw())
 averaging = getattr(lightning.pytorch.callbacks, "EMAWeightAveraging", None)
 if args.average and averaging is not None:
     callbacks.append(averaging(decay=0.9, use_buffers=False))  # counts of BatchNorm stay the job's
