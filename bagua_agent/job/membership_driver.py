@@ -69,6 +69,7 @@ class JobMembership:
         self._stored = stored
         self._stands_after_s = stands_after_s
         self._leader_watch = LeaderWatch(leadership, policy.probe_window_s, self._leader_is_dead)
+        self._told_dead = ""  # the leader whose end was told
         self._host_watch = HostWatch(job.agent_id)
         self._touching_since_s: float | None = None  # a round is under way
         self._mates: set[str] = set()  # agents that hold parts of this node's replicas, or did
@@ -128,6 +129,7 @@ class JobMembership:
     def _perform(self, action: do.Action) -> None:
         match action:
             case do.WriteGeneration():
+                self._job.narrator.forget("wait")  # a later wait for the same nodes is another
                 self._leadership.write_generation(
                     action.generation,
                     self._job.seen.generation_revision
@@ -280,9 +282,11 @@ class JobMembership:
         """The next leader finds its keys gone and need not probe it again, which would cost another probe window."""
         agent = self._state.view.agents.get(leader.agent_id)
         name = leader.agent_id if agent is None else agent.node_name
-        self._job.narrator.tell_once(
-            "dead leader", f"the leader, {name}, {leader.how}: its keys are removed and another is elected"
-        )
+        if leader.agent_id != self._told_dead:  # the next one may be of the same node, and end alike
+            self._told_dead = leader.agent_id
+            self._job.narrator.tell(
+                f"the leader, {name}, {leader.how}: its keys are removed and another is elected"
+            )
         self._leadership.remove_dead_leader(
             leader.agent_id,
             leader.create_revision,

@@ -281,6 +281,10 @@ class Narrator:
             self._last[topic] = text
             self.tell(text)
 
+    def forget(self, topic: str) -> None:
+        """What the last text on this topic was about is over: the same text is news again."""
+        self._last.pop(topic, None)
+
     def tell_of_worker(self, now_s: float, topic: str, text: str) -> None:
         """What follows from a worker's word alone: as `tell_once`, in a bounded number of lines of bounded length."""
         if self._last.get(topic) == text:

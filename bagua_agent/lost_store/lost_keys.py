@@ -67,8 +67,8 @@ class LostKeys:
             if now_s > self._settled_at_s:
                 self._losses += 1
                 self._job.history.of_job(job_history.keys_lost(self._job.agent_id, self._losses))
+                self._job.narrator.tell("etcd has lost keys of the job; putting them again")
             self._settled_at_s = now_s + SETTLE_S
-            self._job.narrator.tell_once("keys", "etcd has lost keys of the job; putting them again")
 
     def look(self, now_s: float) -> None:
         """The whole content of the store is read now. Raises JobReplaced."""

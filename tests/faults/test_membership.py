@@ -80,11 +80,15 @@ def test_below_the_minimum_the_job_waits_for_a_node_and_goes_on(job: MakeJob, ma
     second.kill_agent()
     first.await_line("waiting: 1 of 2 nodes")
     stopped = one.step
+    second = one.start(lab.hosts[2])
+    again = one.await_world(2, after_step=stopped + 1)
+    second.kill_agent()
+    first.await_line("waiting: 1 of 2 nodes", times=2)  # each wait has its line
     one.start(lab.hosts[2])
-    one.await_world(2, after_step=stopped + 1)
+    one.await_world(2, after_step=again + 1)
     assert first.workers == held, "holders of the state keep their processes"
     assert {line.world_size for line in one.ledger.lines} == {2}
-    one.finish([0, -9, 0])
+    one.finish([0, -9, -9, 0])
     one.check(finished=2)
 
 

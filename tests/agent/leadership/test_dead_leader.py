@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -9,6 +10,7 @@ import pytest
 
 from bagua_agent.base.timers import Timers
 from bagua_agent.job.membership_driver import JobMembership
+from bagua_agent.job_state.console import Narrator
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.job_state.job_state import JobSeen
@@ -51,9 +53,7 @@ class Agent:
             agent_id="me",
             seen=seen,
             timers=self.timers,
-            narrator=SimpleNamespace(
-                tell=self.told.append, tell_once=lambda topic, text: self.told.append(text)
-            ),
+            narrator=Narrator(lambda line: self.told.append(line.partition(" | ")[2]), "me"),
             history=SimpleNamespace(leader_is=lambda agent_id, leading: None),
         )
         self.membership = JobMembership(
@@ -79,13 +79,13 @@ class Agent:
     def remove_dead_leader(self, *what: object) -> None:
         self.removed.append(what)
 
-    def sees_agent(self, name: str, revision: int) -> None:
+    def sees_agent(self, name: str, revision: int, node_name: str = "") -> None:
         self.membership.advance(
             ev.AgentSeen(
                 now_s=1.0,
                 agent=AgentView(
                     agent_id=name,
-                    node_name=f"host-{name}",
+                    node_name=node_name or f"host-{name}",
                     slots=1,
                     topology="",
                     leaving=False,
@@ -111,9 +111,9 @@ class Agent:
             )
         )
 
-    def hears(self, verdict: ProbeVerdict) -> None:
+    def hears(self, verdict: ProbeVerdict, now_s: float = 3.0) -> None:
         question, sequence = self.asked[-1]
-        self.membership.take(ProbeResult(question.agent_id, sequence, False, verdict), 3.0)
+        self.membership.take(ProbeResult(question.agent_id, sequence, False, verdict), now_s)
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["the whole picture", "a large job"])
@@ -129,6 +129,22 @@ def test_a_dead_leader_goes_with_what_this_agent_sees_of_it(whole: bool) -> None
     assert agent.told == [
         f"the leader, {'host-l' if whole else 'l'}, refused the connection: its keys are removed and another is elected"
     ]
+
+
+def test_each_leader_that_dies_is_told_once_also_if_nodes_have_the_same_name() -> None:
+    agent = Agent()
+    for name, revision in (("l", 7), ("m", 9)):
+        agent.sees_agent(name, revision, node_name="host-l")
+    for asked_s, leader in ((2.0, LEADER), (20.0, LEADER), (40.0, replace(LEADER, agent_id="m"))):
+        agent.seen.leader = leader
+        agent.membership.follow_leader(asked_s)
+        agent.membership.suspect_leader(asked_s)
+        agent.hears(ProbeVerdict.REFUSED, asked_s + 0.1)
+    assert [what[0] for what in agent.removed] == ["l", "l", "m"]
+    assert (
+        agent.told
+        == ["the leader, host-l, refused the connection: its keys are removed and another is elected"] * 2
+    )
 
 
 def test_a_leader_that_answers_keeps_its_keys() -> None:

@@ -137,6 +137,13 @@ def test_one_loss_is_told_once() -> None:
     assert len(agent.said) == len(agent.events) == 1
 
 
+def test_a_later_loss_is_told_again() -> None:
+    agent = Agent()
+    for now_s in (NOW_S, NOW_S + SETTLE_S + 1.0):
+        agent.take(removed(KEYS.spec), now_s=now_s)
+    assert agent.said[0][-40:] == agent.said[1][-40:] and len(agent.said) == len(agent.events) == 2
+
+
 def test_other_keys_are_not_its_affair() -> None:
     agent = Agent()
     agent.take(removed(KEYS.agent("b")), removed(KEYS.leader), removed(KEYS.suspicion("w")))
