@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -208,6 +209,8 @@ class Sums:
             except bagua.MembersChanged:
                 continue
             assert all(torch.equal(row, self.total) for row in rows), rows
+            greatest = functional.all_reduce(self.total, "max", group)
+            assert torch.equal(greatest + 0, self.total), greatest
             dist.barrier(group=group)
             return len(rows)
 
