@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from bagua_agent.observation.job_facts import JobFacts
 from bagua_contract import control_pb2
@@ -123,12 +122,12 @@ class JobSeries:
         for point in newest:
             for rank, seconds in point.computing_s.items():
                 found.setdefault(rank, []).append(seconds)
-        return {rank: fmean(values) for rank, values in sorted(found.items())}
+        return {rank: _mean(values) for rank, values in sorted(found.items())}
 
     def recent_rate(self, points: int = 5) -> float | None:
         """Steps per second over the newest points; None where none is known."""
         rates = [p.steps_per_s for p in self.points[-points:] if p.steps_per_s is not None]
-        return fmean(rates) if rates else None
+        return _mean(rates) if rates else None
 
     def _take_sent(self, at_s: float, reports: Mapping[str, control_pb2.WorkerNow]) -> None:
         self.sent = {id: sent for id, sent in self.sent.items() if id in reports}
@@ -161,4 +160,9 @@ def mean_metrics(workers: Iterable[control_pb2.WorkerNow]) -> dict[str, float]:
     for worker in workers:
         for name, value in worker.progress.metrics.items():
             values.setdefault(name, []).append(value)
-    return {name: fmean(found) for name, found in sorted(values.items())}
+    return {name: _mean(found) for name, found in sorted(values.items())}
+
+
+def _mean(values: list[float]) -> float:
+    """Not statistics.fmean: it raises where a diverged loss is infinite on one rank and minus infinite on another."""
+    return sum(values) / len(values)

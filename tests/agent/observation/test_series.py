@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from bagua_agent.observation.series import MOST_POINTS, JobSeries
@@ -25,6 +27,15 @@ def test_rates_and_means_are_of_the_time_between_two_looks() -> None:
     assert (point.steps_per_s, point.samples_per_s) == (5.0, 40.0)
     assert point.computing_s == {0: pytest.approx(0.1), 1: pytest.approx(0.2)}
     assert (series.step, series.step_since_unix_s) == (30, NOW_S + 4)
+
+
+@pytest.mark.parametrize("one", [math.inf, 1e308], ids=str)
+def test_a_diverged_loss_has_a_mean_that_is_no_number(one: float) -> None:
+    for other, mean in ((one, math.inf), (-math.inf, -math.inf if math.isfinite(one) else math.nan)):
+        series = JobSeries()
+        losses = worker(0, metrics={"loss": one}), worker(1, metrics={"loss": other})
+        series.take(facts(agents=(agent(0, losses[0]), agent(1, losses[1]))))
+        assert str(series.points[0].metrics["loss"]) == str(mean)
 
 
 def test_time_of_workers_that_ended_still_counts() -> None:
