@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 LONGEST_TEXT = 400
+_LONGEST_SHOWN_S = 1e9  # also for what is no number
 
 # SGR: colours and weights alone, since they change no character and end with the line (`RESET`)
 _SGR = r"\x1b\[[0-9;:]{0,32}m"
@@ -85,7 +86,9 @@ def counted(number: int, what: str, several: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """As "850 ms", "3.2 s", "54 s", "12 min", "3 h 5 min"."""
+    """As "850 ms", "3.2 s", "54 s", "12 min", "3 h 5 min". A worker may report any rate from which it follows."""
+    if not seconds < _LONGEST_SHOWN_S:
+        return "years"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 100:

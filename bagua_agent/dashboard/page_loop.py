@@ -1,8 +1,8 @@
 """Looks again and again in a thread of its own, and keeps the newest data of a page as JSON.
 
 Looks every second while a browser asks for the page. While none asks it looks seldom, or not at all. A look that takes
-much of a processor is followed by a longer pause, so that a large cluster can be shown at a small cost. Every look is
-bounded; `stop` ends it.
+much of a processor is followed by a longer pause, so that a large cluster can be shown at a small cost. A look that
+raises is a note on the page, and the next one follows. Every look is bounded; `stop` ends it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from bagua_agent.base.background import Failed, OperationEnd, background_thread
+from bagua_agent.base.background import Failed, OperationEnd, background_thread, describe
+from bagua_agent.base.plain_text import shortened
 from bagua_agent.dashboard.page_data import Page, finite
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class PageLoop:
     def __init__(self, look: Callable[[], Page | str], nothing: Page, unwatched_s: float | None) -> None:
         self._take_look = look
         self._unwatched_s = unwatched_s
+        self._bug = ""  # the last one that was logged
         self._changed = threading.Condition()
         self._stopping = False
         self._page = json.dumps(nothing).encode()
@@ -107,8 +109,18 @@ class PageLoop:
                 if self._stopping:
                     return
 
+    def _found(self) -> Page | str:
+        try:
+            return self._take_look()
+        except Exception as error:  # our bug may depend on one record or one worker's report, which changes
+            bug = describe(error)
+            if bug != self._bug:
+                self._bug = bug
+                log.exception("bug: a look for the dashboard raised; it goes on")
+            return f"a bug of Bagua ({shortened(bug, 200)}): what is shown is not new, and it is tried again"
+
     def _look(self, *, last: bool = False) -> None:
-        found = self._take_look()
+        found = self._found()
         with self._changed:
             page = found if isinstance(found, dict) else {**json.loads(self._page), "problem": found}
             self._page = json.dumps(finite(page), allow_nan=False).encode()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_agent.base.plain_text import RESET, plain_bytes, plain_line, plain_lines, unfinished
+from bagua_agent.base.plain_text import RESET, duration, plain_bytes, plain_line, plain_lines, unfinished
 
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 PIECES = st.sampled_from(
@@ -90,3 +90,20 @@ def test_lines_after_the_first_pass_for_none_of_ours() -> None:
 )
 def test_what_is_shown_instead(text: str, shown: str) -> None:
     assert plain_line(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0124, "12 ms"),
+        (3.25, "3.2 s"),
+        (54.4, "54 s"),
+        (720.0, "12 min"),
+        (11_100.0, "3 h 5 min"),
+        (1e300, "years"),
+        (float("inf"), "years"),
+        (float("nan"), "years"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
