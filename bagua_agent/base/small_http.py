@@ -95,7 +95,7 @@ class SmallHttpServer:
 
     port: 0 takes a free one; or_any_port: also if it is taken. host: an address; empty for all. threads: requests that
     are answered side by side; 0: one after the other. headers: of every answer. guard(path, headers): what is answered
-    instead of a request that is refused, or None. tls: None serves plain HTTP.
+    instead of a request that is refused, or None; names of headers are in lower case. tls: None serves plain HTTP.
     """
 
     def __init__(
@@ -235,7 +235,8 @@ def _handler(
             self._limit.cancel()
             path = self.path.split("?")[0]
             refused = tls.refusal(self._secured) if tls is not None and self._secured is not None else None
-            said = refused or guard(path, dict(self.headers.items())) or answer(path)
+            asked = {name.lower(): value for name, value in self.headers.items()}
+            said = refused or guard(path, asked) or answer(path)
             self.send_response(said.status)
             self.send_header("Content-Type", said.content_type)
             self.send_header("Content-Length", str(len(said.body)))

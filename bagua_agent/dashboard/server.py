@@ -103,13 +103,13 @@ class Dashboard:
 
     def _guard(self, path: str, headers: Mapping[str, str]) -> Answer | None:
         """What is answered instead, if the request is refused."""
-        host = headers.get("Host", "").lower()
+        host = headers.get("host", "").lower()
         name = host.rpartition(":")[0] if host.count(":") == 1 or host.startswith("[") else host
         if is_loopback(self._listening.host) and not (is_loopback(name.strip("[]")) or name == "localhost"):
             return Answer(
                 403, b"this page is for browsers of its own host; use http://localhost and its port\n"
             )
-        if any(asked in path for asked in _ASKS_WORKERS) and headers.get(PAGE_HEADER) is None:
+        if any(asked in path for asked in _ASKS_WORKERS) and PAGE_HEADER.lower() not in headers:
             return Answer(403, f"only the page itself asks workers ({PAGE_HEADER})\n".encode())
         return None
 

@@ -61,6 +61,19 @@ def test_a_name_of_another_site_is_refused(dashboard: Dashboard) -> None:
     assert get(dashboard, "/api/page", Host="[::1]:80")[0] == 200
 
 
+def test_names_of_headers_have_no_case(dashboard: Dashboard) -> None:
+    """Clients such as Node's send them in lower case."""
+    host, port = dashboard.address.split(":")
+    for name, path, status in (
+        ("host: localhost", "/api/page", 200),
+        ("HOST: evil.example", "/api/page", 403),
+        ("host: localhost\r\nx-bagua-page: 1", "/api/stacks/a/0", 404),
+    ):
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as client:
+            client.sendall(f"GET {path} HTTP/1.1\r\n{name}\r\n\r\n".encode())
+            assert client.makefile("rb").readline().split()[1] == str(status).encode(), name
+
+
 def test_stacks_are_for_the_page_alone(dashboard: Dashboard) -> None:
     assert get(dashboard, "/api/stacks/a/0")[0] == 403
     assert get(dashboard, "/api/stacks/a/0", X_Bagua_Page="1")[0] == 404  # it shows no job yet
