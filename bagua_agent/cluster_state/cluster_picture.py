@@ -50,6 +50,11 @@ class _Job:
     members: dict[str, bytes] = field(default_factory=dict)
     replicas: dict[str, bytes] = field(default_factory=dict)
 
+    @property
+    def is_empty(self) -> bool:
+        told = (self.generation, self.result)
+        return told == (None, None) and not (self.agents or self.members or self.replicas)
+
 
 class ClusterPicture:
     """complain: told once for each record that can't be read."""
@@ -194,6 +199,7 @@ class ClusterPicture:
     def _take_outcome(self, name: str, change: Change, now_s: float) -> None:
         if change.value is None:
             self._outcomes.pop(name, None)
+            self._forget_job(name)
         else:
             known = self._outcomes.get(name)
             since_s = known.since_s if known else now_s
@@ -215,7 +221,7 @@ class ClusterPicture:
         if job_id is None:
             return _odd_key(change)
         keys = JobKeys(job_id)
-        job = self._jobs.setdefault(job_id, _Job())
+        job = self._jobs.get(job_id) or _Job()
         if change.key == keys.generation:
             job.generation = change.value
         elif change.key == keys.result:
@@ -240,7 +246,16 @@ class ClusterPicture:
                 job.replicas[replica_id] = change.value
         else:
             return False
+        self._jobs[job_id] = job
+        if change.value is None:
+            self._forget_job(job_id)
         return job_id in self._submissions
+
+    def _forget_job(self, job_id: str) -> None:
+        """If it has no key left that matters here: jobs come and go for as long as this daemon schedules."""
+        job = self._jobs.get(job_id)
+        if job is not None and job.is_empty and job_id not in self._outcomes:
+            del self._jobs[job_id]
 
 
 def _odd_key(change: Change) -> bool:
