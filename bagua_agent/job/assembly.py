@@ -38,6 +38,7 @@ from bagua_agent.lost_store.lost_keys import LostKeys
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import JobView
 from bagua_agent.node.hang_orders import HangOrders
+from bagua_agent.node.killed_workers import KilledWorkers
 from bagua_agent.node.live_workers import LiveWorkers
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.own_key import OwnKey
@@ -103,6 +104,7 @@ def node_parts(
     workers.on_spawning = sessions.expect
     workers.on_not_spawned = sessions.forget
     narrator = console.Narrator(workers.output.say, node_name, workers.output.show_status)
+    KilledWorkers(workers, timers, narrator)
     keys = JobKeys(config.job_id)
     return NodeParts(config, agent_id, node_name, workers, inbox, keys, narrator, timers, sessions)
 

@@ -35,6 +35,7 @@ from bagua_agent.workers.output.log_layout import LogLayout, WorkerFiles, open_l
 from bagua_agent.workers.output.output_options import OutputOptions, Streams
 from bagua_agent.workers.output.router import OutputRouter
 from bagua_agent.workers.process.account import find_account
+from bagua_agent.workers.process.process_status import held_in_kernel
 from bagua_agent.workers.process.worker_process import WorkerProcess
 from bagua_agent.workers.stacks import StackTarget
 from bagua_agent.workers.start.numa_binding import processors_of_slot
@@ -69,7 +70,8 @@ class StartedFor:
 class NodeWorkers:
     """on_exit(worker_id, returncode): from a thread of its own, once per worker. on_failed(what, failed): a thread that
     this node can't do without has ended, from that thread. on_spawning(worker_id), an attribute:
-    called before the worker can do anything; on_not_spawned(worker_id): there will be none of that id."""
+    called before the worker can do anything; on_not_spawned(worker_id): there will be none of that id.
+    on_killed(worker_id), an attribute: SIGKILL was sent to it."""
 
     def __init__(
         self,
@@ -123,6 +125,7 @@ class NodeWorkers:
         self._workers: dict[str, NodeWorker] = {}
         self.on_spawning: Callable[[str], None] = lambda worker_id: None
         self.on_not_spawned: Callable[[str], None] = lambda worker_id: None
+        self.on_killed: Callable[[str], None] = lambda worker_id: None
         self._gate_open = False
         self._ends = WorkerEnds()
         self._timers: FileTimers | None = None
@@ -307,6 +310,8 @@ class NodeWorkers:
             worker.asked_to_end = True
             worker.process.refuse_gate()
             worker.process.signal_group(number)
+            if number == signal.SIGKILL:
+                self.on_killed(worker.worker_id)
 
     def _signal_process(self, pid: int, number: int) -> bool:
         """If it belongs to a worker here: each leads a session. From any thread."""
@@ -324,6 +329,7 @@ class NodeWorkers:
         if worker is not None:
             self._ends.will_be_killed(worker_id, why)
             worker.process.signal_group(signal.SIGKILL)
+            self.on_killed(worker_id)
 
     def stack_target_of(self, slot: int) -> StackTarget | None:
         """Of the slot's worker; None without one. From any thread."""
@@ -355,10 +361,20 @@ class NodeWorkers:
         return joined(self.bind_host, self._meeting_port)
 
     def end_all(self, grace_s: float) -> bool:
-        """SIGTERM, after grace_s SIGKILL, to every worker's whole group; bounded."""
-        for worker in self._workers.values():
-            worker.process.refuse_gate()
-        return end_groups([w.process for w in self._workers.values()], grace_s)
+        """SIGTERM, after grace_s SIGKILL, to every worker's whole group; bounded. What is left then is reported."""
+        processes = [w.process for w in self._workers.values()]
+        for process in processes:
+            process.refuse_gate()
+        have_ended = end_groups(processes, grace_s)
+        if not have_ended:
+            left = [held_in_kernel(p.pid) for p in processes if not p.has_ended()]
+            said = "; ".join(left) or "processes that they started"
+            log.warning(
+                "workers are left behind, which SIGKILL does not end: %s; a driver or a file system does not answer, "
+                "and this host may need a reboot",
+                said,
+            )
+        return have_ended
 
     def close(self) -> None:
         """Nothing of the workers is left when it returns."""

@@ -73,6 +73,17 @@ def process_status(pid: int) -> ProcessStatus | None:
     return ProcessStatus(pid, int(fields[1]), _command(pid), tuple(threads))
 
 
+def held_in_kernel(pid: int) -> str:
+    """A process that does not end, as "process 7 is in state D (nfs_wait_bit_killable)"."""
+    status = process_status(pid)
+    if status is None:
+        return f"process {pid} has just ended"
+    # its main thread may be a zombie, while another one is held
+    held = [t for t in status.threads if t.state not in "ZX"] or list(status.threads)
+    where = ", ".join(dict.fromkeys(t.wchan for t in held if t.wchan))
+    return f"process {pid} is in state {held[0].state if held else '?'}" + (f" ({where})" if where else "")
+
+
 def processes_of(pid: int) -> list[int]:
     """The process, then what descends from it or is of its session, by process id."""
     parents: dict[int, int] = {}

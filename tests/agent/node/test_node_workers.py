@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import queue
+import re
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +14,14 @@ import psutil
 import pytest
 
 from bagua_agent.base.errors import InfrastructureLost, UserError
+from bagua_agent.base.timers import Timers
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
-from bagua_agent.node import node_workers
+from bagua_agent.job_state.console import Narrator
+from bagua_agent.node import killed_workers, node_workers
+from bagua_agent.node.killed_workers import KilledWorkers
 from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.workers.exits import termination
+from bagua_agent.workers.process.worker_process import WorkerProcess
 from tests.lab.left_open import open_descriptors, opened_since
 from tests.lab.wait import eventually
 
@@ -99,3 +107,60 @@ def test_what_the_user_must_mend_is_his(workers: NodeWorkers, monkeypatch: pytes
     with pytest.raises(UserError, match="no such script"):
         workers.spawn(0)
     assert workers.worker_ids == []
+
+
+# -- SIGKILL ends no process that the kernel holds, as in a driver that does not answer
+
+
+def held_by_the_kernel(patched: pytest.MonkeyPatch) -> None:
+    signals = WorkerProcess._signal_group
+
+    def but_sigkill(self: WorkerProcess, number: int) -> None:
+        if number != signal.SIGKILL:
+            signals(self, number)
+
+    patched.setattr(WorkerProcess, "_signal_group", but_sigkill)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_worker_that_outlives_its_kill_is_said(
+    workers: NodeWorkers, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    said, timers = list[str](), Timers()
+    monkeypatch.setattr(killed_workers, "ENDS_WITHIN_S", 0.0)
+    KilledWorkers(workers, timers, Narrator(said.append, "host"))
+    worker_id = workers.spawn(0)
+    with monkeypatch.context() as patched:
+        held_by_the_kernel(patched)
+        if together:
+            workers.signal_all(signal.SIGKILL)
+        else:
+            workers.kill(worker_id, "hung")
+        [look] = timers.take_due(time.monotonic())
+        look(time.monotonic())
+    [line] = said
+    assert re.search(
+        r"slot 0 .* SIGKILL: process \d+ is in state [SR].*; its slot gets no other worker", line
+    ), line
+    workers.kill(worker_id, "hung")
+    worker = workers.get(worker_id)
+    assert worker is not None
+    eventually(worker.process.has_ended, DEADLINE_S, "it ends")
+    [look] = timers.take_due(time.monotonic())
+    look(time.monotonic())
+    assert said == [line], "one that has ended is no news"
+
+
+def test_workers_that_are_left_behind_are_reported(
+    workers: NodeWorkers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(termination, "KILL_TIMEOUT_S", 0.2)
+    workers.begin()  # one at its gate would end without a signal
+    worker = workers.get(workers.spawn(0))
+    assert worker is not None
+    with monkeypatch.context() as patched:
+        held_by_the_kernel(patched)
+        assert not workers.end_all(0.0)
+    assert f"process {worker.process.pid} is in state" in caplog.text and "reboot" in caplog.text
+    caplog.clear()
+    assert workers.end_all(0.0) and not caplog.text
