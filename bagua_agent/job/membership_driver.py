@@ -41,7 +41,9 @@ from bagua_contract.records import read_message
 
 STAND_AGAIN_S = 0.5
 STAND_AFTER_RESIGNING_S = 10.0  # the others stand meanwhile; what this agent met may have been mended by then
-WAIT_WORTH_TELLING_S = 2.0
+# By their first words, the reasons worth a line once they have lasted so long. Most waits are over before they are
+# read; a script may do much before its loop, and something after its last step.
+TOLD_AFTER_S = {"waiting": 2.0, "closing": 30.0, "before the loop": 60.0}
 
 
 class JobMembership:
@@ -116,15 +118,15 @@ class JobMembership:
         return spare_wait.described(seen.view, self._job.agent_id, self._state.now_s) if seen.whole else ""
 
     def _narrate_wait(self, reason: str) -> None:
-        """What the job waits for, if it still does after a while: most waits are over before they are read."""
+        """What the job waits for, if it still does after a while."""
         timers, tell = self._job.timers, self._job.narrator
-        if not reason.startswith("waiting"):
+        kind = next((words for words in TOLD_AFTER_S if reason.startswith(words)), "")
+        if not kind or not self._wait.startswith(kind):
             timers.cancel("wait")
-            return
-        timers.set_once(
-            "wait", time.monotonic() + WAIT_WORTH_TELLING_S, lambda _: tell.tell_once("wait", self._wait)
-        )
         self._wait = reason
+        if kind:
+            at_s = time.monotonic() + TOLD_AFTER_S[kind]
+            timers.set_once("wait", at_s, lambda _: tell.tell_once("wait", self._wait))
 
     def _perform(self, action: do.Action) -> None:
         match action:

@@ -28,7 +28,7 @@ from bagua_agent.membership.view import (
 )
 from bagua_agent.rpc.touch import Touch
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.records import Generation, GenerationKind
+from bagua_contract.records import Generation, GenerationKind, Stage
 
 LEADER = LeaderKey("l", "10.0.0.1:1", create_revision=40)
 
@@ -95,7 +95,7 @@ class Agent:
             )
         )
 
-    def sees_member(self, worker_id: str) -> None:
+    def sees_member(self, worker_id: str, stage: Stage = Stage.LOOP) -> None:
         self.membership.advance(
             ev.MemberReady(
                 now_s=1.0,
@@ -107,6 +107,7 @@ class Agent:
                     fingerprint={},
                     committed_generation=0,
                     join_revision=9,
+                    stage=stage,
                 ),
             )
         )
