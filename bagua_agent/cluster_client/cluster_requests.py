@@ -74,10 +74,8 @@ def delete(store: Store, job_id: str, now_unix_s: float) -> str:
     key, over = cluster_keys.submission(job_id), cluster_keys.outcome(job_id)
     for _ in range(_MOST_ATTEMPTS):
         found, outcome = store.get(key), store.get(over)
-        if found is None and store.get(JobKeys(job_id).spec) is not None:
-            raise UserError(
-                f"job {job_id!r} was started by hand: the next start under its id replaces its records"
-            )
+        if found is None and outcome is None and store.get(JobKeys(job_id).spec) is not None:
+            return _delete_started_by_hand(store, job_id, now_unix_s)
         if found is None:
             raise unknown_job(store, job_id)
         nonce = nonce_of(_parsed(found, job_id))
@@ -94,6 +92,27 @@ def delete(store: Store, job_id: str, now_unix_s: float) -> str:
             done = store.get(cluster_keys.removal(nonce)) is not None
         if done:
             return f"job {job_id!r} is removed; the nodes remove its logs, and its name can be used again"
+    raise _changes_all_the_time(f"job {job_id!r}")
+
+
+def _delete_started_by_hand(store: Store, job_id: str, now_unix_s: float) -> str:
+    """One whose nodes all ended without a result too: it has no node that could write one."""
+    keys = JobKeys(job_id)
+    for _ in range(_MOST_ATTEMPTS):
+        spec = store.get(keys.spec)
+        if spec is None:
+            return f"job {job_id!r} is removed by another request"
+        if store.get_prefix(keys.agents)[0]:
+            follows = "its agents are still leaving; try again in a moment"
+            if store.get(keys.result) is None:
+                follows = f"it has not ended; `bagua-launch stop {job_id}` first"
+            raise UserError(f"job {job_id!r} was started by hand, and {follows}")
+        unchanged = [mod_revision_is(keys.spec, spec.mod_revision), absent(cluster_keys.submission(job_id))]
+        try:
+            if remove_job(store, job_id, "", now_unix_s, *unchanged):
+                return f"job {job_id!r} is removed; its logs stay where its nodes wrote them"
+        except OutcomeUnknown:
+            continue  # the next look finds its spec, or none
     raise _changes_all_the_time(f"job {job_id!r}")
 
 

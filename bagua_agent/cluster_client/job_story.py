@@ -26,7 +26,7 @@ def follow(
     """Returns when the job has ended. tell: why it waits, whenever that changes. Raises StoreUnavailable, and UserError
     if there is no such job or it is removed meanwhile."""
     keys = JobKeys(job_id)
-    # a job that was started by hand has no outcome but its own result, and is never removed
+    # a job that was started by hand has no outcome but its own result, and is not removed before it has one
     by_hand = not is_submitted(store, job_id) and started_job(store, job_id) is not None
     end_key, read = (keys.result, end_of) if by_hand else (cluster_keys.outcome(job_id), read_end)
     removal = "" if by_hand else cluster_keys.removal(submission_nonce(store, job_id))

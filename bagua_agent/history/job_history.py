@@ -19,6 +19,7 @@ from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
 from bagua_contract.replica import Replica
 
+ENDED = "ended"  # the name of the last event
 KEPT = 1000
 LONGEST_TEXT = 500
 MOST_NODES = 16  # that an event of a generation lists
@@ -215,7 +216,7 @@ def agent_failed(node_name: str, failures: int, reason: str) -> JobEvent:
 
 
 def ended(outcome: str, reason: str) -> JobEvent:
-    return JobEvent("ended", EventKind.JOB_ENDED, f"job {outcome}: {reason}")
+    return JobEvent(ENDED, EventKind.JOB_ENDED, f"job {outcome}: {reason}")
 
 
 def events_of(values: Iterable[KeyValue], keys: JobKeys) -> list[JobEvent]:

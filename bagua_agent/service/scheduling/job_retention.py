@@ -1,4 +1,4 @@
-"""Removes jobs beyond retention, old removals and etcd's old history, for the scheduler.
+"""Removes jobs beyond retention, submitted or started by hand, old removals and etcd's old history, for the scheduler.
 
 cluster/retention.py decides which ones. Every write compares the scheduler's key, and the submission as it was read.
 Works in small parts, so that orders never wait long.
@@ -7,8 +7,9 @@ Works in small parts, so that orders never wait long.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from bagua_agent.base.errors import OutcomeUnknown
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
@@ -17,15 +18,33 @@ from bagua_agent.cluster.node_trouble import settled_at_s
 from bagua_agent.cluster.retention import EndedJob, HistoryKept, beyond_retention, expired_removals
 from bagua_agent.cluster_state.cluster_picture import ClusterPicture
 from bagua_agent.etcd import cluster_keys
-from bagua_agent.etcd.client import Compare, Store, absent, mod_revision_is, none_below
+from bagua_agent.etcd.client import Compare, KeyValue, Store, absent, mod_revision_is, none_below
 from bagua_agent.etcd.keys import JOBS_PREFIX, RECORDS_PREFIX, JobKeys
 from bagua_agent.etcd.mirror import Mirror
+from bagua_agent.history.job_history import ENDED, read_event
 from bagua_agent.service.scheduling.job_removal import remove_job
 
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 50  # jobs or removals; the others follow at the next pass
 PASS_AGAIN_S = 1.0  # when there were more, or a removal was overtaken
+
+
+def ended_by_hand(standing: Mapping[str, KeyValue]) -> list[EndedJob]:
+    """Of all keys, the jobs that have a result and no agent, and that no submission or outcome names. Pure."""
+    found = []
+    with_agents = {JobKeys.job_in(key) for key in standing if key.split("/")[5:6] == ["agents"]}
+    for key in standing:
+        job_id = JobKeys.job_in(key)
+        if job_id is None or job_id in with_agents or key != JobKeys(job_id).result:
+            continue
+        if not {cluster_keys.submission(job_id), cluster_keys.outcome(job_id)}.isdisjoint(standing):
+            continue
+        told = standing.get(JobKeys(job_id).event(ENDED))
+        event = None if told is None else read_event(ENDED, told.value)
+        ended_unix_s = 0.0 if event is None or not math.isfinite(event.time_unix_s) else event.time_unix_s
+        found.append(EndedJob(job_id, "", ended_unix_s))
+    return found
 
 
 class JobRetention:
@@ -63,7 +82,8 @@ class JobRetention:
             if self._picture.put_back_jobs():
                 self._remove_again()
             if now_s >= self._pass_due_s:
-                self._pass_due_s = now_s + (self._policy.retention_every_s if self._pass() else PASS_AGAIN_S)
+                is_done = self._pass() and self._pass_started_by_hand()
+                self._pass_due_s = now_s + (self._policy.retention_every_s if is_done else PASS_AGAIN_S)
             if now_s >= self._compact_due_s:
                 self._compact_due_s = now_s + self._policy.compact_every_s
                 self._compact(now_s)
@@ -89,6 +109,24 @@ class JobRetention:
             keys = [cluster_keys.removal(nonce) for nonce in expired[start : start + MOST_AT_ONCE]]
             self._store.transact([self._fence], deletes=keys)
         self._remove_leftovers(self._picture.view().removed)
+        return len(found) <= MOST_AT_ONCE
+
+    def _pass_started_by_hand(self) -> bool:
+        """Jobs without a submission, by the same policy. Whether all that was found is done."""
+        found = beyond_retention(ended_by_hand(self._mirror.state()), self._clock_unix_s(), self._policy)
+        for each in found[:MOST_AT_ONCE]:
+            job_id = each.job.job_id
+            keys, result = JobKeys(job_id), self._store.get(JobKeys(job_id).result)
+            if result is None:
+                continue  # another one begins under its id
+            unchanged = [
+                self._fence,
+                mod_revision_is(keys.result, result.mod_revision),
+                absent(cluster_keys.submission(job_id)),
+                absent(cluster_keys.outcome(job_id)),
+            ]
+            if remove_job(self._store, job_id, "", self._clock_unix_s(), *unchanged):
+                self._say(f"job {job_id}, which was started by hand, is removed: {each.reason}")
         return len(found) <= MOST_AT_ONCE
 
     def _remove(self, job: EndedJob, may_go_on: bool = False) -> bool:

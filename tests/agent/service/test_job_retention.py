@@ -30,13 +30,14 @@ from bagua_agent.etcd.keys import RECORDS_PREFIX, SECRETS_PREFIX, JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.history import job_history
 from bagua_agent.job.create_or_join import ensure_job
 from bagua_agent.security.certificate_files import issued_in, utc_now
 from bagua_agent.security.etcd_role_writer import apply
 from bagua_agent.service.scheduling.job_removal import remove_job
 from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_contract import cluster_pb2 as pb
-from bagua_contract import etcd_pb2
+from bagua_contract import etcd_pb2, membership_pb2
 from tests.agent.cluster_state.test_odd_records import node, submission
 from tests.agent.service.conftest import People, store_config
 from tests.agent.service.daemon_here import LEASE_S
@@ -132,6 +133,29 @@ def test_delete_waits_for_agents_that_are_leaving(plain_store: Store) -> None:
     assert plain_store.get(cluster_keys.submission("demo")) is not None
 
 
+def end_of_one_by_hand(store: Store, job_id: str, days_ago: float) -> None:
+    """As its agents leave it."""
+    keys, event = JobKeys(job_id), job_history.ended("succeeded", "all is done")
+    store.put(keys.spec, membership_pb2.JobSpec(nonce=job_id).SerializeToString())
+    store.put(keys.result, membership_pb2.Result(outcome=membership_pb2.Result.SUCCEEDED).SerializeToString())
+    store.put(keys.event(event.name), event.encode("h1", time.time() - days_ago * DAY_S))
+
+
+def test_delete_takes_a_job_that_was_started_by_hand_once_it_has_no_agent(plain_store: Store) -> None:
+    end_of_one_by_hand(plain_store, "demo", 0.0)
+    killed = JobKeys("killed")
+    for key in (killed.spec, killed.agent("a"), JobKeys("demo").agent("a")):
+        plain_store.put(key, b"")
+    with pytest.raises(UserError, match="by hand, and its agents are still leaving"):
+        cluster_requests.delete(plain_store, "demo", time.time())
+    with pytest.raises(UserError, match="by hand, and it has not ended; `bagua-launch stop killed` first"):
+        cluster_requests.delete(plain_store, "killed", time.time())
+    for job_id in ("demo", "killed"):
+        plain_store.delete(JobKeys(job_id).agent("a"))
+        assert "is removed; its logs stay" in cluster_requests.delete(plain_store, job_id, time.time())
+        assert keys_of(plain_store, job_id) == []
+
+
 def test_a_submission_of_an_earlier_version_can_be_removed(plain_store: Store) -> None:
     """It has no nonce, and stopping or scaling it changes nothing of what it is called by."""
     written = pb.Submission.FromString(submission("demo", submitted_unix_s=12345.5))
@@ -211,6 +235,24 @@ def test_the_scheduler_keeps_the_newest_and_the_young(plain_store: Store) -> Non
         await_kept(plain_store, said, "b", "c", "waits")
         await_line(said, "job a is removed: 2 jobs have ended since")
     assert keys_of(plain_store, "old") == keys_of(plain_store, "a") == []
+
+
+def test_jobs_that_were_started_by_hand_go_by_the_same_numbers(plain_store: Store) -> None:
+    for name, days_ago in (("old", 31.0), ("a", 3.0), ("b", 2.0), ("c", 1.0)):
+        end_of_one_by_hand(plain_store, name, days_ago)
+    end_of_one_by_hand(plain_store, "leaves", 31.0)
+    plain_store.put(JobKeys("leaves").agent("a"), b"")
+    plain_store.put(JobKeys("goes-on").spec, b"")  # its nodes may come back
+    submit(plain_store, "of-the-cluster")
+    end(plain_store, "of-the-cluster", 31.0 - 2.0)
+    with scheduling(plain_store, ended_kept_jobs=2) as said:
+        await_line(said, "job a, which was started by hand, is removed: 2 jobs have ended since")
+        await_line(said, "job old, which was started by hand, is removed: ")
+        plain_store.delete(JobKeys("leaves").agent("a"))
+        await_line(said, "job leaves, which was started by hand, is removed: ")
+    assert keys_of(plain_store, "old") == keys_of(plain_store, "a") == keys_of(plain_store, "leaves") == []
+    for name in ("b", "c", "goes-on", "of-the-cluster"):
+        assert keys_of(plain_store, name), f"{name} is kept; {said}"
 
 
 def test_an_outcome_whose_submission_was_lost_goes_too(plain_store: Store) -> None:
