@@ -42,11 +42,13 @@ class Sent:
 
 @dataclass(slots=True)
 class JobSeries:
-    """points: the oldest first. step_since_unix_s: when the newest step was first seen."""
+    """points: the oldest first. step_since_unix_s: when the newest step was first seen. closing_since_unix_s: when the
+    end of all steps was first seen; 0: they go on."""
 
     points: list[Point] = field(default_factory=list)
     step: int = 0
     step_since_unix_s: float = 0.0
+    closing_since_unix_s: float = 0.0
     _silent_since: dict[str, float] = field(
         default_factory=dict
     )  # agent id -> of the first look without answer
@@ -85,6 +87,7 @@ class JobSeries:
         self._take_sent(facts.at_unix_s, reports)
         if step != self.step or not self.step_since_unix_s:
             self.step, self.step_since_unix_s = step, facts.at_unix_s
+        self.closing_since_unix_s = (self.closing_since_unix_s or facts.at_unix_s) if facts.closing else 0.0
         silent = [agent.agent_id for agent in facts.agents if agent.node is None]
         self._silent_since = {agent: self.silent_since(agent, facts.at_unix_s) for agent in silent}
         for worker_id, worker in reports.items():

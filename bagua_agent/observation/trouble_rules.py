@@ -28,6 +28,7 @@ from bagua_contract import control_pb2
 RECENT_S = 60.0  # a loss or a change is mentioned for so long
 LEAST_STALL_S = 15.0
 STALL_STEPS = 10.0  # times the usual step
+LEAST_END_S = 30.0  # a script may write its results after its last step
 KEY_KEPT_S = 15.0  # a silent agent whose key is in etcd for so long keeps it alive; longer than a usual lease
 SLOWER_BY = 1.5  # as elastic/checks/stragglers.py
 LEAST_GAP_S = 0.002
@@ -141,6 +142,20 @@ def no_step(facts: JobFacts, series: JobSeries) -> Verdict | None:
         Level.BAD,
         f"No step was committed for {since_s:.0f} s; the newest is step {series.step}.",
         "The script is outside its loop (an evaluation, a checkpoint), or a rank hangs.",
+        "Open the stacks of a rank to see where it is.",
+    )
+
+
+def workers_do_not_end(facts: JobFacts, series: JobSeries) -> Verdict | None:
+    since_s = facts.at_unix_s - series.closing_since_unix_s
+    left = [(a, w) for a, w in facts.workers if w.HasField("global_rank")]
+    if not facts.closing or not left or since_s < LEAST_END_S:
+        return None
+    has, its = ("has", "its") if len(left) == 1 else ("have", "their")
+    return Verdict(
+        Level.WARNING,
+        f"{_names(left)} {has} not ended, {since_s:.0f} s after {its} last step.",
+        "The script does something after its loop, or a thread or a library keeps its process from ending.",
         "Open the stacks of a rank to see where it is.",
     )
 

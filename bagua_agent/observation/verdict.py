@@ -139,6 +139,7 @@ _RULES: tuple[Callable[[JobFacts, JobSeries], Verdict | None], ...] = (
     trouble_rules.stalled_workers,
     _changing,
     trouble_rules.no_step,
+    trouble_rules.workers_do_not_end,
     trouble_rules.checkpoints_fail,
     trouble_rules.lost_lately,
     trouble_rules.straggler,

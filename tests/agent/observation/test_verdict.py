@@ -191,3 +191,17 @@ def test_a_rank_that_computes_longer_than_the_others_is_named() -> None:
     said = verdict(looks[3], series(*looks))
     assert said.what == "Rank 1 on h1 slows the job down."
     assert "0.5 s a step, the others 0.1 s" in said.why
+
+
+def test_a_worker_that_does_not_end_after_its_last_step_is_named() -> None:
+    def look(after_s: float, **other: Any) -> JobFacts:
+        return facts(NOW_S + after_s, closing=True, agents=(agent(0), agent(1, worker(1))), **other)
+
+    before, first, soon, later = facts(), look(100), look(125), look(140)
+    assert verdict(soon, series(before, first, soon)).level is Level.GOOD
+    said = verdict(later, series(before, first, soon, later))
+    assert said.level is Level.WARNING
+    assert said.what == "Rank 1 on h1 has not ended, 40 s after its last step."
+    assert "stacks" in said.next
+    ended = replace(later, agents=(agent(0), agent(1)))
+    assert verdict(ended, series(before, first, ended)).level is Level.GOOD
