@@ -1,9 +1,9 @@
 """A node's daemon: reports the node, follows its orders, starts and ends units. It runs no job itself.
 
 One loop with an inbox; operations that may block (systemd, accounts, etcd's transactions) run in one other thread, in
-the order of the requests. Decides nothing itself: state_machine/machine.py says which actions follow an event;
-scheduler.py runs independently in the same process. The daemon may be killed at any moment: all that it must remember
-is stored beside the units and in etcd.
+the order of the requests. Looks at the node have a thread of their own, for a driver or a disk may hang. Decides
+nothing itself: state_machine/machine.py says which actions follow an event; scheduler.py runs independently in the same
+process. The daemon may be killed at any moment: all that it must remember is stored beside the units and in etcd.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from bagua_contract import cluster_pb2 as pb
 from bagua_contract.addresses import parted
 
 LONGEST_SLEEP_S = 60.0
+LOOK_STOP_S = 1.0  # one that hangs is left behind
 _ACTS = {
     ms.UnitAct.ASK_TO_LEAVE: "asking it to leave",
     ms.UnitAct.KILL: "killing it",
@@ -119,6 +120,7 @@ class NodeDaemon:
         self._in_touch = False  # whether etcd's watch is connected
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._hands = Background("bagua-hands")
+        self._looks = Background("bagua-looks")
         self._watch = PidWatch[str](
             "bagua-pid-watch",
             lambda job_id: self._inbox.put(ms.ProcessEnded(job_id)),
@@ -181,6 +183,7 @@ class NodeDaemon:
             self._mirror.stop()
             self._watch.stop()
             self._hands.stop()
+            self._looks.stop(LOOK_STOP_S)
 
     def _hear(self) -> bool:
         """Wait for a message or the time, and take all that wait; False: stop."""
@@ -234,7 +237,7 @@ class NodeDaemon:
             case ms.LookForUnits():
                 self._by_hand("looking for units", self._look)
             case ms.LookAtNode():
-                self._by_hand("looking at the node", lambda: ms.NodeSeen(self._look_for_trouble()))
+                self._looks.run("looking at the node", self._look_at_node, self._looked)
             case ms.WatchProcess(job_id, pid):
                 try:
                     self._watch.add(job_id, os.pidfd_open(pid))
@@ -282,6 +285,12 @@ class NodeDaemon:
                 self._inbox.put(event)
 
         self._hands.run(what, operation, ended)
+
+    def _look_at_node(self) -> ms.NodeSeen:
+        return ms.NodeSeen(self._look_for_trouble())
+
+    def _looked(self, end: OperationEnd[ms.NodeSeen]) -> None:
+        self._inbox.put(ms.LookFailed(end.reason) if isinstance(end, Failed) else end.value)
 
     def _look(self) -> ms.UnitsSeen:
         found = tuple(self._runner.found())

@@ -1,7 +1,8 @@
 """Checks that the node has what jobs need; each finding says what it means and what to do.
 
 A trouble keeps jobs away (the daemon reports it to the scheduler, which replaces the node first); a note does not. The
-decisions are pure, separate from the measurements. A measurement is bounded: a driver that hangs is itself a trouble.
+decisions are pure, separate from the measurements. A program that does not answer is killed, and that is a trouble; one
+that SIGKILL does not end, in state D, and a file system that hangs keep the look from ending, which its caller notices.
 """
 
 from __future__ import annotations

@@ -38,6 +38,12 @@ T = TypeVar("T")
 TRY_AGAIN_S = 1.0
 LOOK_EVERY_S = 60.0  # at the node itself
 LOOK_AGAIN_S = 5.0  # once it looks otherwise than before
+# A program that is asked has a quarter of it, and a file server that fails over may take so long.
+LOOK_ENDS_S = 120.0
+LOOK_HANGS = (
+    "node: a disk or the GPU driver does not answer; processes in state D show which (ps -eo pid,stat,wchan:32,args), "
+    "and if they stay, reboot it"
+)
 LOOK_SOON_S = 0.2  # a living unit has no process yet, or none any more, so its end is not reported
 
 
@@ -57,7 +63,7 @@ class State:
     orders: None if they are not known; orders_value: their record. outcomes: records by job. removals: by the nonce of
     the submission. to_put_back: by key, what stood there and the nonce of the submission that it is of, if of any.
     troubles: of the node, which two looks in a row agreed on; troubles_seen: by the last look. look_due_s: for units.
-    looks_at_s: at the node. again_s: the plan's own time.
+    looks_at_s: at the node. look_since_s: since when a look at it is under way. again_s: the plan's own time.
     """
 
     node_name: str
@@ -75,6 +81,8 @@ class State:
     note: str = ""
     look_due_s: float | None = None
     looks_at_s: float = 0.0
+    look_since_s: float | None = None
+    look_hangs: bool = False
     again_s: float | None = 0.0
 
     @property
@@ -127,7 +135,11 @@ class _Turn:
                 self._set(replace(ended, refused=True, reason=reason))
                 self._tell_failure(job_id, 0, reason)
             case ms.NodeSeen(troubles):
+                self._look_ended()
                 self._take_troubles(troubles)
+            case ms.LookFailed(reason):
+                self._look_ended()
+                self._say(f"looking at the node failed: {reason}")
             case ms.Noted(text):
                 self._know(note=text)
             case ms.StandsAgain(key, was_put):
@@ -310,6 +322,22 @@ class _Turn:
         again_s = LOOK_EVERY_S if troubles == self.state.troubles else LOOK_AGAIN_S
         self._know(troubles_seen=troubles, looks_at_s=self.now_s + again_s)
 
+    def _look_at_node(self) -> None:
+        """One look at a time: each of those that hang would keep a thread and a process."""
+        since_s = self.state.look_since_s
+        self._know(looks_at_s=self.now_s + LOOK_EVERY_S)
+        if since_s is None:
+            self._know(look_since_s=self.now_s)
+            self._do(ms.LookAtNode())
+        elif not self.state.look_hangs and self.now_s >= since_s + LOOK_ENDS_S:
+            self._know(look_hangs=True)
+            self._say(f"in trouble: {LOOK_HANGS}")
+
+    def _look_ended(self) -> None:
+        if self.state.look_hangs:
+            self._say("the look at the node that hung has ended")
+        self._know(look_since_s=None, look_hangs=False)
+
     def _forget(self, job_id: str) -> None:
         self._know(units=_without(self.state.units, job_id))
         self._do(ms.ActOnUnit(job_id, ms.UnitAct.REMOVE))
@@ -319,8 +347,7 @@ class _Turn:
     def _follow(self) -> None:
         """Do what the plan says, and tell the cluster how the units are."""
         if self.now_s >= self.state.looks_at_s:
-            self._know(looks_at_s=self.now_s + LOOK_EVERY_S)
-            self._do(ms.LookAtNode())
+            self._look_at_node()
         if self.state.look_due_s is not None and self.now_s >= self.state.look_due_s:
             self._know(look_due_s=None)
             self._do(ms.LookForUnits())
@@ -340,7 +367,8 @@ class _Turn:
             self._do(ms.ActOnUnit(kill.job_id, ms.UnitAct.KILL))
         if made.starts or made.asks or made.kills:  # the report is of the state after these acts
             made = plan_units(self._situation(), self.now_s, self.state.policy)
-        troubles = (*self.state.troubles, *made.troubles)
+        hangs = (LOOK_HANGS,) if self.state.look_hangs else ()
+        troubles = (*hangs, *self.state.troubles, *made.troubles)
         living = [u for u in self.state.units.values() if u.alive]
         status = f"{len(living)} jobs in {sum(len(u.slots) for u in living)} of {self.state.slots} slots"
         status += f"; {troubles[0]}" if troubles else ""

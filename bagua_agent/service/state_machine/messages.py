@@ -72,6 +72,13 @@ class NodeSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class LookFailed:
+    """The look at the node did not come to its end."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
     text: str  # what of this node does not work now and keeps no job away; empty for nothing
 
@@ -96,10 +103,8 @@ class InboxDrained:
     """No further event waits, or time has passed: follow the plan."""
 
 
-Taken = (
-    UnitsSeen | ProcessEnded | WatchFailed | Started | StartRefused | NodeSeen | Noted | StandsAgain | NotDone
-)
-Event = Taken | RecordChanged | UnitKept | InboxDrained
+Taken = UnitsSeen | ProcessEnded | WatchFailed | Started | StartRefused | Noted | StandsAgain | NotDone
+Event = Taken | NodeSeen | LookFailed | RecordChanged | UnitKept | InboxDrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,7 @@ class LookForUnits:
 
 @dataclass(frozen=True, slots=True)
 class LookAtNode:
-    """NodeSeen follows."""
+    """NodeSeen or LookFailed follows, or nothing: what is looked at may hang for ever."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,3 +91,23 @@ def test_a_full_disk_keeps_no_unit_from_being_asked(scene: Scene, monkeypatch: p
     monkeypatch.setattr(UnitFolders, "mark_asked", full)
     scene.daemon_lives_until("job job is asked to leave")
     assert scene.units.asked == ["job"]
+
+
+def test_a_look_at_the_node_that_hangs_keeps_no_unit_from_being_asked(scene: Scene) -> None:
+    """As nvidia-smi does in a driver that has failed, or a file system whose server is away: no signal ends it."""
+    let_go = threading.Event()
+
+    def hangs() -> tuple[str, ...]:
+        assert let_go.wait(100 * DEADLINE_S)
+        return ()
+
+    def asked() -> bool:
+        return bool(scene.units.asked)
+
+    running = running_daemon(scene.etcd, scene.store, scene.directory, hangs, scene.units)
+    try:
+        with running as said:
+            eventually(asked, DEADLINE_S, lambda: f"the unit is asked to leave; said {said}", 0.02)
+            let_go.set()
+    finally:
+        let_go.set()

@@ -15,7 +15,9 @@ from bagua_agent.etcd.mirror import Change
 from bagua_agent.service.state_machine import messages as ms
 from bagua_agent.service.state_machine.machine import (
     LOOK_AGAIN_S,
+    LOOK_ENDS_S,
     LOOK_EVERY_S,
+    LOOK_HANGS,
     LOOK_SOON_S,
     TRY_AGAIN_S,
     Now,
@@ -310,3 +312,29 @@ def test_two_looks_agree_before_the_node_is_in_trouble() -> None:
     )
     daemon.take(ms.NodeSeen(()))
     assert daemon.said(ms.NodeSeen(())) == ["in trouble no more"]
+
+
+@pytest.mark.parametrize("end", [ms.NodeSeen(()), ms.LookFailed("no thread")], ids=str)
+def test_a_look_that_hangs_is_a_trouble_until_it_ends(end: ms.Event) -> None:
+    daemon = Daemon()
+    actions = daemon.take(DRAINED)
+    looks = len(of(ms.LookAtNode, actions))
+    began_s, told = daemon.now_s, [False]
+    while daemon.now_s < began_s + 3 * LOOK_ENDS_S:
+        daemon.now_s = daemon.state.wake_at_s
+        actions = daemon.take(DRAINED)
+        looks += len(of(ms.LookAtNode, actions))
+        [report] = of(ms.Report, actions)
+        assert isinstance(report, ms.Report)
+        told.append(report.troubles == (LOOK_HANGS,))
+        assert told[-1] == (daemon.now_s >= began_s + LOOK_ENDS_S)
+        assert [a for a in actions if isinstance(a, ms.Say)] == (
+            [ms.Say(f"in trouble: {LOOK_HANGS}")] if told[-2:] == [False, True] else []
+        )
+    assert looks == 1, "a further one would hang too"
+    assert "the look at the node that hung has ended" in daemon.said(end)
+    daemon.now_s = daemon.state.looks_at_s
+    actions = daemon.take(DRAINED)
+    assert of(ms.LookAtNode, actions), "it is looked at again"
+    [report] = of(ms.Report, actions)
+    assert isinstance(report, ms.Report) and report.troubles == ()
