@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.failure_events import write_failure
 from bagua_agent.service.logs.kept_logs import KeptLogs, owners_folder
 from bagua_agent.service.node.node_facts import NodeFacts
+from bagua_agent.service.node.own_name import check_own, claim
 from bagua_agent.service.notify import Notifier
 from bagua_agent.service.state_machine import messages as ms
 from bagua_agent.service.state_machine.machine import Now, State, step
@@ -46,6 +48,7 @@ from bagua_contract.addresses import parted
 
 LONGEST_SLEEP_S = 60.0
 LOOK_STOP_S = 1.0  # one that hangs is left behind
+LEASES_OF_ANOTHER = 2.0  # a change of etcd's leader gives each lease its whole time again
 _ACTS = {
     ms.UnitAct.ASK_TO_LEAVE: "asking it to leave",
     ms.UnitAct.KILL: "killing it",
@@ -108,6 +111,7 @@ class NodeDaemon:
             boot_id=facts.boot_id,
         )
         self._told = b""
+        self._stopping = threading.Event()
         self._key = cluster_keys.node(config.node_name)
         self._orders_key = cluster_keys.orders(config.node_name)
         self._folders = UnitFolders(units_folder(config.directories_state))
@@ -164,17 +168,19 @@ class NodeDaemon:
 
     def stop(self) -> None:
         """From any thread, or a signal handler's."""
+        self._stopping.set()
         self._inbox.put(_Stop())
 
     def run(self) -> None:
-        """Raises StoreUnavailable if etcd can't be read at the beginning."""
+        """Raises StoreUnavailable if etcd can't be read at the beginning, NameTaken if another daemon has this node's
+        name."""
         try:
             self._watch.start()
             for found in self._runner.found():
                 note, was_asked = self._folders.note(found.job_id), self._folders.was_asked(found.job_id)
                 self._step(ms.UnitKept(found, note, was_asked))
-            self._mirror.start()
             self._step(ms.InboxDrained())
+            self._mirror.start()
             self._notifier.ready()
             while self._hear():
                 self._step(ms.InboxDrained())
@@ -208,6 +214,8 @@ class NodeDaemon:
         match message:
             case _Changed(changes):
                 for change in changes:
+                    if change.key == self._key and change.value is not None:
+                        check_own(change.value, self._node)
                     is_orders = change.key == self._orders_key
                     follows = "units go on as they are" if is_orders else "it is passed over"
                     with self._odd.passing_over(change.key, follows):
@@ -270,9 +278,16 @@ class NodeDaemon:
         node.note = report.note
         value = node.SerializeToString(deterministic=True)
         if value != self._told:
+            if not self._told and not self._claim():
+                return
             self._told = value
             self._leased.put(self._key, value)
         self._notifier.status(report.status)
+
+    def _claim(self) -> bool:
+        """False: asked to stop before. Raises NameTaken."""
+        within_s = LEASES_OF_ANOTHER * self._config.times_node_lease_s
+        return claim(self._store, self._leased, self._node, within_s, self._stopping)
 
     # -- the hands: what may block
 

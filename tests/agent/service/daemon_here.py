@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bagua_agent.base.errors import UserError
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
@@ -29,6 +30,7 @@ class NoUnits:
 def config_of(etcd: EmbeddedEtcd, folder: Path) -> AgentConfig:
     content = {
         "insecure": True,
+        "times": {"node_lease_s": 2},
         "etcd": {"endpoints": [etcd.endpoint]},
         "node": {"name": NODE, "slots": 1},
         "jobs": {"users": ["root", "no-such-account"]},
@@ -44,12 +46,17 @@ def running_daemon(
     folder: Path,
     look_for_trouble: Callable[[], tuple[str, ...]] = tuple,
     units: object | None = None,
+    *,
+    lease_s: float = LEASE_S,
+    boot_id: str = "boot",
+    ends: list[BaseException] | None = None,
 ) -> Iterator[list[str]]:
-    """What it says, while it runs. units: what it asks of its units; there are none if None."""
-    leased, said = LeasedKeys(store, LEASE_S), list[str]()
+    """What it says, while it runs. units: what it asks of its units; there are none if None. boot_id: of its host.
+    ends: takes the error that ends it."""
+    leased, said = LeasedKeys(store, lease_s), list[str]()
     daemon = NodeDaemon(
         config_of(etcd, folder),
-        NodeFacts(1, 0, "boot"),
+        NodeFacts(1, 0, boot_id),
         store,
         leased,
         units or NoUnits(),  # type: ignore[arg-type]
@@ -58,7 +65,16 @@ def running_daemon(
         "0",
         look_for_trouble=look_for_trouble,
     )
-    thread = threading.Thread(target=daemon.run)
+
+    def run() -> None:
+        try:
+            daemon.run()
+        except UserError as error:
+            if ends is None:
+                raise
+            ends.append(error)
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         yield said

@@ -1,0 +1,59 @@
+"""Keeps a node's name for one daemon: two of one name, as on hosts made from one image, would run the same jobs.
+
+The daemon that writes the node's record first has the name for as long as its lease lives. The record tells its host
+and address, so a daemon that starts again knows that of its own last run, and takes it over at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from bagua_agent.base.errors import BaguaError, UserError
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_contract import cluster_pb2 as pb
+from bagua_contract.records import read_message
+
+TRY_AGAIN_S = 0.2
+
+
+class NameTaken(UserError):
+    """Another daemon has this node's name."""
+
+
+def check_own(value: bytes, own: pb.Node) -> None:
+    """value: of the node's key. own: this daemon's record. Raises NameTaken if another daemon wrote it. Pure."""
+    found = read_message(pb.Node, value)
+    if found is not None and (found.boot_id, found.address) != (own.boot_id, own.address):
+        raise NameTaken(
+            f"another daemon, at {found.address}, has the node name {own.node_name!r}, and both would run its jobs; "
+            f"set another node.name in agent.toml here, at {own.address}, or there"
+        )
+
+
+def claim(store: Store, leased: LeasedKeys, own: pb.Node, within_s: float, stopping: threading.Event) -> bool:
+    """Write this daemon's first record. False: asked to stop before. True also where etcd does not take it now, for
+    `leased` writes it later.
+
+    within_s: how long another's record may stand, for its lease may be about to end. Raises NameTaken.
+    """
+    key, value = cluster_keys.node(own.node_name), own.SerializeToString(deterministic=True)
+    deadline_s = time.monotonic() + within_s
+    while not stopping.is_set():
+        try:
+            if leased.put_if_absent(key, value) is not None:
+                return True
+            stands = store.get(key)
+        except BaguaError:
+            return True
+        try:
+            if stands is not None:
+                check_own(stands.value, own)
+                return True
+        except NameTaken:
+            if time.monotonic() >= deadline_s:
+                raise
+        stopping.wait(TRY_AGAIN_S)
+    return False
