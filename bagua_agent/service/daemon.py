@@ -91,8 +91,10 @@ class NodeDaemon:
         policy: ClusterPolicy | None = None,
         notifier: Notifier | None = None,
         look_for_trouble: Callable[[], tuple[str, ...]] = tuple,
+        look_for_notes: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """address: host:port of this daemon's service. look_for_trouble: what is wrong with the node; may block."""
+        """address: host:port of this daemon's service. look_for_trouble: what is wrong with the node; look_for_notes:
+        what people should see to; they may block."""
         self._config = config
         self._facts = facts
         self._store = store
@@ -119,6 +121,7 @@ class NodeDaemon:
             owners_folder(config.directories_state), Path(config.directories_log), config.node_name
         )
         self._look_for_trouble = look_for_trouble
+        self._look_for_notes = look_for_notes
         self._state = State(config.node_name, facts.slots, policy or config.cluster_policy)
         self._touch = StoreTouch(self._state.policy.put_back_within_s, _clock_s())
         self._in_touch = False  # whether etcd's watch is connected
@@ -302,7 +305,7 @@ class NodeDaemon:
         self._hands.run(what, operation, ended)
 
     def _look_at_node(self) -> ms.NodeSeen:
-        return ms.NodeSeen(self._look_for_trouble())
+        return ms.NodeSeen(self._look_for_trouble(), self._look_for_notes())
 
     def _looked(self, end: OperationEnd[ms.NodeSeen]) -> None:
         self._inbox.put(ms.LookFailed(end.reason) if isinstance(end, Failed) else end.value)

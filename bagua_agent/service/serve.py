@@ -27,7 +27,7 @@ from bagua_agent.service.config.agent_config import AgentConfig, read_agent_conf
 from bagua_agent.service.daemon import NodeDaemon
 from bagua_agent.service.logs.job_logs import JobLogs
 from bagua_agent.service.node.log_service import LogService
-from bagua_agent.service.node.node_checks import look_for_trouble, troubles
+from bagua_agent.service.node.node_checks import check_certificates, look_for_trouble, notes, troubles
 from bagua_agent.service.node.node_facts import NodeFacts, look_at_node
 from bagua_agent.service.node.node_server import NodeServer
 from bagua_agent.service.notify import Notifier
@@ -110,6 +110,7 @@ def _serve(
         _version(),
         notifier=notifier,
         look_for_trouble=lambda: troubles(look_for_trouble(config)),
+        look_for_notes=lambda: notes(check_certificates(config, utc_now())),
     )
     stop.tell(daemon.stop)
     log_service: LogService | None = None

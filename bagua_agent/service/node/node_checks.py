@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from bagua_agent.base.errors import BaguaError, UserError
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.failover import FULL
+from bagua_agent.security.certificate_files import read_certificates, utc_now
 from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.node.node_facts import gpus_of_the_driver
 from bagua_agent.service.units.systemd_units import is_there
@@ -36,6 +38,7 @@ LEAST_FREE_SHARE = 0.05
 ENOUGH_FREE_BYTES = 4 << 30
 LEAST_FREE_BYTES = 256 << 20
 LEAST_FREE_FILES = 1000
+EXPIRY_TOLD = timedelta(days=30)  # before it; the certificates of a cluster are commonly of one day
 
 
 class Weight(Enum):
@@ -59,12 +62,29 @@ def troubles(findings: Iterable[Finding]) -> tuple[str, ...]:
     return tuple(f"{f.what}: {f.text}" for f in findings if f.weight is Weight.TROUBLE)
 
 
+def notes(findings: Iterable[Finding]) -> tuple[str, ...]:
+    """As reported to people: they keep no job away."""
+    return tuple(f"{f.what}: {f.text}" for f in findings if f.weight is Weight.NOTE)
+
+
 # -- judging
 
 
 def judge_packages(original_beside: str | None) -> list[Finding]:
     """original_beside: what distribution.py says of the original Bagua in this environment."""
     return [Finding("packages", Weight.TROUBLE, original_beside)] if original_beside else []
+
+
+def judge_expiry(path: str, expires: datetime, now: datetime) -> Finding:
+    """Connections outlive it, so nothing else shows it before the node loses etcd, mostly together with all others."""
+    if expires - now > EXPIRY_TOLD:
+        return Finding("certificate", Weight.FINE, f"{path} is valid until {expires:%Y-%m-%d}")
+    verb = "expires" if expires > now else "expired"
+    text = (
+        f"{path} {verb} on {expires:%Y-%m-%d %H:%M UTC}, and no connection is made with it from then on; copy a new "
+        "one there (bagua-agent certs issue --replace)"
+    )
+    return Finding("certificate", Weight.NOTE, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +161,14 @@ def look_for_trouble(config: AgentConfig) -> list[Finding]:
     return found
 
 
+def check_certificates(config: AgentConfig, now: datetime) -> list[Finding]:
+    """Those that this node shows, and the authorities. now: in UTC."""
+    # while one authority replaces another, their file holds both; a certificate's file may hold its authority's too
+    of_file = dict.fromkeys((config.etcd_ca_file, config.tls_ca_file), max)
+    of_file |= dict.fromkeys((config.etcd_cert_file, config.tls_cert_file), min)
+    return [_certificate(path, now, end) for path, end in of_file.items() if path]
+
+
 def check_accounts(config: AgentConfig) -> list[Finding]:
     """Whether the accounts that jobs may run as can run workers."""
     return [_account(name) for name in dict.fromkeys((config.jobs_default_user, *config.jobs_users))]
@@ -153,6 +181,7 @@ def check_node(config: AgentConfig, *, daemon_runs: bool) -> list[Finding]:
         found.append(_port(config))
     return [
         *found,
+        *check_certificates(config, utc_now()),
         *judge_packages(original_beside()),
         *check_accounts(config),
         *look_for_trouble(config),
@@ -197,6 +226,15 @@ def _etcd(config: AgentConfig) -> Finding:
     return Finding(
         "etcd", Weight.FINE, f"{status.version} at {status.endpoint}, {status.db_size_bytes / 1e6:.1f} MB"
     )
+
+
+def _certificate(path: str, now: datetime, end: Callable[[Iterable[datetime]], datetime]) -> Finding:
+    """end: which of the ends in the file counts."""
+    try:
+        found = read_certificates(Path(path), "certificate")
+    except UserError as error:
+        return Finding("certificate", Weight.NOTE, str(error))
+    return judge_expiry(path, end(certificate.not_valid_after_utc for certificate in found), now)
 
 
 def _clock() -> Finding:

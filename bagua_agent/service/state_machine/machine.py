@@ -62,8 +62,9 @@ class State:
 
     orders: None if they are not known; orders_value: their record. outcomes: records by job. removals: by the nonce of
     the submission. to_put_back: by key, what stood there and the nonce of the submission that it is of, if of any.
-    troubles: of the node, which two looks in a row agreed on; troubles_seen: by the last look. look_due_s: for units.
-    looks_at_s: at the node. look_since_s: since when a look at it is under way. again_s: the plan's own time.
+    troubles: of the node, which two looks in a row agreed on; troubles_seen: by the last look, as notes are. note: of
+    the daemon's own parts. look_due_s: for units. looks_at_s: at the node. look_since_s: since when a look at it is
+    under way. again_s: the plan's own time.
     """
 
     node_name: str
@@ -79,6 +80,7 @@ class State:
     troubles: tuple[str, ...] = ()
     troubles_seen: tuple[str, ...] = ()
     note: str = ""
+    notes: tuple[str, ...] = ()
     look_due_s: float | None = None
     looks_at_s: float = 0.0
     look_since_s: float | None = None
@@ -134,8 +136,12 @@ class _Turn:
                 ended = OwnUnit(job_id, False, ended_s=self.now_s, failures=failures, nonce=nonce)
                 self._set(replace(ended, refused=True, reason=reason))
                 self._tell_failure(job_id, 0, reason)
-            case ms.NodeSeen(troubles):
+            case ms.NodeSeen(troubles, notes):
                 self._look_ended()
+                for note in notes:
+                    if note not in self.state.notes:
+                        self._say(note)
+                self._know(notes=notes)
                 self._take_troubles(troubles)
             case ms.LookFailed(reason):
                 self._look_ended()
@@ -373,7 +379,8 @@ class _Turn:
         status = f"{len(living)} jobs in {sum(len(u.slots) for u in living)} of {self.state.slots} slots"
         status += f"; {troubles[0]}" if troubles else ""
         self._know(again_s=made.again_at_s)
-        self._do(ms.Report(made.report, troubles, self.state.note, status))
+        note = "; ".join(filter(None, (self.state.note, *self.state.notes)))
+        self._do(ms.Report(made.report, troubles, note, status))
 
     def _situation(self) -> UnitSituation:
         state = self.state

@@ -68,7 +68,10 @@ class StartRefused:
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
+    """notes: what a person should see to, and what keeps no job away."""
+
     troubles: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ def running_daemon(
     look_for_trouble: Callable[[], tuple[str, ...]] = tuple,
     units: object | None = None,
     *,
+    look_for_notes: Callable[[], tuple[str, ...]] = tuple,
     lease_s: float = LEASE_S,
     boot_id: str = "boot",
     ends: list[BaseException] | None = None,
@@ -64,6 +65,7 @@ def running_daemon(
         "127.0.0.1:1",
         "0",
         look_for_trouble=look_for_trouble,
+        look_for_notes=look_for_notes,
     )
 
     def run() -> None:
