@@ -37,7 +37,7 @@ def _of_cluster(node: str, queue: QueuePicture) -> Iterator[Metric]:
     yield _gauge(
         node,
         "cluster_oldest_wait_seconds",
-        "Since the oldest waiting job was submitted.",
+        "Of the job that has waited longest: since it was submitted, or had no node any more.",
         queue.oldest_wait_s,
     )
     ended = CounterMetricFamily(
@@ -48,7 +48,7 @@ def _of_cluster(node: str, queue: QueuePicture) -> Iterator[Metric]:
     yield ended
     waits = HistogramMetricFamily(
         "bagua_cluster_wait_seconds",
-        "From the submission of a job until it is given nodes.",
+        "From the submission of a job, or the loss of its last node, until it is given nodes.",
         labels=("node",),
     )
     below, buckets = 0, []

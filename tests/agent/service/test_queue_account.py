@@ -55,3 +55,34 @@ def test_a_job_that_ran_before_the_election_counts_no_wait() -> None:
     account.decided(at_once, planned(at_once), NOW_S + 0.5)
     found = account.picture(NOW_S)
     assert found is not None and found.waits[0] == 1 and sum(found.waits) == 1
+
+
+def test_a_job_that_loses_its_nodes_waits_from_then_on_and_not_since_it_was_submitted() -> None:
+    """A job that trained for weeks would page people for a wait of weeks."""
+    begun_s = NOW_S - 1e6
+    away, back = picture([], job("old", submitted_unix_s=begun_s)), picture([node("a")], job("old"))
+    runs = picture([node("a")], away.submissions[0], orders={"a": "old:4:1"}, running="old")
+    away = replace(away, progress=runs.progress)
+    for seen_before in (True, False):
+        account = QueueAccount()
+        account.begin()
+        if seen_before:
+            account.decided(runs, planned(runs), NOW_S)
+        for later_s in (10.0, 20.0):
+            account.decided(away, planned(away), NOW_S + later_s)
+        found = account.picture(NOW_S + 25)
+        assert found is not None and (found.jobs["queued"], found.oldest_wait_s) == (1, 15.0)
+        back = replace(back, submissions=away.submissions, progress=runs.progress)
+        account.decided(back, planned(back), NOW_S + 30)
+        found = account.picture(NOW_S + 30)
+        assert found is not None and (found.wait_sum_s, found.oldest_wait_s) == (20.0, 0.0)
+
+
+def test_another_job_of_the_name_waits_since_its_own_submission() -> None:
+    account = QueueAccount()
+    account.begin()
+    for submitted_s in (NOW_S - 500, NOW_S - 50):
+        view = picture([], job("one", submitted_unix_s=submitted_s))
+        account.decided(view, planned(view), NOW_S)
+    found = account.picture(NOW_S)
+    assert found is not None and found.oldest_wait_s == 50.0
