@@ -144,10 +144,11 @@ def replica_written(replica: Replica) -> JobEvent:
 def worker_ended(failure: pb.Failure) -> JobEvent:
     kind = EventKind.WORKER_FAILED if failure.script_failure else EventKind.WORKER_LOST
     where = f"global rank {failure.global_rank}" if failure.global_rank >= 0 else "in no generation"
+    files = f"; files in {failure.log_path}" if failure.log_path else ""
     return JobEvent(
         f"ended-{failure.worker_id}",
         kind,
-        f"worker in slot {failure.slot}, {where}: {failure.cause}; files in {failure.log_path}",
+        f"worker in slot {failure.slot}, {where}: {failure.cause}{files}",
         worker_id=failure.worker_id,
     )
 

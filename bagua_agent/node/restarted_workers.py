@@ -136,7 +136,7 @@ class RestartedWorkers:
         placement = wanted.placement_of(worker_id)
         assert placement is not None
         self._report_failure(
-            self._failure(placement, returncode, cause, str(worker.files.directory), worker.kills_in_a_row),
+            self._failure(placement, returncode, cause, worker.files.shown, worker.kills_in_a_row),
             wanted.number,
         )
         self._ask_for_the_leader(now_s)

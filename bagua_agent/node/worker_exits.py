@@ -180,7 +180,7 @@ class WorkerExits:
             global_rank=placement.global_rank if placement else -1,
             exit_code=returncode,
             cause=cause.summary,
-            log_path=str(worker.files.directory),
+            log_path=worker.files.shown,
             step=last.steps,
             in_step=last.generation > 0,
             script_failure=cause.script_failure,

@@ -42,11 +42,12 @@ def _ended(facts: JobFacts, series: JobSeries) -> Verdict | None:
         f", rank {first.global_rank}" if first.global_rank >= 0 else ""
     )
     others = f" {result.casualties}." if result.casualties else ""
+    files = f"; its files are in {first.log_path}" if first.log_path else ""
     return Verdict(
         Level.BAD,
         f"The job has failed: {shortened(first.summary)}",
         f"The first failure was on {where}.{others}",
-        f"Read its traceback below; its files are in {first.log_path}.",
+        f"Read its traceback below{files}.",
     )
 
 

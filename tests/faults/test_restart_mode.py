@@ -286,6 +286,15 @@ def test_a_failing_script_ends_the_job_with_its_code_and_cause(job: MakeJob, tmp
     look.job.check_nothing_left()
 
 
+def test_no_files_are_named_of_a_worker_that_left_none(job: MakeJob, tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text("import sys\nsys.exit(3)\n")
+    node = job(nodes="1", program=[str(script)]).start(slots=1)
+    assert node.process.wait(30) == 3
+    assert node.says("first failure:", "slot 0, global rank 0, exit code 3")
+    assert not node.says("files in"), "the agent removes its empty directories"
+
+
 @pytest.mark.parametrize("holds_rank_0", [True, False], ids=["rank 0 leaves", "another leaves"])
 def test_a_node_that_leaves_ends_well_and_the_others_go_on(
     job: MakeJob, make_lab: MakeLab, tmp_path: Path, holds_rank_0: bool

@@ -166,7 +166,8 @@ function showFailures(failures, first) {
     const head = element("p");
     const where = `${failure.node}, slot ${failure.slot}${failure.rank === null ? "" : `, rank ${failure.rank}`}`;
     head.append(element("strong", failure.role), `: ${failure.summary} (${where})`);
-    part.append(head, element("p", `Files: ${failure.log_path}`, "hint"));
+    part.append(head);
+    if (failure.log_path) part.append(element("p", `Files: ${failure.log_path}`, "hint"));
     if (failure.traceback) {
       const trace = element("pre", failure.traceback);
       trace.tabIndex = 0;

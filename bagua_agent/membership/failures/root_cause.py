@@ -184,7 +184,8 @@ def root_cause(endings: Iterable[FailureView]) -> RootCause | None:
 def lines(found: RootCause, *, is_shown: bool = False) -> Iterator[str]:
     """What a terminal shows. is_shown: it has shown what the cause wrote itself, traceback and all."""
     cause = found.cause
-    yield f"first failure: {_where(cause)}, {_how(cause.exit_code)}, files in {cause.log_path}"
+    files = f", files in {cause.log_path}" if cause.log_path else ""
+    yield f"first failure: {_where(cause)}, {_how(cause.exit_code)}{files}"
     tail = [] if is_shown else cause.traceback_tail.splitlines()[-TAIL_LINES:]
     if not is_shown and not any(cause.summary in line for line in tail):
         yield f"    {cause.summary}"

@@ -38,6 +38,14 @@ class WorkerFiles:
     def error(self) -> Path:
         return self.directory / "error.json"
 
+    @property
+    def shown(self) -> str:
+        """The directory as people are given it; empty while there is no file in it."""
+        try:
+            return str(self.directory) if any(self.directory.iterdir()) else ""
+        except OSError:
+            return ""
+
 
 @dataclass(frozen=True, slots=True)
 class LogLayout:

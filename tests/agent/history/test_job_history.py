@@ -54,6 +54,11 @@ EVERY = [
 ]
 
 
+def test_files_are_named_where_the_worker_left_any() -> None:
+    texts = [event.text for event in EVERY if event.kind in (EventKind.WORKER_FAILED, EventKind.WORKER_LOST)]
+    assert texts[0].endswith("; files in /logs") and texts[1].endswith("in no generation: killed by SIGKILL")
+
+
 def stored(event: JobEvent, revision: int, node_name: str = "host-0", at_s: float = 1e9) -> KeyValue:
     return KeyValue(KEYS.event(event.name), event.encode(node_name, at_s), revision, revision, 1, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -193,6 +194,12 @@ def test_what_the_terminal_shows() -> None:
         "    ValueError: boom",
         "and 7 casualties on 2 nodes",
     ]
+
+
+def test_no_files_are_named_where_there_are_none() -> None:
+    found = root_cause([replace(failure(1, "exit code 3", 3, node="n", tail=""), log_path="")])
+    assert found is not None
+    assert next(iter(lines(found))) == "first failure: n, slot 1, global rank 1, exit code 3"
 
 
 def test_a_signal_is_named_and_others_are_bounded() -> None:
