@@ -48,6 +48,15 @@ def check(one: Job, *, finished: int, equal: bool = True, shards: int = 2) -> No
     one.check_nothing_left()
 
 
+def check_sums(one: Job) -> None:
+    """Of each sample once in each epoch, whichever shard computed it."""
+    ends = one.ends()
+    of_shard = {shard: {tuple(e["sums"]) for e in ends if e["shard"] == shard} for shard in (0, 1)}
+    assert all(len(sums) == 1 for sums in of_shard.values()), of_shard
+    found = sum(numbers for sums in of_shard.values() for numbers, _ in sums)
+    assert found == EPOCHS * sum(range(one.samples)), of_shard
+
+
 def dies(how: str, at: str = "1,1", step: int = 12) -> list[str]:
     return ["--dies", how, "--dies-in", str(step), "--at", at]
 
@@ -208,7 +217,7 @@ def test_a_joiner_replica_dies_while_it_heals(job: MakeJob, etcd: EmbeddedEtcd) 
 def test_a_host_is_cut_off_while_its_mate_waits_for_it(job: MakeJob, make_lab: MakeLab) -> None:
     """No connection is reset: the mate hangs in torch's collective, and its agent ends it."""
     lab = make_lab(5)
-    one = sharded(job, "2:4", endpoints=lab.etcd(lab.hosts[0]).endpoints)
+    one = sharded(job, "2:4", ["--sums"], endpoints=lab.etcd(lab.hosts[0]).endpoints)
     nodes = [one.start(host) for host in lab.hosts[1:]]
     before = one.await_world(2, after_step=9)
     nodes[3].host.cut()  # type: ignore[union-attr]
@@ -222,6 +231,7 @@ def test_a_host_is_cut_off_while_its_mate_waits_for_it(job: MakeJob, make_lab: M
     one.finish(deadline_s=END_S)
     assert over.process.returncode == 0
     check(one, finished=4)
+    check_sums(one)
 
 
 def test_a_host_is_back_at_once_and_finds_its_mate_killed(job: MakeJob, make_lab: MakeLab) -> None:
@@ -245,7 +255,7 @@ def _ended_its_part(nodes: Sequence[Node]) -> Node | None:
 
 
 def test_a_node_leaves_and_takes_its_replica_along(job: MakeJob, etcd: EmbeddedEtcd) -> None:
-    one = sharded(job, "1:2", ["--evaluates"], endpoints=etcd.endpoint)
+    one = sharded(job, "1:2", ["--evaluates", "--sums"], endpoints=etcd.endpoint)
     first, second = one.start(slots=2), one.start(slots=2)
     before = one.await_world(2, after_step=5)
     second.send(signal.SIGTERM)
@@ -255,6 +265,7 @@ def test_a_node_leaves_and_takes_its_replica_along(job: MakeJob, etcd: EmbeddedE
     one.finish([0, 0], deadline_s=END_S)
     assert not first.says("did not happen"), "a leave costs no step"
     check(one, finished=2)
+    check_sums(one)
 
 
 @pytest.mark.long
@@ -267,15 +278,6 @@ def test_a_worker_dies_in_a_collective_between_two_epochs(job: MakeJob) -> None:
     one.await_step(again + 1)
     one.finish(deadline_s=END_S)
     check(one, finished=4)
-
-
-def check_sums(one: Job) -> None:
-    """Of each sample once in each epoch, whichever shard computed it."""
-    ends = one.ends()
-    of_shard = {shard: {tuple(e["sums"]) for e in ends if e["shard"] == shard} for shard in (0, 1)}
-    assert all(len(sums) == 1 for sums in of_shard.values()), of_shard
-    found = sum(numbers for sums in of_shard.values() for numbers, _ in sums)
-    assert found == EPOCHS * sum(range(one.samples)), of_shard
 
 
 @pytest.mark.parametrize(("how", "step"), [("sum", 12), ("evaluation", SAMPLES // 24)])
