@@ -1,7 +1,8 @@
-"""Decides from an optimizer's source whether its step() calls the closure exactly once.
+"""Decides from an optimizer's source whether its step() calls the closure exactly once, before it does anything else.
 
 Every rank must come to the same answer without a message, so the answer follows from the class alone. It is True only
-for the usual form, one call outside loops. A class whose source cannot be read is taken to call the closure again.
+for the usual form, one call outside loops, with no loop and no call of a method of its own before it: SAM moves the
+parameters first. A class whose source cannot be read is taken to call the closure again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,7 +59,7 @@ def _uses_are_one_call(definition: ast.FunctionDef, kind: type, others: tuple[ty
     arguments = [*definition.args.posonlyargs, *definition.args.args]
     if len(arguments) < 2:
         return False
-    closure = arguments[1].arg
+    own, closure = arguments[0].arg, arguments[1].arg
     calls = 0
     for path in _uses(definition, closure):
         node, parent = path[-1], path[-2]
@@ -65,14 +67,14 @@ def _uses_are_one_call(definition: ast.FunctionDef, kind: type, others: tuple[ty
             continue
         if any(isinstance(above, (ast.For, ast.While, ast.FunctionDef, ast.Lambda)) for above in path[1:]):
             return False
-        if isinstance(parent, ast.Call) and parent.func is node:
-            calls += 1
-        elif _is_wrapped_anew(path, closure):
+        is_call = isinstance(parent, ast.Call) and parent.func is node
+        if _is_wrapped_anew(path, closure):
             continue
-        elif _is_super_step(path) and _once(kind, others):
-            calls += 1
-        else:
+        if not is_call and not (_is_super_step(path) and _once(kind, others)):
             return False
+        if any(_may_change_parameters(statement, own) for statement in _statements_before(path)):
+            return False
+        calls += 1
     return calls <= 1
 
 
@@ -83,6 +85,37 @@ def _uses(tree: ast.AST, name: str, path: tuple[ast.AST, ...] = ()) -> Iterator[
         yield path
     for child in ast.iter_child_nodes(tree):
         yield from _uses(child, name, path)
+
+
+def _statements_before(path: tuple[ast.AST, ...]) -> Iterator[ast.stmt]:
+    """Those that run before the node at the end of `path`, in the blocks that it lies in."""
+    for block, inside in pairwise(path):
+        for statements in (getattr(block, name, ()) for name in ("body", "orelse", "finalbody")):
+            if isinstance(statements, list) and inside in statements:
+                yield from statements[: statements.index(inside)]
+
+
+def _may_change_parameters(statement: ast.stmt, own: str) -> bool:
+    """Whether it has a loop, or calls a method of the optimizer. own: the name of the optimizer itself."""
+    return any(
+        isinstance(node, (ast.For, ast.While))
+        or (isinstance(node, ast.Call) and _is_own_method(node.func, own) and not _is_check(node))
+        for node in ast.walk(statement)
+    )
+
+
+def _is_own_method(function: ast.AST, own: str) -> bool:
+    """`self.first_step`, `super().first_step`, but not `self.defaults.get`"""
+    if not isinstance(function, ast.Attribute):
+        return False
+    of = function.value
+    is_super = isinstance(of, ast.Call) and isinstance(of.func, ast.Name) and of.func.id == "super"
+    return is_super or (isinstance(of, ast.Name) and of.id == own)
+
+
+def _is_check(call: ast.Call) -> bool:
+    """torch's own, with which many steps begin."""
+    return isinstance(call.func, ast.Attribute) and call.func.attr.endswith("_graph_capture_health_check")
 
 
 def _is_test(node: ast.AST, path: tuple[ast.AST, ...]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,8 +54,8 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
     """From now on optimizer.step() acts only at the end of a step that did not fail, and else returns None.
 
     With a closure, the closure runs first and the decision is made after it: its backward is the step's
-    reduction. An optimizer that calls its closure again (LBFGS) sees the job's loss, and its step is undone if a later
-    call fails. Doing it twice is harmless.
+    reduction. An optimizer that calls its closure again (LBFGS), or after it has moved parameters (SAM), sees the job's
+    loss, and its step is undone if a later call fails. Doing it twice is harmless.
     """
     original: Callable[..., Any] = optimizer.step
     known = _gate_of(original)
@@ -71,10 +71,12 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
         engine = gate.engine
         if engine is None:
             return original(*args, **kwargs)
-        if engine.step_failed:
-            return None
         closure, args, kwargs = closure_of(args, kwargs)
-        loss = None if closure is None else closure()
+        if engine.step_failed:
+            return None if closure is None else closure()  # a script may look at the loss
+        repeats = closure is not None and not calls_closure_once(type(self))
+        is_called = closure is not None and not (repeats and _calls_first(engine))
+        loss = closure() if closure is not None and is_called else None
         if engine.step_failed:
             return loss
         if not engine.micro_batch.last:
@@ -83,8 +85,7 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
             return loss
         checks_of(engine).check_step(self)
         optimizer_steps_of(engine).stepped()
-        repeats = closure is not None and not calls_closure_once(type(self))
-        if repeats:
+        if repeats and is_called:
             loss = job_loss(loss, engine)
         if engine.step_failed or not engine.takes_optimizer_step(final=not repeats) or engine.step_failed:
             return loss
@@ -94,9 +95,12 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
             elif not repeats:
                 result = original(Evaluated(closure, loss), *args, **kwargs)
             else:
-                again = RepeatedClosure(closure, loss, engine, _refusal(self, engine, parts))
+                before = Before(self)
+                again = RepeatedClosure(closure, before, engine, _refusal(self, engine, tuple(parts)))
+                if is_called:
+                    again.called_already(loss)
                 parts.clear()
-                result = _whole_step(self, engine, lambda: original(again, *args, **kwargs), loss)
+                result = _whole_step(before, engine, lambda: original(again, *args, **kwargs), again)
         engine.optimizer_stepped(self)
         return result
 
@@ -105,17 +109,20 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
-def _whole_step(
-    optimizer: torch.optim.Optimizer, engine: StepEngine, step: Callable[[], Any], loss: Any
-) -> Any:
-    """A step whose closure is called several times: final after the last call, or undone, whatever ended it."""
-    before = Before(optimizer)
+def _calls_first(engine: StepEngine) -> bool:
+    """Whether an optimizer may move parameters before the first call of its closure: a reduction of the step is in, so
+    no copy of the state waits for one."""
+    return engine.micro_batch.last and engine.is_final
+
+
+def _whole_step(before: Before, engine: StepEngine, step: Callable[[], Any], calls: RepeatedClosure) -> Any:
+    """A step that is final after the last call of its closure, or undone, whatever ended it."""
     is_whole = False
     try:
         result = step()
         is_whole = True
     except StepAbandoned:
-        return loss
+        return calls.loss
     finally:
         if not is_whole:
             before.put_back()
@@ -123,25 +130,29 @@ def _whole_step(
     return result
 
 
-def _refusal(optimizer: torch.optim.Optimizer, engine: StepEngine, parts: list[StepPlan]) -> str | None:
-    """Why the optimizer must not call its closure again in this step, if it must not."""
+def _refusal(
+    optimizer: torch.optim.Optimizer, engine: StepEngine, parts: Sequence[StepPlan]
+) -> Callable[[bool], str | None]:
+    """See RepeatedClosure."""
     kind = type(optimizer).__name__
-    if parts == [engine.plan]:
+
+    def why_not(moved: bool) -> str | None:
+        calls = f"{kind} calls its closure " + ("after it has moved parameters" if moved else "several times")
+        if list(parts) == [engine.plan]:
+            return f"{calls}, and each call sees the last micro-batch of the step only; leave out max_local_batch_size"
+        if engine.replica_size > 1:
+            return (
+                f"{calls}, and the workers of a replica may see different ends of a call that fails; use an optimizer "
+                "that calls it once, before it moves parameters"
+            )
+        if moved or engine.communicator() is None or checks_of(engine).has_equal_states(optimizer):
+            return None
         return (
-            f"{kind} calls its closure several times, and each call sees the last micro-batch of the step only; leave "
-            "out max_local_batch_size"
+            f"{calls} and decides by each worker's own gradients when to stop, but all workers must reduce equally "
+            'often; use algorithm="gradient_allreduce"'
         )
-    if engine.replica_size > 1:
-        return (
-            f"{kind} calls its closure several times, and the workers of a replica may see different ends of a call "
-            "that fails; use an optimizer that calls it once"
-        )
-    if engine.communicator() is not None and not checks_of(engine).has_equal_states(optimizer):
-        return (
-            f"{kind} calls its closure several times and decides by each worker's own gradients when to stop, but all "
-            'workers must reduce equally often; use algorithm="gradient_allreduce"'
-        )
-    return None
+
+    return why_not
 
 
 # A scheduler's state_dict is its whole __dict__, so neither engine nor replacement may live there.

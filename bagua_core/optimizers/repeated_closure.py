@@ -2,7 +2,8 @@
 
 Such an optimizer decides by the loss where to go and whether to call again, so it sees the job's loss and not this
 rank's. Each call is a reduction that may fail when parameters have moved already. The step is then abandoned, and
-parameters and the optimizer's state become what they were before it.
+parameters and the optimizer's state become what they were before it. So it goes with those that call their closure
+once, but after they have moved parameters, such as SAM.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.communication.step_interface import StepReductions
 from bagua_core.errors import BaguaError, UserError
+from bagua_core.model.sharded_tensors import version
 from bagua_core.optimizers.state_copy import OptimizerStateCopy
 
 
@@ -27,31 +29,46 @@ class StepAbandoned(BaguaError):
 
 
 class RepeatedClosure:
-    """What step() gets in the place of a closure that was called once. first: that call's loss, the job's.
+    """What step() gets in the place of its closure. loss: the job's, of the newest call.
 
-    refusal: why the optimizer must not call it again, or None.
+    before: the optimizer's parameters as they are now. refusal: why the optimizer must not call the closure again
+    (given False), or after it has moved parameters (given True); None if it may.
     """
 
     def __init__(
-        self, closure: Callable[[], Any], first: Any, engine: StepReductions, refusal: str | None
+        self,
+        closure: Callable[[], Any],
+        before: Before,
+        engine: StepReductions,
+        refusal: Callable[[bool], str | None],
     ) -> None:
         self._closure = closure
-        self._first = [first]
+        self._before = before
         self._engine = engine
         self._refusal = refusal
+        self._is_called = False
+        self._holds_first = False
+        self.loss: Any = None
+
+    def called_already(self, loss: Any) -> None:
+        """The step's first call is done, and gave the job's `loss`. It counts unless parameters move before it."""
+        self.loss, self._holds_first = loss, True
 
     def __call__(self) -> Any:
         """Raises StepAbandoned, RepeatedClosureError."""
-        if self._first:
-            return self._first.pop()
-        if self._refusal is not None:
-            raise RepeatedClosureError(self._refusal)
-        loss = self._closure()
+        is_first, self._is_called = not self._is_called, True
+        moved = is_first and self._before.is_moved
+        if is_first and self._holds_first and not moved:
+            return self.loss
+        why_not = self._refusal(moved) if moved or not is_first else None
+        if why_not is not None:
+            raise RepeatedClosureError(why_not)
+        self.loss = self._closure()
         if not self._engine.step_failed:
-            loss = job_loss(loss, self._engine)
+            self.loss = job_loss(self.loss, self._engine)
         if self._engine.step_failed:
             raise StepAbandoned
-        return loss
+        return self.loss
 
 
 def job_loss(loss: Any, engine: StepReductions) -> Any:
@@ -83,7 +100,13 @@ class Before:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._parameters = [(p, p.detach().clone()) for p in parameters]
+        self._versions = [version(p) for p in parameters]
         self._state = OptimizerStateCopy(optimizer)
+
+    @property
+    def is_moved(self) -> bool:
+        """Parameters have changed since."""
+        return any(version(p) != v for (p, _), v in zip(self._parameters, self._versions, strict=True))
 
     def put_back(self) -> None:
         with torch.no_grad():

@@ -75,6 +75,7 @@ class FakeEngine:
         world_size = communicator.world_size if communicator else 1
         self.current = MicroBatch(1.0 / world_size if weight is None else weight, True)
         self.failed: Exception | None = None
+        self.final = False
         self.pairs: list[tuple[float, float] | None] = []
         self.stalls: list[float] = []
         self.models: list[Model] = []
@@ -136,7 +137,7 @@ class FakeEngine:
 
     @property
     def is_final(self) -> bool:
-        return False
+        return self.final
 
     def switch_value(self) -> float:
         return self.v

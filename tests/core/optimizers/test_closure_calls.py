@@ -59,7 +59,52 @@ class HandsOn(torch.optim.SGD):
         return closure() + closure()
 
 
-@pytest.mark.parametrize("kind", [*IN_TORCH, QAdamOptimizer, Inherits, Extends])
+class MovesFirst(torch.optim.SGD):
+    """As SAM does."""
+
+    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+        assert closure is not None
+        closure = torch.enable_grad()(closure)
+        self.first_step()
+        loss = closure()
+        self.second_step()
+        return loss
+
+    def first_step(self) -> None: ...
+
+    def second_step(self) -> None: ...
+
+
+class MovesInLoop(torch.optim.SGD):
+    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            group["params"][0].add_(1)
+        return closure() if closure is not None else None
+
+
+class Forgets(torch.optim.SGD):
+    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+        if closure is not None:
+            super().zero_grad()
+            closure()
+
+
+class Checks(torch.optim.SGD):
+    """As optimizers for training in 8 bits do, and those without a schedule."""
+
+    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+        if not self.param_groups[0].get("train_mode", True):
+            raise RuntimeError
+        self.steps = getattr(self, "steps", 0) + 1
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.zero_grad()
+        return loss
+
+
+@pytest.mark.parametrize("kind", [*IN_TORCH, QAdamOptimizer, Inherits, Extends, Checks])
 def test_the_usual_form_calls_it_once(kind: type[torch.optim.Optimizer]) -> None:
     assert len(IN_TORCH) > 10
     assert calls_closure_once(kind)
@@ -67,6 +112,13 @@ def test_the_usual_form_calls_it_once(kind: type[torch.optim.Optimizer]) -> None
 
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, ExtendsRepeating, Twice, Loops, HandsOn])
 def test_others_may_call_it_again(kind: type[torch.optim.Optimizer]) -> None:
+    assert not calls_closure_once(kind)
+
+
+@pytest.mark.parametrize("kind", [MovesFirst, MovesInLoop, Forgets])
+def test_one_that_does_something_before_the_call_is_not_of_the_usual_form(
+    kind: type[torch.optim.Optimizer],
+) -> None:
     assert not calls_closure_once(kind)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bagua_core.communication.communicator import Communicator
+from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.elastic.step.engine import Engine
 from bagua_core.optimizers.optimizer_gate import gate_optimizer
@@ -223,3 +223,123 @@ def test_an_optimizer_without_a_model_may_repeat_its_closure() -> None:
     for _ in range(3):
         optimizer.step(closure)
     assert float(parameter) == pytest.approx(0.0, abs=1e-4)
+
+
+# -- one call, but after parameters have moved
+
+
+class SAM(torch.optim.Optimizer):
+    """As commonly published: the gradients that are there lead to another place, whose gradients are used here."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"rho": 0.5, "lr": lr})
+        self.inner = torch.optim.SGD(self.param_groups, lr=lr)
+        self.param_groups = self.inner.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        for p in parameters:
+            self.state[p]["before"] = p.detach().clone()
+            p.add_(p.grad * (0.5 / norm))
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for p, state in self.state.items():
+            p.copy_(state["before"])
+        self.inner.step()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        assert closure is not None
+        closure = torch.enable_grad()(closure)
+        self.first_step()
+        loss = closure()
+        self.second_step()
+        return loss
+
+
+def sharpness_aware(worker: Worker, steps: int = 3) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        worker.engine.final = False
+        worker.closure()
+        worker.engine.final = True
+        losses.append(float(worker.step()))
+    return losses
+
+
+def sharpness_aware_alone(steps: int = 3) -> tuple[torch.Tensor, list[float]]:
+    """Without Bagua."""
+    model = seeded(net)
+    optimizer = SAM(model.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(X), Y)
+        loss.backward()
+        return loss
+
+    losses = []
+    for _ in range(steps):
+        closure()
+        losses.append(float(optimizer.step(closure)))
+    return weights_of(model), losses
+
+
+@pytest.mark.parametrize("shares", [[(0, 12)], [(0, 5), (5, 12)]])
+def test_sam_computes_its_second_gradient_where_it_has_moved_to(shares: list[tuple[int, int]]) -> None:
+    world: list[Any] = [None] if len(shares) == 1 else list(in_process_world(len(shares)))
+    members = [Worker(c, s, kind=SAM) for c, s in zip(world, shares, strict=True)]
+    found = run_ranks(members, sharpness_aware)
+    expected, losses = sharpness_aware_alone()
+    for member, own in zip(members, found, strict=True):
+        torch.testing.assert_close(weights_of(member.net), expected)
+        assert own == pytest.approx(losses) and own == found[0]
+        assert member.calls == 6 and member.engine.final_steps == 3
+
+
+def test_so_does_one_whose_first_gradient_is_of_the_closure_too() -> None:
+    """The runtime calls the closure before the optimizer, since no reduction of the step came before."""
+    members = [Worker(c, s, kind=SAM) for c, s in zip(in_process_world(2), [(0, 5), (5, 12)], strict=True)]
+    run_ranks(members, lambda w: [w.step() for _ in range(3)])
+    for member in members:
+        torch.testing.assert_close(weights_of(member.net), sharpness_aware_alone()[0])
+
+
+def test_a_loss_of_a_peer_in_its_call_undoes_what_it_moved() -> None:
+    world = build_in_process(2)
+    worker = Worker(world[0], (0, 5), kind=SAM)
+    peer = Worker(world[1], (5, 12), kind=SAM)
+    run_ranks([worker, peer], Worker.closure)
+    worker.engine.final = True
+    before = weights_of(worker.net)
+    worker.at_call = {2: lambda: world[1].lose("10.0.0.9")}
+    assert float(worker.step()) > 0
+    assert worker.engine.step_failed and worker.engine.final_steps == 0
+    assert torch.equal(weights_of(worker.net), before) and not worker.optimizer.state
+
+
+def test_sam_and_micro_batches_do_not_go_together() -> None:
+    worker = Worker(None, kind=SAM)
+    for last in (False, True):
+        worker.engine.current = MicroBatch(0.5, last)
+        worker.closure()
+        if last:
+            with pytest.raises(
+                RepeatedClosureError, match=r"after it has moved parameters.*max_local_batch_size"
+            ):
+                worker.step()
+        else:
+            worker.step()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS, SAM])
+def test_a_step_that_failed_before_gives_the_script_its_loss(kind: type[torch.optim.Optimizer]) -> None:
+    worker = Worker(in_process_world(2)[0], kind=kind, lr=0.1)
+    worker.engine.failed = CollectiveFailed("before the closure")
+    before = weights_of(worker.net)
+    assert float(worker.step()) > 0
+    assert torch.equal(weights_of(worker.net), before)
