@@ -95,6 +95,10 @@ class _WarmUp(LocalMean):
     def is_over(self) -> bool:
         return self._engine.plan.step >= self._warmup_steps
 
+    @property
+    def keeps_own(self) -> bool:
+        return self.is_over
+
     def launch(
         self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
     ) -> Pending:
@@ -158,6 +162,7 @@ class AsyncExchange(Reducer):
         self._mean.begin_if_due(communicator.lanes[Lane.BACKGROUND])
 
     def step_committed(self) -> None:
+        super().step_committed()
         self._has_begun = False
 
     def step_rolled_back(self) -> None:

@@ -39,6 +39,11 @@ class BucketOperation(ABC):
                 if name not in vars(cls):
                     setattr(cls, name, False)
 
+    @property
+    def keeps_own(self) -> bool:
+        """Whether what `launch` leaves in a bucket is this rank's own mean gradient, and not one of all ranks."""
+        return False
+
     @abstractmethod
     def launch(
         self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
@@ -82,6 +87,10 @@ class Sum(BucketOperation):
 
 class LocalMean(BucketOperation):
     """Every rank keeps the mean gradient of its own samples; what ranks share is something else, such as weights."""
+
+    @property
+    def keeps_own(self) -> bool:
+        return True
 
     def launch(
         self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float

@@ -29,7 +29,12 @@ class Contributions(Exchange):
         self._frozen: list[torch.nn.Parameter] = []  # that have a place in a bucket and are not trained
         self._communicator: Communicator | None = None
         self._micro_batch = MicroBatch(1.0, True)
+        self._weight = 0.0  # of this step's micro-batches so far that had a backward
+        self._weighed: MicroBatch | None = None  # the newest of them
+        self._has_parts = False  # the buckets hold gradients of micro-batches before the step's last one
         self._scale = 1.0  # of this step's contributions
+        # by index: means that the script left in .grad and that are this rank's own
+        self._own_means: dict[int, torch.Tensor] = {}
         self._take_over_layout()
 
     def buckets_of_parameters(self) -> list[tuple[Bucket, list[torch.nn.Parameter]]]:
@@ -65,6 +70,20 @@ class Contributions(Exchange):
         self._ready = bytearray(count)
         # 1: the view already holds something that goes into the mean as it is, so contributions are added
         self._accumulated = bytearray(count)
+
+    def _weigh(self, micro_batch: MicroBatch) -> None:
+        """A backward of it begins. Each micro-batch counts once, whatever the number of its backwards."""
+        self._micro_batch = micro_batch
+        if micro_batch is not self._weighed:
+            if self._weighed is None or self._weighed.last:
+                self._weight = 0.0
+            self._weight += micro_batch.weight
+            self._weighed = micro_batch
+
+    def _forget_parts(self) -> None:
+        self._has_parts, self._weighed = False, None
+        self._accumulated = bytearray(len(self._parameters))
+        self._own_means.clear()
 
     def _contribute(self, index: int, parameter: torch.Tensor) -> None:
         """Put weight * .grad into the bucket. .grad None counts as zero."""
@@ -103,11 +122,22 @@ class Contributions(Exchange):
             gradient.zero_()
 
     def _set_mean_aside(self, index: int, parameter: torch.nn.Parameter) -> None:
-        """A mean in .grad goes into the next one from one rank, unweighted; rank 0 always holds the state."""
-        if parameter.grad is self._gradients[index]:
-            parameter.grad = None
-            communicator = self._communicator
+        """A mean in .grad goes into the next one from one rank, unweighted; rank 0 always holds the state. Where each
+        rank has a mean of its own, it is added to that rank's next one."""
+        if parameter.grad is not self._gradients[index]:
+            return
+        parameter.grad = None
+        communicator = self._communicator
+        if communicator is None or not self._operation.keeps_own:
             self._accumulated[index] = 1 if communicator is None or communicator.global_rank == 0 else 0
+        else:
+            self._own_means[index] = self._views[index].clone()
+
+    def _add_own(self) -> None:
+        """The buckets hold the next means."""
+        for index, mean in self._own_means.items():
+            self._views[index].add_(mean)
+        self._own_means.clear()
 
     def _retire_buckets(self) -> None:
         """Operations that were given up may still write: into memory that nothing else uses any more."""

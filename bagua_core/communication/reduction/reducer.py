@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -26,6 +25,7 @@ from bagua_core.communication.reduction.bucket_operation import BucketOperation,
 from bagua_core.communication.reduction.bucket_times import BucketTimes
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB, FIRST_BUCKET_BYTES
 from bagua_core.communication.reduction.contributions import Contributions
+from bagua_core.communication.reduction.gradient_hooks import GradientHooks
 from bagua_core.communication.reduction.step_tail import StepTail
 from bagua_core.communication.reduction.trained_parameters import (
     Candidates,
@@ -77,15 +77,12 @@ class Reducer(Contributions):
         self._reductions = 0
         self._has_local = False
         self._backward = BackwardTask()
-        self._earlier_weight = 0.0  # of this step's micro-batches before the one under way
         self._skips = False
         self._next_bucket = 0
         self._separates_mean = False
         self._average = average
-        self._hooked: set[int] = set()
-        self._mean_hooked: set[int] = set()
-        self._hooks: list[Any] = []
-        self._hook_parameters()
+        self._hooks = GradientHooks(self._accumulated_in, self._before_accumulation)
+        self._hooks.add(self._parameters, before=False)
         if not average:  # what .grad still holds is scaled already
             self._separate_mean()
 
@@ -122,12 +119,10 @@ class Reducer(Contributions):
 
     @property
     def is_closed(self) -> bool:
-        return not self._hooks
+        return self._hooks.are_removed
 
     def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._hooks.remove()
 
     # -- which parameters are trained
 
@@ -140,7 +135,7 @@ class Reducer(Contributions):
         with self._lock:
             trained.candidates = candidates
             changed = trained.changed(choice)
-            if changed and self._earlier_weight:
+            if changed and self._has_parts:
                 raise FrozenWithinStep(
                     f"{listed(changed)}: frozen or unfrozen between two micro-batches; do it at a step boundary"
                 )
@@ -158,32 +153,28 @@ class Reducer(Contributions):
             if new:
                 self._layout.append(new)
             self._take_over_layout()
-            self._hook_parameters()
+            self._hooks.add(self._parameters, self._separates_mean)
             trained.choose(choice)
             known = {id(p) for p in chosen}
             self._frozen = [p for p in self._parameters if id(p) not in known]
 
-    def _hook_parameters(self) -> None:
-        for p in self._parameters:
-            if p.requires_grad and id(p) not in self._hooked:
-                self._hooked.add(id(p))
-                self._hooks.append(p.register_post_accumulate_grad_hook(self._accumulated_in))  # type: ignore[no-untyped-call]
-            if p.requires_grad and self._separates_mean and id(p) not in self._mean_hooked:
-                self._mean_hooked.add(id(p))
-                self._hooks.append(p.register_hook(self._before_accumulation(p)))  # type: ignore[no-untyped-call]
-
     def _reduce_late(self, communicator: Communicator) -> None:
         """The buckets of parameters that were unfrozen. All ranks have the same ones."""
-        weight = self._earlier_weight + self._micro_batch.weight
         first, begin = self._layout.settled, self._layout.settled_parameters
         self._layout.settle()
         for number, bucket in enumerate(self._buckets[first:], first):
-            bucket.pending = self._operation.launch(communicator, bucket, number, weight)
+            bucket.pending = self._operation.launch(communicator, bucket, number, self._weight)
         for bucket in self._buckets[first:]:
             assert bucket.pending is not None
             self._engine.wait(bucket.pending)
         if self._finds_unused and begin < len(self._parameters):
             self._engine.wait(communicator.allreduce(self._used[begin:], ReduceOp.MAX))
+
+    def step_committed(self) -> None:
+        """See Exchange. Gradients of a step whose last micro-batch had no backward are no part of the next one."""
+        if self._has_parts:
+            with self._lock:
+                self._forget_parts()
 
     def step_rolled_back(self) -> None:
         """The step did not happen: forget accumulations; .grad is the caller's to clear."""
@@ -258,7 +249,7 @@ class Reducer(Contributions):
             return
         if self._backward.is_open:
             self._give_up_unfinished()
-        self._micro_batch = self._engine.micro_batch
+        self._weigh(self._engine.micro_batch)
         self._skips = self._engine.step_failed
         self._communicator = self._engine.communicator()
         self._scale = 1.0 if self._average else float(self._engine.plan.active_count)
@@ -279,13 +270,13 @@ class Reducer(Contributions):
         if communicator is None and not self._operation.acts_alone:
             return
         buckets = self._buckets
-        weight = self._earlier_weight + self._micro_batch.weight
         while self._next_bucket < self._layout.settled and buckets[self._next_bucket].missing == 0:
             number, bucket = self._next_bucket, buckets[self._next_bucket]
             self._next_bucket += 1
             if bucket.tail is not None and communicator is not None:
                 self._tail.write(bucket.tail)
-            bucket.pending = launched = self._operation.launch(communicator, bucket, number, weight)
+            launched = self._operation.launch(communicator, bucket, number, self._weight)
+            bucket.pending = launched
             bucket_launched(number, bucket.flat.nbytes, launched)
             self._times.launched(launched, bucket.flat.nbytes, is_plain=type(self._operation) is Sum)
             if tracing.active is not None:
@@ -343,7 +334,7 @@ class Reducer(Contributions):
                 if last or parameter.grad is not None:
                     self._contribute(index, parameter)
         if not last:
-            self._earlier_weight += self._micro_batch.weight
+            self._has_parts = True
             self._separate_mean()
             return
         for bucket in self._buckets:
@@ -357,7 +348,7 @@ class Reducer(Contributions):
             self._engine.reduction_given_up()
             return
         self._accumulated = bytearray(len(self._parameters))
-        self._earlier_weight = 0.0
+        self._has_parts = False
         self._reductions += 1
         self._has_local = False
         self._engine.reduction_done(pair)
@@ -365,6 +356,7 @@ class Reducer(Contributions):
             self._operation.failed()
             self._zero_gradients()
             return
+        self._add_own()
         self._operation.reduced()
         if self._finds_unused:
             for index in (self._used == 0).nonzero().flatten().tolist():
@@ -415,7 +407,7 @@ class Reducer(Contributions):
         if self._separates_mean:
             return
         self._separates_mean = True
-        self._hook_parameters()
+        self._hooks.add(self._parameters, before=True)
 
     def _before_accumulation(self, parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
         def gradient_computed(_: torch.Tensor) -> None:
@@ -443,8 +435,7 @@ class Reducer(Contributions):
     def _forget(self) -> None:
         self._backward.close()
         self._has_local = False
-        self._earlier_weight = 0.0
-        self._accumulated = bytearray(len(self._parameters))
+        self._forget_parts()
         if any(b.pending is not None for b in self._buckets):
             self._retire_buckets()
             self._zero_gradients()

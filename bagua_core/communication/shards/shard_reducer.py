@@ -71,6 +71,7 @@ class ShardReducer(Reducer):
         self._buffers.forward_begins(self._engine.micro_batch)
 
     def step_committed(self) -> None:
+        super().step_committed()
         self._forget_step()  # a step in which no backward of this model ran
 
     def communicator_changed(self) -> None:
@@ -136,7 +137,7 @@ class ShardReducer(Reducer):
         for number, bucket in enumerate(self._buckets):
             self._tree.keep(bucket, number, self._micro_batch)
         self._accumulated = bytearray(len(self._parameters))
-        self._earlier_weight += self._micro_batch.weight
+        self._has_parts = True
         self._is_later = True
 
     def _contribute_all(self) -> None:

@@ -109,6 +109,7 @@ class WeightExchange(Reducer):
             self._engine.reduction_failed(error)
 
     def step_committed(self) -> None:
+        super().step_committed()
         self.is_final(happened=True)
         self._has_begun = False
 

@@ -137,6 +137,7 @@ class OwnExchange(Reducer):
                 self._model.init_operations()
 
     def step_committed(self) -> None:
+        super().step_committed()
         self._asked = False
 
     def step_rolled_back(self) -> None:
