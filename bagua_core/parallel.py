@@ -24,6 +24,7 @@ from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
 from bagua_core.communication.reduction.buffer_broadcast import broadcast_buffers as share_buffers
 from bagua_core.communication.reduction.contributions import SparseGradientError
+from bagua_core.communication.reduction.model_turns import model_turns_of
 from bagua_core.communication.step_interface import StepEngine
 from bagua_core.errors import TrainingOver
 from bagua_core.model import torch_ddp_names
@@ -128,6 +129,9 @@ class DistributedDataParallel(nn.Module):
             None if self._shards is None else self._shards.buffers,
         )
         self._exchange = chosen.attach(self._attachment)
+        self._turns = model_turns_of(engine)
+        self._number = self._turns.add(type(module).__name__)
+        self._exchange.be_model(self._number)
         for optimizer in self.optimizers:
             gate_optimizer(optimizer, engine)
         checks_of(engine).add(self)
@@ -147,12 +151,15 @@ class DistributedDataParallel(nn.Module):
             self._exchange.synced = self.require_backward_grad_sync
             if not self._engine.step_failed:
                 self._note_trained()
+            each_forward = self.training and self.broadcast_buffers and self.require_backward_grad_sync
+            shares_buffers = each_forward and self.round_steps is None and self._shards is None
+            if self._engine.in_step and not self._engine.step_failed:
+                self._take_turn(shares_buffers)
             if self._engine.in_step and not self._engine.step_failed:
                 if self._shards is not None:
                     self._shards.check_rates(self._engine.plan, self._engine.micro_batch)
                 self._exchange.forward_begins()
-            each_forward = self.training and self.broadcast_buffers and self.require_backward_grad_sync
-            if each_forward and self.round_steps is None and self._shards is None:
+            if shares_buffers:
                 self._broadcast_buffers()
                 if self._sharded and self._engine.in_step:
                     # its workers may have trained on different samples; all of them come here, whatever has failed
@@ -172,6 +179,7 @@ class DistributedDataParallel(nn.Module):
             return
         self.is_detached = True
         self._exchange.close()
+        self._turns.remove(self._number)
         checks_of(self._engine).remove(self)
         self._engine.detach_model(self)
 
@@ -361,6 +369,20 @@ class DistributedDataParallel(nn.Module):
             checks_of(self._engine).check_unshared(self, unfrozen)
             self._choice = choice
         self._exchange.trains(self._candidates, choice)
+
+    def _take_turn(self, shares_buffers: bool) -> None:
+        """Before a forward that communicates: whether all ranks are at this model."""
+        communicator = self._engine.communicator()
+        if communicator is None or not self._turns.are_needed(communicator):
+            return
+        if not self._exchange.acts_in_forward and not (shares_buffers and self._module_buffers.current()):
+            return
+        turn = self._turns.take(self._number, communicator)
+        try:
+            self._engine.wait(turn.pending)
+            turn.check()
+        except CollectiveFailed as error:
+            self._engine.reduction_failed(error)
 
     def _broadcast_buffers(self) -> None:
         engine = self._engine

@@ -9,7 +9,7 @@ import torch
 import bagua_core as bagua
 
 parser = argparse.ArgumentParser()
-parser.add_argument("what", choices=["collective", "leaves", "exits", "skips", "stream", "twice"])
+parser.add_argument("what", choices=["collective", "leaves", "exits", "skips", "stream", "twice", "model"])
 parser.add_argument("--did", type=Path, help="file to make when rank 1 is about to do something else")
 parser.add_argument("--at", type=int, default=5)
 args = parser.parse_args()
@@ -20,6 +20,10 @@ if args.what == "skips":  # its forwards wait for one another too
     module = torch.nn.Sequential(module, torch.nn.BatchNorm1d(2))
 optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 model = bagua.DistributedDataParallel(module, [optimizer])
+if args.what == "model":  # of another size
+    other: torch.nn.Module = torch.nn.Linear(4, 7)
+    other_optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    other = bagua.DistributedDataParallel(other, [other_optimizer])
 samples = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
 
 
@@ -44,6 +48,10 @@ for step, (x, y) in enumerate(loader):  # the one whose stream ends waits here
     if args.what == "twice" and step == args.at and bagua.get_rank() == 1:
         args.did.touch()
         torch.nn.functional.mse_loss(model(x), y).backward()
+    if args.what == "model" and step == args.at and bagua.get_rank() == 1:
+        args.did.touch()
+        other(x).square().mean().backward()
+        other_optimizer.step()
     torch.nn.functional.mse_loss(model(x), y).backward()  # the others wait here
     optimizer.step()
     if args.what != "stream" and step == args.at and bagua.get_rank() == 1:

@@ -76,6 +76,20 @@ def test_a_rank_with_a_backward_more_than_the_others_fails_the_job(job: MakeJob,
     one.check_nothing_left()
 
 
+def test_a_rank_that_trains_another_model_fails_the_job(job: MakeJob, tmp_path: Path) -> None:
+    """Gloo would end its process: the models have different sizes."""
+    did = tmp_path / "did"
+    one = job(program=[str(SCRIPT), "model", "--did", str(did)], options=["--label-output"])
+    node = one.start(slots=2)
+    assert node.process.wait(2 * START_S) == 1
+    assert did.exists()
+    assert re.search(
+        r"\[\S+\]: \S*BackwardsDiffer: rank 0 is at model 1 \(Linear\) and rank 1 at model 2", node.log
+    )
+    assert not node.says("SIGABRT")
+    one.check_nothing_left()
+
+
 @pytest.mark.parametrize("named_first", [False, True], ids=["at once", "once they are named"])
 def test_an_interrupt_ends_a_job_whose_ranks_disagree(
     job: MakeJob, tmp_path: Path, named_first: bool

@@ -121,6 +121,17 @@ class Contributions(Exchange):
         elif gradient is not None:
             gradient.zero_()
 
+    def _note_used(self) -> None:
+        """Before anything is filled in for those that took no part."""
+        self._used.copy_(
+            torch.tensor(
+                [
+                    self._ready[i] or self._accumulated[i] or p.grad is not None
+                    for i, p in enumerate(self._parameters)
+                ]
+            )
+        )
+
     def _set_mean_aside(self, index: int, parameter: torch.nn.Parameter) -> None:
         """A mean in .grad goes into the next one from one rank, unweighted; rank 0 always holds the state. Where each
         rank has a mean of its own, it is added to that rank's next one."""

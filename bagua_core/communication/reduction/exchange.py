@@ -28,6 +28,14 @@ class Exchange:
         """A backward pass began and was not finished, so peers may wait for this rank."""
         return False
 
+    def be_model(self, number: int) -> None:
+        """Its model has this number among those of the engine (model_turns.py)."""
+
+    @property
+    def acts_in_forward(self) -> bool:
+        """The next training forward starts collectives of all members in `forward_begins`."""
+        return False
+
     def trains(self, candidates: Candidates, choice: bytes) -> None:
         """A forward begins: of `candidates`, all parameters of the module by name, those with a 1 in `choice` require a
         gradient. Raises CannotTakeOn, FrozenWithinStep."""

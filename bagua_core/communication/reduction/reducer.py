@@ -26,6 +26,7 @@ from bagua_core.communication.reduction.bucket_times import BucketTimes
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB, FIRST_BUCKET_BYTES
 from bagua_core.communication.reduction.contributions import Contributions
 from bagua_core.communication.reduction.gradient_hooks import GradientHooks
+from bagua_core.communication.reduction.model_turns import TurnOfBackward, model_turns_of
 from bagua_core.communication.reduction.step_tail import StepTail
 from bagua_core.communication.reduction.trained_parameters import (
     Candidates,
@@ -71,6 +72,7 @@ class Reducer(Contributions):
         self._finds_unused = find_unused_parameters
         self._trained = TrainedParameters(self._layout.is_attached)
         self._tail = StepTail(engine, self._trained)
+        self._turn = TurnOfBackward(model_turns_of(engine), engine.wait)
         self._relays = False  # whether the next forward lays out the buckets anew
 
         self._lock = threading.RLock()  # parameters on several devices: backward runs in several threads
@@ -116,6 +118,10 @@ class Reducer(Contributions):
         index = self._index_of.get(id(parameter))
         whole = not self._backward.is_open and not self._has_local
         return whole and index is not None and parameter.grad is self._gradients[index]
+
+    def be_model(self, number: int) -> None:
+        """See Exchange."""
+        self._turn.number = number
 
     @property
     def is_closed(self) -> bool:
@@ -260,15 +266,25 @@ class Reducer(Contributions):
         self._backward.begin(self._end_backward, defers=self._layout.has_shards)
         self.arrivals.backward_begins()
         self._times.backward_begins()
+        reduces_by = self._communicator if self._micro_batch.last and not self._skips else None
+        self._turn.backward_begins(reduces_by, can_lead=not self._layout.has_shards)
         self._backward_begins()
 
     def _backward_begins(self) -> None:
         """The step's values are set, and no gradient of this backward is taken yet."""
 
-    def _launch_filled(self) -> None:
+    def _turn_is_taken(self) -> None:
+        """The first bucket of several models' is about to leave."""
+
+    def _launch_filled(self, *, ended: bool = False) -> None:
+        """ended: the backward has."""
         communicator = self._communicator
         if communicator is None and not self._operation.acts_alone:
             return
+        if self._turn.is_due:
+            if not self._turn.is_taken(ended=ended):
+                return
+            self._turn_is_taken()
         buckets = self._buckets
         while self._next_bucket < self._layout.settled and buckets[self._next_bucket].missing == 0:
             number, bucket = self._next_bucket, buckets[self._next_bucket]
@@ -293,17 +309,6 @@ class Reducer(Contributions):
             self._tail.write(lone)
             pendings.append(communicator.allreduce(lone))
         return pendings
-
-    def _note_used(self) -> None:
-        """Before anything is filled in for those that took no part."""
-        self._used.copy_(
-            torch.tensor(
-                [
-                    self._ready[i] or self._accumulated[i] or p.grad is not None
-                    for i, p in enumerate(self._parameters)
-                ]
-            )
-        )
 
     # -- the end of backward, called by autograd after the last gradient
 
@@ -367,7 +372,8 @@ class Reducer(Contributions):
     def _reduce_rest(self) -> tuple[float, float] | None:
         """Launch what is left and wait for everything. Returns the sums of the switch pair."""
         communicator = self._communicator
-        self._launch_filled()
+        self._launch_filled(ended=True)
+        self._turn.check()
         if communicator is None:
             for bucket in self._buckets:
                 bucket.pending = None
@@ -427,7 +433,7 @@ class Reducer(Contributions):
         """The backward before raised half-way and the script went on; peers wait for the rest of it."""
         sent = sum(1 for b in self._buckets if b.pending is not None)
         self._forget()
-        if sent:
+        if sent or self._turn.has_begun:
             self._engine.reduction_failed(
                 CollectiveFailed(f"a backward ended with an exception after it had sent {sent} buckets")
             )

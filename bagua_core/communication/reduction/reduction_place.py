@@ -19,7 +19,7 @@ _CYCLE = (
 
 
 class BackwardsDiffer(UserError, RuntimeError):
-    """Ranks ran different numbers of backwards in one step of the job."""
+    """Ranks ran different backwards, or forwards that communicate, in one step of the job."""
 
 
 def contribution(place: tuple[int, int] | None) -> tuple[float, float, float]:

@@ -98,8 +98,11 @@ class ShardReducer(Reducer):
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is not None:
                 self._set_mean_aside(index, parameter)
-        if micro_batch.last:
+        if micro_batch.last and not self._turn.is_due:
             self._rows.launch(self._communicator)
+
+    def _turn_is_taken(self) -> None:
+        self._rows.launch(self._communicator)
 
     def _before_accumulation(self, parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
         """The first gradient of a backward sets aside what all parameters hold: a call for each of them, in each shard,

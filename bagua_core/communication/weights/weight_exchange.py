@@ -93,6 +93,10 @@ class WeightExchange(Reducer):
 
     # -- Exchange
 
+    @property
+    def acts_in_forward(self) -> bool:
+        return self.synced and not self._has_begun
+
     def forward_begins(self) -> None:
         if self._has_begun or not self.synced:
             return
