@@ -42,7 +42,7 @@ class Given:
         """has_begun: some step has. Raises SecondLoaderError."""
         if self.source is source:
             return
-        if self.source is not None and has_begun:
+        if self.source is not None:  # also before the first step: its epochs may be under way
             raise SecondLoaderError(
                 "a second ElasticDataLoader was iterated; one loader defines the job's steps. "
                 "Use a plain torch DataLoader for evaluation, and bagua.shutdown() before another training"

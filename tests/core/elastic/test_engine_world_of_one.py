@@ -233,6 +233,18 @@ def test_a_second_loader_is_an_error_once_steps_are_counted() -> None:
         next(iter(evaluation))
 
 
+def test_a_second_loader_is_an_error_in_the_first_ones_epochs_too() -> None:
+    """The first one would serve its first batch for ever, since the job's position would be the second one's."""
+    job = Job()
+    evaluation = ElasticDataLoader(DATA, BATCH, seed=5, engine=job.engine)
+    for _ in job.loader.epochs(1):
+        with pytest.raises(SecondLoaderError, match="plain torch DataLoader for evaluation"):
+            next(iter(evaluation))
+        for x, y in job.loader:
+            job.script.step(job.model, x, y)
+    assert job.script.state() == plain(STEPS_PER_EPOCH).state()
+
+
 def test_a_loader_that_is_only_made_does_no_harm() -> None:
     job = Job()
     ElasticDataLoader(DATA, BATCH, seed=5, engine=job.engine)
