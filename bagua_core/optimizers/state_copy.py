@@ -1,13 +1,29 @@
-"""Copies an optimizer's own state, so that steps of it can be undone."""
+"""Copies an optimizer's own state, so that steps of it can be undone, and tells its size.
+
+Beside a dictionary for each parameter a state may have values of the whole optimizer under names of its own, as
+MADGRAD's counter of steps.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from bagua_core.model.sharded_tensors import is_sharded, like, local
+from bagua_core.model.sharded_tensors import is_sharded, like, local, local_bytes
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Of its tensors on this worker."""
+    return _bytes(optimizer.state)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(map(_bytes, value.values()))
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else local_bytes(value)
 
 
 class OptimizerStateCopy:
@@ -15,26 +31,29 @@ class OptimizerStateCopy:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._state = {p: _copied(state) for p, state in optimizer.state.items()}
+        self._state = {key: _copied(value) for key, value in optimizer.state.items()}
 
     @torch.no_grad()
     def put_back(self) -> None:
         """Once: the optimizer may keep what was saved."""
-        state = self._optimizer.state
-        for parameter in [p for p in state if p not in self._state]:
-            del state[parameter]
-        for parameter, saved_state in self._state.items():
-            now = state[parameter]
-            restored = {name: _restored(now.get(name), saved) for name, saved in saved_state.items()}
-            now.clear()
-            now.update(restored)
+        state: dict[Any, Any] = self._optimizer.state
+        for key in [key for key in state if key not in self._state]:
+            del state[key]
+        for key, saved in self._state.items():
+            now = state.get(key)
+            if isinstance(now, dict) and isinstance(saved, dict):
+                restored = {name: _restored(now.get(name), value) for name, value in saved.items()}
+                now.clear()
+                now.update(restored)
+            else:
+                state[key] = _restored(now, saved)
 
 
-def _copied(state: Any) -> dict[str, Any]:
+def _copied(value: Any) -> Any:
     """A deep copy. Of a sharded tensor its local tensor is copied, and the mesh is shared."""
-    kept = {id(v): like(v, local(v).clone()) for v in state.values() if is_sharded(v)}
-    found: dict[str, Any] = copy.deepcopy(dict(state), kept)
-    return found
+    values = value.values() if isinstance(value, Mapping) else (value,)
+    kept = {id(v): like(v, local(v).clone()) for v in values if is_sharded(v)}
+    return copy.deepcopy(value, kept)
 
 
 def _restored(now: Any, saved: Any) -> Any:

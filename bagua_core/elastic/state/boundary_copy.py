@@ -15,7 +15,7 @@ import torch
 
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
 from bagua_core.model import sharded_tensors
-from bagua_core.optimizers.state_copy import OptimizerStateCopy
+from bagua_core.optimizers.state_copy import OptimizerStateCopy, state_bytes
 
 FIRST_STEPS = 4
 LARGEST_FIRST_BYTES = 256 << 20
@@ -101,5 +101,4 @@ class BoundaryCopy:
 
 
 def _size_bytes(parameters: list[torch.Tensor], optimizers: list[torch.optim.Optimizer]) -> int:
-    states = (value for o in optimizers for of_one in o.state.values() for value in of_one.values())
-    return sum(map(sharded_tensors.local_bytes, [*parameters, *states]))
+    return sum(map(sharded_tensors.local_bytes, parameters)) + sum(map(state_bytes, optimizers))

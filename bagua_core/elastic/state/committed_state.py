@@ -18,6 +18,7 @@ from bagua_core.elastic.state.state_guard import StateGuard
 from bagua_core.elastic.state.state_registry import StateRegistry
 from bagua_core.elastic.waiting.operations import OperationLog
 from bagua_core.model.sharded_tensors import local_bytes
+from bagua_core.optimizers.state_copy import state_bytes
 
 
 class HalfCopy(IntEnum):
@@ -87,10 +88,7 @@ class CommittedState:
         total = 0
         for tensors in self.registry.capture_modules():
             total += sum(map(local_bytes, tensors.values()))
-        for optimizer in self.registry.optimizers:
-            for of_one in optimizer.state.values():
-                total += sum(map(local_bytes, of_one.values()))
-        return total
+        return total + sum(map(state_bytes, self.registry.optimizers))
 
     def bulk(self, *, with_gradients: bool) -> dict[str, Any]:
         """What no step changes before its first optimizer step: live tensors, to be read before that.

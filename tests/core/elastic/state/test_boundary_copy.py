@@ -12,6 +12,7 @@ from torch import nn
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.elastic.state import boundary_copy
 from bagua_core.elastic.state.boundary_copy import FIRST_STEPS, KEPT_FOR_STEPS, BoundaryCopy
+from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.state.state_registry import StateRegistry
 from bagua_core.elastic.step.engine import Engine
 from bagua_core.parallel import DistributedDataParallel
@@ -83,6 +84,48 @@ def test_what_the_script_changed_before_the_first_reduction_goes_back_to_the_res
     registry.protect()
     registry.roll_back()
     assert_same(state_of(model, optimizer), before)
+
+
+class Counting(torch.optim.SGD):
+    """Has values of the whole optimizer in its state, as MADGRAD does, and a list of tensors, as LBFGS does."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state.setdefault("k", torch.tensor([0])).add_(1)
+        self.state["rate"] = 0.5 * self.state.get("rate", 1.0)
+        self.state[self.param_groups[0]["params"][0]].setdefault("old", []).append(self.state["k"].clone())
+        return super().step(closure)
+
+
+def test_values_of_the_whole_optimizer_are_undone_too() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = Counting(model.parameters(), lr=0.1, momentum=0.9)
+    registry = CommittedState().registry
+    registry.watches = True
+    registry.add_model(model, [optimizer])
+    for step in range(2):
+        before = state_of(model, optimizer)
+        registry.snapshot()
+        model(torch.ones(1, 3)).sum().backward()
+        registry.find_changed()
+        registry.first_reduced()
+        optimizer.step()
+        registry.stepped(optimizer)
+        if step:
+            registry.protect()
+            registry.roll_back()
+            assert_same(state_of(model, optimizer), before)
+    assert int(optimizer.state["k"]) == 1 and optimizer.state["rate"] == 0.5
+
+
+def test_they_count_in_the_size_of_the_state() -> None:
+    state = CommittedState()
+    model = nn.Linear(3, 2)
+    optimizer = Counting(model.parameters(), lr=0.1, momentum=0.9)
+    state.registry.add_model(model, [optimizer])
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    parameters = sum(p.nbytes for p in model.parameters())
+    assert state.size_bytes == 2 * parameters + 2 * optimizer.state["k"].nbytes
 
 
 def test_a_state_that_the_first_step_made_is_gone_again() -> None:
