@@ -27,6 +27,7 @@ class Features:
     steps. inside: a loss that is summed over the job in the step and goes into a registered value, "before" or "behind"
     optimizer.step.
     unfreeze: a layer is frozen until the second epoch begins. branch: a layer takes part in every second step only.
+    update: the optimizer steps at the end of a draw, or "late" at the top of the next one, with the gradients kept.
     """
 
     seed: int
@@ -52,6 +53,7 @@ class Features:
     unfreeze: str = PLAIN
     branch: str = PLAIN
     head: str = PLAIN
+    update: str = PLAIN
     batch: int = 12
     batches: int = 4
     epochs: int = 3
@@ -133,6 +135,7 @@ CHOICES: dict[str, tuple[tuple[object, int], ...]] = {
     "batches": ((3, 1), (4, 1), (5, 1)),
     "epochs": ((3, 2), (4, 1)),
     "head": ((PLAIN, 5), ("own_optimizer", 1)),
+    "update": ((PLAIN, 9), ("late", 1)),
 }  # fmt: skip
 
 
@@ -172,17 +175,21 @@ def _fitting(f: Features) -> Features:
     if f.optimizer == "master" or f.dtype == "bfloat16":
         optimizer = "nadam" if f.optimizer in ADAMS else "master"
         f = replace(f, optimizer=optimizer, dtype="bfloat16", scaler=PLAIN, sharpness=PLAIN)
+    if f.update == "late":
+        # what one draw leaves to the next are gradients alone, and clipping twice rounds twice
+        f = replace(f, micro=PLAIN, parts=PLAIN, sharpness=PLAIN, scaler=PLAIN, clip=PLAIN)
+        f = replace(f, accumulation=1, inside=PLAIN if f.inside == "behind" else f.inside)
     if f.has_closure:
+        f = replace(f, update=PLAIN)
         # one optimizer that computes its gradients by itself, with a line search that rounding could turn
         f = replace(
             f, dtype="float64", accumulation=1, micro=PLAIN, parts=PLAIN, sharpness=PLAIN, scaler=PLAIN
         )
         f = replace(f, head=PLAIN, clip=PLAIN)
     if f.loop == "next_step":
-        # nothing lies between two of its steps, so there is no evaluation
-        f = replace(
-            f, micro=PLAIN, evaluation=PLAIN, schedule="epoch" if f.schedule == "plateau" else f.schedule
-        )
+        # nothing lies between two of its steps, so there is no evaluation; a step begins with its forward
+        f = replace(f, micro=PLAIN, evaluation=PLAIN, update=PLAIN)
+        f = replace(f, schedule="epoch" if f.schedule == "plateau" else f.schedule)
     if f.has_closure or f.sharpness != PLAIN or f.loop == "next_step" or f.dtype == "bfloat16":
         f = replace(f, dropout="by_sample" if f.dropout == "layer" else f.dropout)
     if f.has_closure or f.loop == "next_step" or f.dtype == "bfloat16":

@@ -220,6 +220,8 @@ class Script:
         if f.rate != PLAIN:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.first_rate * 2 / (2 + step)
+        if f.update == "late" and step:
+            self._update(step)
         if step % f.accumulation == 0:
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
@@ -233,7 +235,7 @@ class Script:
             self._closed_step(step, computed, y)
         else:
             self._backward(step, computed, y)
-        if step % f.accumulation == f.accumulation - 1:
+        if step % f.accumulation == f.accumulation - 1 and f.update != "late":
             self._update(step)
         ends_epoch = f.loop == "next_step" and (step + 1) % f.batches == 0
         if f.schedule == "step" or (f.schedule == "epoch" and ends_epoch):

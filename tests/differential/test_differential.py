@@ -57,6 +57,15 @@ def test_gradients_of_earlier_draws_survive_a_loss_in_draws_that_differ() -> Non
     check(verdicts("tests.differential.every_draw", limit_s=600.0), len(every_draw.cases(every=False)))
 
 
+@pytest.mark.parametrize(
+    "happened", ["3 workers; kill w1 reduction.before@1", "2 workers; join w2 step@5"], ids=["loss", "join"]
+)
+def test_an_optimizer_may_step_before_its_step_has_reduced_anything(happened: str) -> None:
+    """A lost update, and a copy of the state that the optimizer waits for, and that waits for a reduction."""
+    late = ("--seeds", "7", "--only", "--feature", "momentum", "--feature", "update=late")
+    check(verdicts("tests.differential", "--json", *late, "--history", happened, limit_s=120.0), 1)
+
+
 @pytest.mark.long  # every other draw repeats the place in a step and an epoch of one of those above
 def test_gradients_of_earlier_draws_survive_a_loss_in_every_draw() -> None:
     found = verdicts("tests.differential.every_draw", "all", limit_s=1200.0)

@@ -105,10 +105,14 @@ class CommittedState:
         manifest, _ = state_codec.encode(self.bulk(with_gradients=True))
         return state_codec.layout_of(manifest)
 
-    def rest(self, *, at_resume_point: bool) -> dict[str, Any]:
+    def rest(self, *, at_resume_point: bool, with_gradients: bool = False) -> dict[str, Any]:
         """Everything but `bulk`, as copies. at_resume_point: as it was where a failed step would go back to, because
-        the script has gone on since then by a way that the receiver takes itself."""
-        return {"rest": self.registry.rest(at_resume_point=at_resume_point), **self.log()}
+        the script has gone on since then by a way that the receiver takes itself. with_gradients: also what .grad
+        holds now."""
+        rest = self.registry.rest(at_resume_point=at_resume_point)
+        if with_gradients:
+            rest["gradients"] = [{n: g.clone() for n, g in m.items()} for m in self.registry.gradients()]
+        return {"rest": rest, **self.log()}
 
     def log(self) -> dict[str, Any]:
         """What the job did last, without the state that came of it."""

@@ -304,7 +304,7 @@ class StateRegistry:
                 "modules": modules,
                 "optimizers": optimizers,
                 "registered": rest["registered"],
-                "gradients": bulk.get("gradients", ()),
+                "gradients": rest.get("gradients") or bulk.get("gradients", ()),
             }
         )
         resume = rest["resume"]

@@ -141,10 +141,11 @@ class Copying:
             bulk = self._state.bulk(with_gradients=False)
             self._transfer = self._sending(communicator, bulk, self._rest, plan, plan.newcomers)
 
-    def reduced(self) -> None:
-        """The first reduction of the step is in, here and on the workers that joined: send the rest as it is now."""
+    def reduced(self, *, with_gradients: bool = False) -> None:
+        """The first reduction of the step is in, here and on the workers that joined: send the rest as it is now.
+        with_gradients: an optimizer comes before that, with what .grad holds."""
         if self._rest is not None and not self._rest.is_given:
-            self._rest.give(self._state.rest(at_resume_point=False))
+            self._rest.give(self._state.rest(at_resume_point=False, with_gradients=with_gradients))
 
     def _replayed(self, communicator: Communicator, plan: HealPlan) -> Any:
         """Give those that have every step the results of collectives that they missed. What this worker gets; None: it

@@ -49,6 +49,7 @@ class CurrentStep:
         self.rounds: Rounds | None = None  # where the round is the unit of commit, and steps in it are local
         self._failure: Exception | None = None  # why the step failed
         self.part = 0  # optimizer steps of this step so far
+        self._lets_change = False  # copies of this step's state are made, or need not be
         self.in_forward = False  # of a model, whose waits are not the step's reductions
         self.most_parts = 0  # in any step that was committed here
         self.metrics: dict[str, float] = {}  # that the script reports: the newest value of each name
@@ -235,27 +236,17 @@ class CurrentStep:
     def _reduced(self, pair: tuple[float, float] | None, is_joint: bool = False) -> None:
         """is_joint: the shards of the replica agree here, whatever has failed."""
         self.reach("reduction.done")
-        copying = self.copying
-        swaps_in = copying is not None and self.global_rank in self.newcomers and copying.is_under_way
-        if copying is not None and swaps_in and not self.step_failed:
-            try:
-                copying.swap_in()
-            except CollectiveFailed as error:
-                self.reduction_failed(error)
+        swaps_in = self._swaps_in()
         if not self._is_done_on_all_shards() if is_joint else self.step_failed:
             return
-        is_first = self.states.phase is Phase.RUNNING
+        is_first = not self._lets_change
         with self.state.guard.held():
             if is_first and not swaps_in:
-                self.registry.find_changed()
-                if copying is not None:
-                    copying.reduced()
+                self._state_is_read(with_gradients=False)
             if self.in_step:  # under plain `python` a script may train without steps
                 self.states.take(Event.REDUCE)
         if is_first:
-            self._end_reading()  # from here on the script may change parameters
-            with self.state.guard.held():
-                self.registry.first_reduced()
+            self._let_change()
         elif not self.state.guard.stepping and self.registry.boundary.is_moved():
             self.registry.boundary.goes_on()
         if pair is not None and self.member is not None:
@@ -263,6 +254,42 @@ class CurrentStep:
         elif pair is None:
             self.job_loss = None  # no other worker has part in this step
         self._release(self.state.name.step + 1, self.newcomers)
+
+    def _swaps_in(self) -> bool:
+        """Whether this worker copies the state here, where the others have sent it; if that fails, so does the step."""
+        copying = self.copying
+        if copying is None or not self._is_newcomer or not copying.is_under_way:
+            return False
+        if not self.step_failed:
+            try:
+                copying.swap_in()
+            except CollectiveFailed as error:
+                self.reduction_failed(error)
+        return True
+
+    def _state_is_read(self, *, with_gradients: bool) -> None:
+        """What the script changed in the step so far is known, and goes to workers that copy the state. Under the
+        guard."""
+        self.registry.find_changed()
+        if self.copying is not None:
+            self.copying.reduced(with_gradients=with_gradients)
+
+    def _let_change(self) -> None:
+        """From here on the script and its optimizers may change parameters."""
+        self._lets_change = True
+        self._end_reading()
+        with self.state.guard.held():
+            self.registry.first_reduced()
+
+    def _optimizer_comes_first(self) -> None:
+        """An optimizer steps before any reduction of the step, with gradients that the script has kept: what else the
+        first reduction does comes now. Workers that copy the state need these gradients too."""
+        if not self._swaps_in():
+            with self.state.guard.held():
+                self._state_is_read(with_gradients=True)
+        if not self.step_failed:
+            self.registry.backward_begins()  # a script clears them behind the optimizer's step
+            self._let_change()
 
     def reduction_failed(self, error: Exception) -> None:
         self._fail(error)
@@ -301,6 +328,11 @@ class CurrentStep:
             return True
         if self.part <= self.state.final_parts:
             return False
+        # the shards of a replica copy a state together, at a reduction
+        if self.states.phase is Phase.RUNNING and not self._lets_change and self.replica_size == 1:
+            self._optimizer_comes_first()
+            if self.step_failed:
+                return False
         self._end_reading()
         with self.state.guard.held():
             self.state.guard.stepping = True

@@ -233,7 +233,7 @@ class Engine(Places):
             self._resume_point()
         self._seed_generators()
         self.states.take(Event.BEGIN, f"step {self.plan.step} of generation {self.plan.generation}")
-        self.part = 0
+        self.part, self._lets_change = 0, False
         self._failure = None
         member = self.member
         if member is not None:
