@@ -100,11 +100,9 @@ class Wrapped:
                 "no optimizer of this model is known, so nothing says when a step ends; pass optimizers=[optimizer], "
                 "or call bagua.next_step() at the top of each iteration"
             )
-        registry = self.script.engine.registry
+        self.script.engine.registry.add_optimizers(found)
         for optimizer in found:
             self.parallel.optimizers.append(optimizer)
-            if not any(optimizer is known for known in registry.optimizers):
-                registry.optimizers.append(optimizer)
             gate_optimizer(optimizer, self.script.engine)
             self._observe(optimizer)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from bagua_core.elastic.state.boundary_copy import BoundaryCopy
 from bagua_core.elastic.state.model_tensors import ALGORITHM, PARAMETER, ModelTensors, put_plain_gradient
 from bagua_core.model.scaler_state import ScalerSnapshot
 from bagua_core.model.sharded_tensors import Layout, Meshes, is_sharded, local
+from bagua_core.optimizers.inner_optimizers import same_groups, with_inner
 
 SHARDING = "sharding"
 """The key of the fingerprint that says how tensors are sharded; absent where none is."""
@@ -73,7 +74,11 @@ class StateRegistry:
         the same parameters after each step. put_gradient: see step_interface.Model."""
         self.equal_states = self.equal_states and equal_states
         self.models.append(ModelTensors(module, travelling, equal_states, put_gradient))
-        for optimizer in optimizers:
+        self.add_optimizers(optimizers)
+
+    def add_optimizers(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Those that are not known yet, and those that they step."""
+        for optimizer in with_inner(optimizers):
             if not any(optimizer is known for known in self.optimizers):
                 self.optimizers.append(optimizer)
 
@@ -81,7 +86,8 @@ class StateRegistry:
         """Forget the model that was added with `module`, and the optimizers that are not among `still_used`."""
         self.models[:] = [model for model in self.models if model.module is not module]
         self.equal_states = all(model.learns for model in self.models)
-        self.optimizers[:] = [o for o in self.optimizers if any(o is used for used in still_used)]
+        used = with_inner(still_used)
+        self.optimizers[:] = [o for o in self.optimizers if any(o is other for other in used)]
         self._snapshot_group_objects, self._snapshot_groups = [], []  # by place among the optimizers
 
     def register(self, name: str, stateful: Stateful) -> None:
@@ -278,8 +284,9 @@ class StateRegistry:
             if missing:
                 raise KeyError(f"the state lacks {sorted(missing)}")
             model.put(tensors)
-        for optimizer, optimizer_state_dict in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer_state.load(optimizer, optimizer_state_dict)
+        with same_groups(self.optimizers):
+            for optimizer, optimizer_state_dict in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer_state.load(optimizer, optimizer_state_dict)
         for name, value in state["registered"].items():
             self.registered[name].load_state_dict(value)
         for model, gradients in zip(self.models, state.get("gradients", ()), strict=False):
