@@ -183,11 +183,15 @@ class DistributedDataParallel(nn.Module):
         checks_of(self._engine).remove(self)
         self._engine.detach_model(self)
 
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """A copy (copy.deepcopy, AveragedModel) or a pickled form has a module of its own, which no job trains."""
+        return _detached, (self.module, self.training)
+
     def _forward_alone(self, *inputs: Any, **keywords: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             raise TrainingOver(
-                f"this wrapper of a {type(self.module).__name__} trains no more: its training is over, "
-                "or its module was wrapped anew; wrap the module again, or evaluate under torch.no_grad()"
+                f"this wrapper of a {type(self.module).__name__} does not train: its training is over, its module was "
+                "wrapped anew, or it is a copy; wrap the module again, or evaluate under torch.no_grad()"
             )
         return self.module(*inputs, **keywords)
 
@@ -417,6 +421,15 @@ def _checked(optimizers: Any) -> list[torch.optim.Optimizer]:
                 "bagua_core.register_state"
             )
     return found
+
+
+def _detached(module: nn.Module, training: bool) -> DistributedDataParallel:
+    """As `detach` leaves a wrapper of `module`."""
+    made = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(made)
+    made.module, made.training, made.is_detached = module, training, True
+    made.optimizers, made.require_backward_grad_sync, made._shards = [], True, None
+    return made
 
 
 def _check_trainable(module: nn.Module) -> None:

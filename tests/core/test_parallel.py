@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -15,11 +17,13 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
 
 from bagua_core.algorithms import Algorithm, ByteGrad, UnknownAlgorithmError, algorithm_names, find_algorithm
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.reduction.contributions import SparseGradientError
 from bagua_core.communication.step_interface import MicroBatch, Model, StepEngine
+from bagua_core.errors import TrainingOver
 from bagua_core.model.module_buffers import ModuleBuffers
 from bagua_core.optimizers.optimizer_gate import gate_optimizer, gate_scaler, gate_scheduler
 from bagua_core.parallel import DistributedDataParallel
@@ -62,6 +66,28 @@ def test_it_is_what_engine_and_torch_expect() -> None:
     )
     worker.model.load_state_dict(torch_like.state_dict())
     assert torch.equal(worker.model.module.weight, torch_like.module.weight)
+
+
+def test_copies_and_pickled_forms_evaluate_and_train_no_job() -> None:
+    """torch.optim.swa_utils copies the model that it is given, and scripts give the wrapped one, as with torch's."""
+    worker = Worker()
+    average = AveragedModel(worker.model, use_buffers=True)
+    before = worker.weights()
+    for _ in range(2):
+        worker.train()
+        average.update_parameters(worker.model)
+    seen = torch.cat([p.detach().reshape(-1) for p in average.module.parameters()])
+    assert not torch.equal(worker.weights(), before) and not torch.equal(seen, worker.weights())
+    pickled = pickle.loads(pickle.dumps(worker.model))
+    for other in (average.module, pickled, copy.copy(worker.model)):
+        assert type(other) is DistributedDataParallel and other.is_detached and other.training
+        with torch.no_grad():
+            assert torch.equal(other(torch.ones(1, 4)), other.module(torch.ones(1, 4)))
+        with other.no_sync(), pytest.raises(TrainingOver, match="it is a copy"):
+            other(torch.ones(1, 4))
+    assert copy.copy(worker.model).module is worker.model.module is not pickled.module
+    assert list(average.state_dict()) == ["n_averaged", "module.module.weight", "module.module.bias"]
+    assert worker.engine.models == [worker.model]
 
 
 def test_algorithms_are_found_by_name() -> None:
