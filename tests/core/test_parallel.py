@@ -23,6 +23,7 @@ from bagua_core.algorithms import Algorithm, ByteGrad, UnknownAlgorithmError, al
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.reduction.contributions import SparseGradientError
 from bagua_core.communication.step_interface import MicroBatch, Model, StepEngine
+from bagua_core.elastic.state.model_tensors import ModelTensors
 from bagua_core.errors import TrainingOver
 from bagua_core.model.module_buffers import ModuleBuffers
 from bagua_core.optimizers.optimizer_gate import gate_optimizer, gate_scaler, gate_scheduler
@@ -192,6 +193,43 @@ def test_buffers_of_rank_0_are_used_by_all() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert int(workers[1].model.module.norm.num_batches_tracked) == 3
     workers[1].model.eval()(x[0])  # alone, and waits for no other
+
+
+class Odd(nn.Module):
+    """Buffers whose elements share memory, are conjugated lazily, or are no vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("base", torch.ones(1, 3))
+        self.register_buffer("wide", self.base.expand(5, 3))
+        self.register_buffer("turned", torch.full((3,), 1 + 2j).conj())
+        self.register_buffer("minus", torch.full((3,), 1 + 2j).conj().imag)
+        self.register_buffer("count", torch.tensor(True))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x)
+        return result
+
+
+def test_buffers_of_odd_memory_are_shared_and_rolled_back_as_others() -> None:
+    members = [Worker(c, Odd) for c in in_process_world(2)]
+    with torch.no_grad():
+        for number, worker in enumerate(members):
+            for name in ("base", "turned", "minus"):
+                getattr(worker.model.module, name).mul_(2 + number)
+    run_ranks(members, lambda w: w.train())
+    first, second = (dict(w.model.module.named_buffers()) for w in members)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert torch.equal(second["wide"], torch.full((5, 3), 2.0))
+    assert second["wide"].data_ptr() == second["base"].data_ptr(), "still the same memory"
+
+    tensors = ModelTensors(members[1].model.module)
+    tensors.snapshot(watches=True)
+    second["base"].mul_(7)
+    second["turned"].mul_(7)
+    tensors.roll_back()
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_two_forwards_with_running_statistics_may_share_a_backward() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.communication.devices.device_wait import Followed
+from bagua_core.model.overlapping_memory import write
 
 SOURCE = 0  # rank 0 always holds the job's state, so it is never the one that heals
 
@@ -35,7 +36,9 @@ def broadcast_buffers(
     for device in dict.fromkeys(b.device for b in buffers):
         # widest types first: each buffer then begins at a multiple of its own width
         group = sorted((b for b in buffers if b.device == device), key=lambda b: -b.dtype.itemsize)
-        flat = torch.cat([b.detach().reshape(-1).view(torch.uint8) for b in group])
+        # a view that is conjugated or negated lazily has other bytes than its values
+        plain = [b.detach().resolve_conj().resolve_neg() for b in group]
+        flat = torch.cat([b.reshape(-1).view(torch.uint8) for b in plain])
         pending = communicator.broadcast(flat, source)
         wait(Followed(pending) if vote_follows else pending)
         at = 0
@@ -48,4 +51,4 @@ def broadcast_buffers(
     hidden = {id(buffer) for buffer in unseen}
     with torch.no_grad():
         for buffer, value in arrived:
-            (buffer.data if id(buffer) in hidden else buffer).copy_(value)
+            write(buffer.data if id(buffer) in hidden else buffer, value)

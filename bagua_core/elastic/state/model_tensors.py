@@ -17,6 +17,7 @@ from torch import nn
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
 from bagua_core.elastic.state.parameter_watch import ParameterWatch
 from bagua_core.model.module_buffers import ModuleBuffers
+from bagua_core.model.overlapping_memory import write
 from bagua_core.model.sharded_tensors import copied, is_sharded, like, local
 
 PARAMETER, ALGORITHM, BUFFER = "parameter.", "algorithm.", "buffer."
@@ -34,7 +35,7 @@ def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
             f"the state has {tuple(local(value).shape)} of a tensor of shape {tuple(tensor.shape)}, of which this "
             f"worker holds {tuple(local(tensor).shape)}"
         )
-    local(tensor).data.copy_(local(value))
+    write(local(tensor).data, local(value))
 
 
 def put_plain_gradient(parameter: torch.Tensor, value: torch.Tensor | None) -> None:
