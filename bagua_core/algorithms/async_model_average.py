@@ -179,5 +179,5 @@ class AsyncExchange(Reducer):
         make_equal(self._parameters, average)
 
     def close(self) -> None:
-        self._mean.give_up("closed")
+        self._mean.close()
         super().close()

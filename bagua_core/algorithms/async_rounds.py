@@ -96,7 +96,7 @@ class AsyncRounds(Exchange):
         make_equal(self._parameters, average, self._mean.weight)
 
     def close(self) -> None:
-        self._mean.give_up("closed")
+        self._mean.close()
 
 
 def check_round(sync_every: int, warmup_steps: int) -> None:

@@ -10,6 +10,7 @@ has trained since its last average that came in, but for what followed that aver
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,6 +23,9 @@ from bagua_core.communication.weights.weight_buckets import FlatWeights
 # So small that it changes no mean by more than the rounding of float16, and not zero: where no member has trained since
 # its last average, they all count alike.
 _LEAST_WEIGHT = 1e-4
+
+
+_of_engine: weakref.WeakKeyDictionary[object, weakref.ref[BackgroundMean]] = weakref.WeakKeyDictionary()
 
 
 class BackgroundMean:
@@ -38,6 +42,16 @@ class BackgroundMean:
         clock: Callable[[], float] = time.monotonic,
         weighted: bool = False,
     ) -> None:
+        """Raises ValueError if another model of the engine has one."""
+        self.is_closed = False
+        known = _of_engine.get(engine)
+        other = None if known is None else known()
+        if other is not None and not other.is_closed:
+            raise ValueError(
+                "averages in the background begin by each worker's own clock, so those of two models would meet in "
+                "different orders and be mixed; wrap one module that contains both, or choose another algorithm for one"
+            )
+        _of_engine[engine] = weakref.ref(self)
         self._engine = engine
         self._weighted = weighted
         self._trained = 0.0  # in no average yet
@@ -101,6 +115,11 @@ class BackgroundMean:
             self._lane.abort(reason)
             self._mean = self._snapshot.like()  # the thread may still write into the old one
         self._lane = None
+
+    def close(self) -> None:
+        """No average begins any more, and one of another model may."""
+        self.give_up("closed")
+        self.is_closed = True
 
     def wait(self, limit_s: float) -> bool:
         """Whether no average is under way any more, after limit_s at most."""

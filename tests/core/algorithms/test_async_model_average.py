@@ -70,6 +70,18 @@ def test_it_is_found_by_name_and_refuses_what_it_cannot_do() -> None:
             AsyncModelAverage(**arguments)
 
 
+def test_averages_of_two_models_are_refused() -> None:
+    """Each worker begins them by its own clock, in an order of its own."""
+    engine = FakeEngine(None)
+    nets = [nn.Linear(4, 2) for _ in range(3)]
+    first = DistributedDataParallel(nets[0], None, algorithm="async", engine=engine)
+    with pytest.raises(ValueError, match="wrap one module that contains both"):
+        DistributedDataParallel(nets[1], None, algorithm="async", engine=engine)
+    DistributedDataParallel(nets[1], None, engine=engine)
+    first.detach()
+    DistributedDataParallel(nets[2], None, algorithm=AsyncModelAverage(unit="round"), engine=engine)
+
+
 def test_a_round_moves_every_model_to_the_mean_and_keeps_what_was_learned_meanwhile() -> None:
     members, _ = workers(3)
 
