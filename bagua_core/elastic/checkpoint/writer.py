@@ -137,6 +137,9 @@ class Writer:
                 return
             try:
                 self._write(job)
+            except BaseException as error:  # a defect, which Python shows; the next write begins a new thread
+                self.problem, self._thread = repr(error), None
+                raise
             finally:
                 with self._changed:
                     self._job = None
@@ -148,9 +151,10 @@ class Writer:
         try:
             header = replace(job.header, digest=part_file.digest(job.data))
             part_file.write(self._storage, place.directory_name, header, job.data, self._at_edge)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             # the error of a write does not name its file
-            self.problem = str(error) if error.filename else f"{self._storage}: {error}"
+            named = isinstance(error, OSError) and error.filename
+            self.problem = str(error) if named else f"{self._storage}: {str(error) or 'no memory'}"
             if not self._failing:
                 self._failing = True
                 self._say(

@@ -242,6 +242,43 @@ def test_a_vanished_directory_is_said_once_and_tried_again(tmp_path: Path) -> No
     assert len(rank.said) == 2 and "written again" in rank.said[1]
 
 
+def test_a_write_without_memory_is_said_once_and_tried_again(tmp_path: Path) -> None:
+    """An upload takes two more copies of the part."""
+    (rank,) = world(tmp_path, 1, every="1")
+    rank.begin()
+    rank.step()
+
+    def without_memory(edge: str) -> None:
+        raise MemoryError
+
+    writer = rank.checkpointer.writer
+    writer._at_edge = without_memory
+    for _ in range(2):
+        rank.step()
+    assert writer.saved.step == 1 and "no memory" in writer.saved.trouble
+    assert len(rank.said) == 1 and "step 2 could not be written" in rank.said[0]
+    writer._at_edge = lambda edge: None
+    rank.step()
+    assert writer.saved == Saved(4, "")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_writer_that_ended_by_a_defect_is_replaced(tmp_path: Path) -> None:
+    (rank,) = world(tmp_path, 1, every="1")
+    rank.begin()
+    writer = rank.checkpointer.writer
+
+    def defect(edge: str) -> None:
+        raise ZeroDivisionError
+
+    writer._at_edge = defect
+    rank.step()
+    assert writer.saved.step == 0 and "ZeroDivisionError" in writer.saved.trouble
+    writer._at_edge = lambda edge: None
+    rank.step()
+    assert writer.saved == Saved(2, "")
+
+
 FULL_DISK = """
 import subprocess, sys
 from pathlib import Path
