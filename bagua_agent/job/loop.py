@@ -209,6 +209,7 @@ class JobLoop:
                 self._outage.changed(message.connected, now_s, self._job, leading=leading)
             case LeaseChanged():
                 if isinstance(message.event, LeaseLapsed):
+                    self._parts.lost_keys.own_keys_lost(now_s)
                     self._membership.follow_leader(now_s)
                 elif isinstance(message.event, LeaseGranted):
                     self._job.writes.until_done("key pair", self._look_at_key_pair)

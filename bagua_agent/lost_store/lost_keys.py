@@ -45,18 +45,27 @@ class LostKeys:
         self._job = job
         self._found = found
         keys = job.keys
+        self._own_key = keys.agent(job.agent_id)
         self._kept = frozenset(
             {keys.spec, keys.desired, keys.settings, keys.generation, keys.closing, keys.result}
         )
-        self._settled_at_s = float("-inf")
+        self._settled_at_s = float("-inf")  # after a loss of the job's keys
+        self._owners_back_at_s = float("-inf")  # after a loss of this agent's own
         self._losses = 0
 
     def settling_for_s(self, now_s: float) -> float:
         """How long the others should still be given before anybody leads."""
-        return max(0.0, self._settled_at_s - now_s)
+        return max(0.0, self._settled_at_s - now_s, self._owners_back_at_s - now_s)
+
+    def own_keys_lost(self, now_s: float) -> None:
+        """The store lost what this agent keeps in it. The others' keys may be lost too, and an agent whose key is not
+        there yet would count as gone. That another agent has put the job's keys again by now does not change that."""
+        self._owners_back_at_s = now_s + SETTLE_S
 
     def notice(self, changes: tuple[Change, ...], now_s: float) -> None:
         """Before anybody acts on `changes`. Raises JobReplaced."""
+        if any(change.key == self._own_key and change.value is None for change in changes):
+            self.own_keys_lost(now_s)
         about = [change for change in changes if change.key in self._kept]
         if not about:
             return

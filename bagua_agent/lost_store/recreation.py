@@ -23,8 +23,9 @@ from bagua_agent.large_jobs.record_parts import stored
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, read_message
 
-# From the moment an agent sees that keys are lost until it stands for election: about what agents take to notice that
-# etcd answers again, so that the first leader finds the newest record of all who come back.
+# From the moment an agent sees that the job's keys or its own are lost until it stands for election: about what agents
+# take to notice that etcd answers again, so that the first leader finds the newest record, and the keys, of all agents
+# that come back.
 SETTLE_S = 1.5
 
 

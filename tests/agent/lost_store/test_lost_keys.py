@@ -144,6 +144,18 @@ def test_a_later_loss_is_told_again() -> None:
     assert agent.said[0][-40:] == agent.said[1][-40:] and len(agent.said) == len(agent.events) == 2
 
 
+def test_an_agent_whose_own_key_is_lost_gives_the_others_time_too() -> None:
+    """Another agent may have put the job's keys again before this one reads the store."""
+    by_reading, by_lease = Agent(), Agent()
+    by_reading.take(removed(KEYS.agent("a")))
+    by_lease.lost_keys.own_keys_lost(NOW_S)
+    for agent in (by_reading, by_lease):
+        assert agent.lost_keys.settling_for_s(NOW_S) == SETTLE_S
+        assert agent.said == agent.written == []
+    by_lease.take(removed(KEYS.spec), now_s=NOW_S + 0.1)
+    assert len(by_lease.said) == 1, "a loss of the job's keys that is seen later has its line"
+
+
 def test_other_keys_are_not_its_affair() -> None:
     agent = Agent()
     agent.take(removed(KEYS.agent("b")), removed(KEYS.leader), removed(KEYS.suspicion("w")))
