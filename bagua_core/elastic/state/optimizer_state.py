@@ -25,12 +25,31 @@ def load(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
 
     Tensors go to the device that load_state_dict chose for them. The optimizer may keep the tensors of `state_dict`,
     so they must own their memory.
-    Raises OptimizerStateMismatch if the optimizer's state still differs in a data type or a shape.
+    Raises OptimizerStateMismatch if the optimizer has other groups, or its state still differs in a data type or a
+    shape.
     """
+    _check_groups(optimizer, state_dict.get("param_groups"))
     optimizer.load_state_dict(state_dict)
     if "param_groups" in state_dict and isinstance(state_dict.get("state"), Mapping):
         _put_exact_values(optimizer, state_dict)
     _check(type(optimizer).__name__, state_dict, optimizer.state_dict())
+
+
+def _check_groups(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+    theirs, own = _group_sizes(saved), _group_sizes(optimizer.state_dict().get("param_groups"))
+    if theirs is not None and own is not None and theirs != own:
+        raise OptimizerStateMismatch(
+            f"the job's {type(optimizer).__name__} has groups of {theirs} parameters, this one of {own}. Give an "
+            "optimizer all of its groups when it is made, also of parameters that are frozen until later: a group that "
+            "is added during the training is missing where a script starts from a checkpoint"
+        )
+
+
+def _group_sizes(groups: Any) -> list[int] | None:
+    """None where the groups are not of torch's form: the optimizer decides for itself then."""
+    if not isinstance(groups, list) or not all(isinstance(g, Mapping) and "params" in g for g in groups):
+        return None
+    return [len(g["params"]) for g in groups]
 
 
 def _put_exact_values(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:

@@ -121,3 +121,13 @@ def test_an_optimizer_that_does_not_take_its_state_is_named() -> None:
         OptimizerStateMismatch, match=r"Rounding.load_state_dict changed .*master.* from torch.float32"
     ):
         optimizer_state.load(other, optimizer.state_dict())
+
+
+def test_a_group_that_was_added_later_is_named() -> None:
+    _, optimizer = trained(torch.optim.AdamW, torch.float32, 1)
+    _, other = trained(torch.optim.AdamW, torch.float32, 0)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with pytest.raises(
+        OptimizerStateMismatch, match=r"groups of \[2, 1\] parameters, this one of \[2\].*all of its"
+    ):
+        optimizer_state.load(other, optimizer.state_dict())
