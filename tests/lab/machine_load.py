@@ -21,11 +21,16 @@ _KEPT = int(120 / _SAMPLE_EVERY_S)
 _ADDITIONS, _ADDITIONS_S = 500_000, 0.0097
 
 
-def crowding() -> float:
-    """Processes that want to run now, as a multiple of what the suite's lanes are, times `slowness`; at least 1."""
+def load() -> float:
+    """Processes that want to run now, as a multiple of what the suite's lanes are; at least 1."""
     with open("/proc/loadavg") as file:  # three means, then running/all
         running = int(file.read().split()[3].split("/")[0])
-    return max(1.0, running / _LANES) * slowness()
+    return max(1.0, running / _LANES)
+
+
+def crowding() -> float:
+    """How many times longer the same takes now, by `load` and `slowness`; at least 1."""
+    return load() * slowness()
 
 
 @cache

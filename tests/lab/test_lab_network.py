@@ -243,21 +243,32 @@ def test_freeze_stops_every_process_and_thaw_continues_them(lab: Lab, tmp_path: 
 @pytest.mark.parametrize("rate_mbit", [100, 500])
 def test_a_shaped_link_has_the_rate_asked_for(lab: Lab, rate_mbit: int) -> None:
     lab.shape(f"{rate_mbit}mbit")
-    near, far = connected(lab.hosts[0], lab.hosts[1])
-    with near, far:
-        far.settimeout(20)
-        # a third of a second of traffic, far more than the bucket of the shaper holds
-        sending = threading.Thread(target=near.sendall, args=(bytes(rate_mbit * 125_000 // 3),))
-        sending.start()
-        received = len(far.recv(1 << 20))
-        start = time.perf_counter()
-        counted = 0
-        while received + counted < rate_mbit * 125_000 // 3:
-            counted += len(far.recv(1 << 20))
-        took_s = time.perf_counter() - start
-        sending.join()
-    measured_mbit = counted / took_s / 125_000
-    assert measured_mbit == pytest.approx(rate_mbit, rel=0.2)
+
+    def measured_mbit() -> float:
+        near, far = connected(lab.hosts[0], lab.hosts[1])
+        with near, far:
+            far.settimeout(20)
+            # a third of a second of traffic, far more than the bucket of the shaper holds
+            sending = threading.Thread(target=near.sendall, args=(bytes(rate_mbit * 125_000 // 3),))
+            sending.start()
+            received = len(far.recv(1 << 20))
+            start = time.perf_counter()
+            counted = 0
+            while received + counted < rate_mbit * 125_000 // 3:
+                counted += len(far.recv(1 << 20))
+            took_s = time.perf_counter() - start
+            sending.join()
+        return counted / took_s / 125_000
+
+    measured: list[float] = []
+
+    def has_the_rate() -> bool:
+        measured.append(measured_mbit())
+        assert measured[-1] < 1.2 * rate_mbit, "too fast"
+        return measured[-1] > 0.8 * rate_mbit
+
+    # where other work has the processors, the receiver itself may be slower
+    eventually(has_the_rate, 10, lambda: f"{rate_mbit} Mbit/s, measured {measured}")
 
 
 def test_shaping_can_be_taken_back(lab: Lab) -> None:
