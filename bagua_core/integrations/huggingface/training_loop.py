@@ -27,6 +27,7 @@ from transformers.trainer_utils import has_length
 import bagua_core as bagua
 from bagua_core.elastic.step import runtime
 from bagua_core.elastic.step.step_states import Phase
+from bagua_core.integrations.huggingface import reporting
 from bagua_core.integrations.huggingface.step_loss import StepLoss
 from bagua_core.integrations.huggingface.train_loader import TrainLoader
 from bagua_core.integrations.huggingface.trainer_refusals import check_resumption, check_training
@@ -68,6 +69,7 @@ class TrainingLoop(Trainer):
             self._start_s = time.time()
             self._begin_counting(model)
             self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
+            reporting.share_folders(self.callback_handler.callbacks)
             if args.eval_on_start:
                 self._evaluate(None, ignore_keys_for_eval, skip_scheduler=True)
             self.accelerator.begin(self._ranks_changed)
@@ -240,3 +242,5 @@ class TrainingLoop(Trainer):
             for callback in self.callback_handler.callbacks:
                 if isinstance(callback, ProgressCallback):  # only a main worker has a bar
                     callback.on_train_begin(self.args, self.state, self.control)
+                elif reporting.reports(callback):
+                    reporting.begin_as_main(callback, self)

@@ -104,7 +104,9 @@ def check(one: Job, tmp_path: Path, *, finished: int) -> None:
 
 
 def test_the_main_worker_is_lost_and_another_joins(trainer_job: Callable[..., Job], tmp_path: Path) -> None:
-    one = trainer_job()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    one = trainer_job("--tensorboard")
     node = one.start(slots=2)
     one.await_step(8)
     main, survivor = node.workers
@@ -120,6 +122,11 @@ def test_the_main_worker_is_lost_and_another_joins(trainer_job: Callable[..., Jo
     losses = sum("loss" in line or "eval_loss" in line for line in ends[0]["history"])
     # the main worker of the moment prints each; one that was just committed may be lost with it
     assert losses - 1 <= sum(node.log.count(f"{{'{name}': ") for name in ("loss", "eval_loss")) <= losses
+    [folder] = {path.parent for path in tmp_path.rglob("events.out.tfevents.*")}
+    assert folder.parent == one.out / "saved" / "runs", "both main workers log one run"
+    shown = EventAccumulator(str(folder)).Reload().Scalars("train/loss")
+    logged = [line["step"] for line in ends[0]["history"] if "loss" in line]
+    assert len(logged) - 1 <= len(shown) <= len(logged) and {event.step for event in shown} <= set(logged)
 
 
 @pytest.mark.long

@@ -147,11 +147,13 @@ def main():
     parser.add_argument(
         "--dies-in-save", action="store_true", help="the main worker, before it has written all"
     )
+    parser.add_argument("--tensorboard", action="store_true", help="by the trainer's own callback")
     parser.add_argument("--dies-in-evaluation", action="store_true", help="rank 1, within its first batch")
     args = parser.parse_args()
     torch.set_num_threads(1)
     worker = os.environ.get("BAGUA_WORKER_ID", "none")
-    arguments = ElasticTrainingArguments(**arguments_for(args.out, args.epochs))
+    more = {"report_to": ["tensorboard"]} if args.tensorboard else {}
+    arguments = ElasticTrainingArguments(**arguments_for(args.out, args.epochs, **more))
     set_seed(1)
     pace = Pace(args.out)
 
