@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.reduction.backward_task import NestedBackwardError
-from bagua_core.communication.reduction.bucket_operation import LocalMean
 from bagua_core.communication.reduction.contributions import SparseGradientError
 from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.step_interface import MicroBatch
@@ -378,62 +377,6 @@ def test_accumulations_of_a_step_that_failed_are_forgotten() -> None:
     member.engine.begin_micro_batch(MicroBatch(1.0, True))
     loss_of(member.model, 0, 12).backward()
     assert_all_equal([member], whole_batch_gradients())
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_step_without_its_last_micro_batch_leaves_nothing_in_the_next_one(world_size: int) -> None:
-    """A script may skip a batch whose loss is not finite, or leave the loop between two micro-batches."""
-    members = ranks(2) if world_size == 2 else [Rank(None)]
-
-    def act(r: Rank) -> None:
-        parts = PARTS[r.global_rank] if world_size == 2 else PARTS[0] + PARTS[1]
-        for step in range(3):
-            for begin, end in micro_batches(r, parts):
-                r.zero_grad()
-                if step or not r.engine.micro_batch.last:
-                    loss_of(r.model, begin, end).backward()
-            r.reducer.step_committed()
-
-    run_ranks(members, act)
-    assert_all_equal(members, whole_batch_gradients())
-    assert all(len(m.engine.pairs) == 2 for m in members)
-
-
-class TestOwnGradients:
-    """Each rank keeps the mean of its own samples, as algorithms do that average weights."""
-
-    WORTH = ((1.0, 2.0), (3.0, 7.0))  # gradients of the two micro-batches, by rank
-
-    @staticmethod
-    def members() -> list[Rank]:
-        made = []
-        for communicator in in_process_world(2):
-            rank = Rank(communicator, build=lambda: nn.Linear(1, 1, bias=False))
-            rank.reducer.close()
-            rank.reducer = Reducer(rank.model.parameters(), rank.engine, operation=LocalMean())
-            made.append(rank)
-        return made
-
-    def step(self, r: Rank, backwards: int) -> float:
-        for number, worth in enumerate(self.WORTH[r.global_rank]):
-            r.engine.begin_micro_batch(MicroBatch(0.1 * (1 + number), number == 1))
-            for _ in range(backwards):
-                r.model(torch.full((1, 1), worth)).sum().backward()
-        r.reducer.step_committed()
-        return float(gradients(r.model)[0])
-
-    def mean(self, rank: int) -> float:
-        first, second = self.WORTH[rank]
-        return (0.1 * first + 0.2 * second) / 0.3
-
-    def test_several_backwards_in_a_step_of_micro_batches_add_up(self) -> None:
-        found = run_ranks(self.members(), lambda r: self.step(r, backwards=2))
-        assert found == pytest.approx([2 * self.mean(0), 2 * self.mean(1)])
-
-    def test_what_the_script_leaves_in_grad_adds_up(self) -> None:
-        found = run_ranks(self.members(), lambda r: [self.step(r, backwards=1) for _ in range(3)])
-        for rank, steps in enumerate(found):
-            assert steps == pytest.approx([n * self.mean(rank) for n in (1, 2, 3)])
 
 
 def test_a_gradient_outside_a_step_is_the_scripts_mistake() -> None:
