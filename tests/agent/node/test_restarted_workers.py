@@ -82,7 +82,7 @@ class Node:
 
     def ended(self, worker_id: str, returncode: int) -> tuple[object, ExitCause]:
         self.running.remove(worker_id)
-        files = SimpleNamespace(directory=Path("logs"))
+        files = SimpleNamespace(directory=Path("logs"), shown="logs")
         return SimpleNamespace(slot=0, files=files, kills_in_a_row=0), ExitCause(
             returncode, None, "it failed", "", True
         )
