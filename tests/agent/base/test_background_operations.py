@@ -26,7 +26,7 @@ from bagua_agent.autotune.space import Space
 from bagua_agent.autotune.study import Study
 from bagua_agent.base import pid_watch
 from bagua_agent.base.background import Background, Failed, OperationEnd, background_thread
-from bagua_agent.base.errors import BaguaError, InfrastructureLost
+from bagua_agent.base.errors import InfrastructureLost
 from bagua_agent.base.pid_watch import PidWatch
 from bagua_agent.base.retrying_writes import DesiredWrites
 from bagua_agent.base.signals import SignalsToInbox
@@ -158,6 +158,15 @@ def daemons_hands(place: Place) -> None:
         daemon._perform(action)
         place.one_event()
     daemon._hands.stop()
+
+
+def looking_at_the_node(place: Place) -> None:
+    daemon = object.__new__(NodeDaemon)  # of it the looks and the inbox
+    daemon._looks, daemon._inbox = Background("bagua-looks"), cast(Any, place.events)
+    daemon._look_for_trouble = place.fail
+    daemon._perform(ms.LookAtNode())
+    place.one_event()
+    daemon._looks.stop()
 
 
 def exits_of_workers(place: Place) -> None:
@@ -312,7 +321,7 @@ def looking_at_a_job(place: Place) -> None:
     place.patch(collector, "read_facts", place.fail)
     place.patch(page_loop.log, "warning", lambda *words: place.events.put(words))
     looking = collector.Collector(cast(Any, None), "demo", unwatched_s=0.01)
-    if isinstance(place.error, BaguaError):
+    if isinstance(place.error, Exception):
         eventually(lambda: place.met > 1, DEADLINE_S, "the job is looked at again")
         assert str(place.error) in json.loads(looking.page())["problem"]
     else:
@@ -408,6 +417,7 @@ OPERATIONS: dict[str, Callable[[Place], None]] = {
     "bagua-writer": desired_writes,
     "bagua-stacks": saving_stacks,
     "bagua-hands": daemons_hands,
+    "bagua-looks": looking_at_the_node,
     "exit-watch": exits_of_workers,
     "worker-output": output_of_workers,
     "warm-parent-watch": watch_of_the_warm_parent,
