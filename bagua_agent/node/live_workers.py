@@ -19,12 +19,13 @@ from bagua_agent.membership.failures.casualty import NO_COMPANY, Company, compan
 from bagua_agent.membership.policy import Policy
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.replicas_here import ReplicasHere
+from bagua_agent.node.silent_joiners import SilentJoiners
 from bagua_agent.node.worker_exits import LastSeen, WorkerExits
 from bagua_agent.node.worker_lifecycle import LEADER_AGAIN_S
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
-from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind, Stage
+from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind, Stage, SuspicionKind
 from bagua_contract.replica import Replica
 
 EXIT_BEFORE_SUSPICION_S = 0.02
@@ -83,6 +84,8 @@ class LiveWorkers:
         self._sessions = sessions
         self._on_suspicion = on_suspicion
         self._exits = WorkerExits(job, workers, policy, on_slot_given_up)
+        self._replaces_hung = policy.hang_timeout_s is not None
+        self._silent = SilentJoiners()
         self._replicas = ReplicasHere(
             job, workers, sessions, workers_share_s(shutdown_timeout_s), self._assembled
         )
@@ -122,6 +125,7 @@ class LiveWorkers:
             return  # written before the job became live
         if generation.is_gathering:
             self._end_those_before(generation)
+        self._end_silent(generation)
         self._sessions.tell_generation(generation)
         self._told_kinds.clear()
         for member in generation.members:
@@ -144,6 +148,15 @@ class LiveWorkers:
             answered = worker_id in self._answered
             if must_start_again(Stage(member.stage), worker_id, listed_in, gathering, answered=answered):
                 self._workers.kill(worker_id, STARTS_AGAIN)
+
+    def _end_silent(self, generation: Generation) -> None:
+        listed = [m.worker_id for m in generation.members if self._workers.get(m.worker_id) is not None]
+        silent = self._silent.follow(generation.number, listed, time.monotonic())
+        if not silent or not self._replaces_hung:
+            return
+        if any(s.kind is SuspicionKind.UNBUILT for s in self._job.seen.view.suspicions.values()):
+            for joiner in silent:
+                self._workers.kill(joiner.worker_id, joiner.reason)
 
     def follow_replicas(self, now_s: float) -> None:
         self._replicas.look(now_s)
@@ -185,6 +198,7 @@ class LiveWorkers:
     def said(self, worker_id: str, message: session_pb2.WorkerMessage, now_s: float) -> None:
         if self._workers.get(worker_id) is None:
             return  # it ended meanwhile
+        self._silent.heard(worker_id)
         match message.WhichOneof("kind"):
             case "hello":
                 self._greet(worker_id)
@@ -212,6 +226,7 @@ class LiveWorkers:
         if self._workers.get(worker_id) is None:
             return
         self._sessions.forget(worker_id)
+        self._silent.heard(worker_id)
         self._suspected.pop(worker_id, None)
         self._answered.discard(worker_id)
         self._job.seen.waits.pop(worker_id, None)

@@ -1,6 +1,8 @@
-"""A newcomer can't reach the member that all meet at: the next generation can't be built, the one in force goes on."""
+"""The next generation can't be built, since a newcomer can't reach a member or hangs: the one in force goes on."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 
@@ -45,3 +47,25 @@ def test_a_newcomer_that_cannot_be_reached_costs_no_step(job: MakeJob, make_lab:
     one.await_world(3, after_step=during, deadline_s=UNBUILT_BOUND_S)
     one.finish()
     one.check(finished=3)
+
+
+@pytest.mark.long
+def test_a_newcomer_that_hangs_before_it_joins_is_replaced(job: MakeJob, make_lab: MakeLab) -> None:
+    lab = make_lab(3)
+    endpoints = lab.etcd(lab.hosts[0]).endpoints
+    one = job(endpoints=endpoints, nodes="1:2", samples=12000, epochs=6, script=["--step-s", "0.2"])
+    # time to stop the newcomer between its own word that it is ready and the generation that lists it
+    first = one.start(lab.hosts[1], agent_failpoints="generation.before=delay:5@3")
+    first.await_line("is in force")
+    hanging = one.start(lab.hosts[2])
+    first.await_line("failpoint generation.before fired: delay")
+    [worker] = hanging.workers
+    worker.send(signal.SIGSTOP)
+    alone = one.step
+    one.await_world(2, after_step=alone, deadline_s=3 * UNBUILT_BOUND_S)
+    assert first.says("could not be built on"), "the fault happened"
+    assert hanging.says("hung: it took no part in building generation 3")
+    assert worker not in hanging.workers
+    assert not first.says("did not happen"), "no step is lost"
+    one.finish()
+    one.check(finished=2)
