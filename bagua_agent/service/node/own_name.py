@@ -11,7 +11,7 @@ import time
 
 from bagua_agent.base.errors import BaguaError, UserError
 from bagua_agent.etcd import cluster_keys
-from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.client import KeyValue, Store
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract.records import read_message
@@ -23,10 +23,17 @@ class NameTaken(UserError):
     """Another daemon has this node's name."""
 
 
-def check_own(value: bytes, own: pb.Node) -> None:
-    """value: of the node's key. own: this daemon's record. Raises NameTaken if another daemon wrote it. Pure."""
+def is_of_another(value: bytes, own: pb.Node) -> bool:
+    """value: of the node's key. own: this daemon's record. Whether another daemon wrote it. Pure."""
     found = read_message(pb.Node, value)
-    if found is not None and (found.boot_id, found.address) != (own.boot_id, own.address):
+    return found is not None and (found.boot_id, found.address) != (own.boot_id, own.address)
+
+
+def check_own(stands: KeyValue, own: pb.Node) -> None:
+    """stands: the node's key. own: this daemon's record. Raises NameTaken if another daemon has the key: a daemon keeps
+    it on a lease, and a record without one is passed over as any odd record. Pure."""
+    found = read_message(pb.Node, stands.value)
+    if found is not None and stands.lease_id and is_of_another(stands.value, own):
         raise NameTaken(
             f"another daemon, at {found.address}, has the node name {own.node_name!r}, and both would run its jobs; "
             f"set another node.name in agent.toml here, at {own.address}, or there"
@@ -50,7 +57,7 @@ def claim(store: Store, leased: LeasedKeys, own: pb.Node, within_s: float, stopp
             return True
         try:
             if stands is not None:
-                check_own(stands.value, own)
+                check_own(stands, own)
                 return True
         except NameTaken:
             if time.monotonic() >= deadline_s:

@@ -87,7 +87,7 @@ def test_a_host_that_was_booted_again_waits_for_the_end_of_its_last_lease(
 def test_a_daemon_is_stopped_while_it_waits_for_its_name(
     plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path
 ) -> None:
-    plain_store.put(KEY, record("another"))
+    plain_store.put(KEY, record("another"), plain_store.lease_grant(60).lease_id)
     ends: list[BaseException] = []
     with running_daemon(plain_etcd, plain_store, tmp_path, ends=ends):
         pass  # its end is asserted there
@@ -101,6 +101,18 @@ def test_a_daemon_whose_name_was_taken_while_it_was_out_of_touch_ends(
     ends: list[BaseException] = []
     with running_daemon(plain_etcd, plain_store, tmp_path, ends=ends) as said:
         await_own(plain_store, 0, said)
-        plain_store.put(KEY, record("another"))
+        plain_store.put(KEY, record("another"), plain_store.lease_grant(60).lease_id)
         eventually(lambda: ends, DEADLINE_S, lambda: f"it ends; it said {said}")
     assert isinstance(ends[0], NameTaken)
+
+
+def test_what_stands_in_the_key_without_a_lease_ends_no_daemon(
+    plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path
+) -> None:
+    units = StartedUnits()
+    with running_daemon(plain_etcd, plain_store, tmp_path, units=units) as said:
+        await_own(plain_store, 0, said)
+        plain_store.put(KEY, record("another"))
+        await_own(plain_store, 0, said)
+        order(plain_store, "good")
+        eventually(units.found, DEADLINE_S, lambda: f"the job runs; the daemon said {said}")
