@@ -137,10 +137,10 @@ class AsyncExchange(Reducer):
 
     def pause(self) -> None:
         """Begin no further round; one under way still comes in. Peers go on training without new rounds."""
-        self._mean.is_paused = True
+        self._mean.pause()
 
     def resume(self) -> None:
-        self._mean.is_paused = False
+        self._mean.resume()
 
     def wait_for_round(self, limit_s: float) -> bool:
         """Whether no round is under way any more, after limit_s at most. Its result comes in at the next forward."""

@@ -44,10 +44,10 @@ class AsyncRounds(Exchange):
 
     def pause(self) -> None:
         """Begin no further average; one under way still comes in."""
-        self._mean.is_paused = True
+        self._mean.pause()
 
     def resume(self) -> None:
-        self._mean.is_paused = False
+        self._mean.resume()
 
     def wait_for_round(self, limit_s: float) -> bool:
         """Whether no average is under way any more, after limit_s at most. Its result comes in at the next commit."""

@@ -42,17 +42,10 @@ class BackgroundMean:
         clock: Callable[[], float] = time.monotonic,
         weighted: bool = False,
     ) -> None:
-        """Raises ValueError if another model of the engine has one."""
+        """Raises ValueError if another model of the engine has one that is neither closed nor paused."""
         self.is_closed = False
-        known = _of_engine.get(engine)
-        other = None if known is None else known()
-        if other is not None and not other.is_closed:
-            raise ValueError(
-                "averages in the background begin by each worker's own clock, so those of two models would meet in "
-                "different orders and be mixed; wrap one module that contains both, or choose another algorithm for one"
-            )
-        _of_engine[engine] = weakref.ref(self)
         self._engine = engine
+        self._be_the_only_one()
         self._weighted = weighted
         self._trained = 0.0  # in no average yet
         self._sent = 0.0  # of it, in the average under way
@@ -64,9 +57,28 @@ class BackgroundMean:
         self._snapshot = FlatWeights(parameters)
         self._mean = self._snapshot.like()
         self.is_paused = False
-        """No further average begins; one under way still comes in."""
         self.count = 0
         """Averages that came in."""
+
+    def pause(self) -> None:
+        """No further average begins; one under way still comes in."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Raises ValueError as the constructor does."""
+        self._be_the_only_one()
+        self.is_paused = False
+
+    def _be_the_only_one(self) -> None:
+        known = _of_engine.get(self._engine)
+        other = None if known is None else known()
+        if other is not None and other is not self and not (other.is_closed or other.is_paused):
+            raise ValueError(
+                "averages in the background begin by each worker's own clock, so those of two models would meet in "
+                "different orders and be mixed; wrap one module that contains both, choose another algorithm for one, "
+                "or pause the other model's averages (abort) while this one trains"
+            )
+        _of_engine[self._engine] = weakref.ref(self)
 
     def trained(self, amount: float) -> None:
         """This worker has trained on so much more, in a unit that all members share."""

@@ -82,6 +82,18 @@ def test_averages_of_two_models_are_refused() -> None:
     DistributedDataParallel(nets[2], None, algorithm=AsyncModelAverage(unit="round"), engine=engine)
 
 
+def test_averages_of_two_models_take_turns_by_a_pause() -> None:
+    engine = FakeEngine(None)
+    first = DistributedDataParallel(nn.Linear(4, 2), None, algorithm="async", engine=engine)._exchange
+    assert isinstance(first, AsyncExchange)
+    first.pause()
+    second = DistributedDataParallel(nn.Linear(4, 2), None, algorithm="async", engine=engine)
+    with pytest.raises(ValueError, match="pause the other model's averages"):
+        first.resume()
+    second.detach()
+    first.resume()
+
+
 def test_a_round_moves_every_model_to_the_mean_and_keeps_what_was_learned_meanwhile() -> None:
     members, _ = workers(3)
 
