@@ -66,7 +66,7 @@ class _Changed:
 class _OwnKeySeen:
     """The node's key, after a change of it that is not this daemon's."""
 
-    stands: KeyValue
+    seen: KeyValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,15 +241,15 @@ class NodeDaemon:
             case _Changed(changes):
                 for change in changes:
                     if change.key == self._key and change.value and is_of_another(change.value, self._node):
-                        self._looks.run(
+                        self._hands.run(
                             "looking at the node's key", lambda: self._store.get(self._key), self._saw_own_key
                         )
                     is_orders = change.key == self._orders_key
                     follows = "units go on as they are" if is_orders else "it is passed over"
                     with self._odd.passing_over(change.key, follows):
                         self._step(ms.RecordChanged(change))
-            case _OwnKeySeen(stands):
-                check_own(stands, self._node)
+            case _OwnKeySeen(seen):
+                check_own(seen, self._node)
                 self._leased.recheck()
             case _StoreInTouch(up):
                 self._touch.connected(up, _clock_s())

@@ -29,11 +29,14 @@ def is_of_another(value: bytes, own: pb.Node) -> bool:
     return found is not None and (found.boot_id, found.address) != (own.boot_id, own.address)
 
 
-def check_own(stands: KeyValue, own: pb.Node) -> None:
-    """stands: the node's key. own: this daemon's record. Raises NameTaken if another daemon has the key: a daemon keeps
-    it on a lease, and a record without one is passed over as any odd record. Pure."""
-    found = read_message(pb.Node, stands.value)
-    if found is not None and stands.lease_id and is_of_another(stands.value, own):
+def check_own(seen: KeyValue, own: pb.Node) -> None:
+    """Raises NameTaken if another daemon has the node's key. Pure.
+
+    seen: the key in etcd. own: this daemon's record. A daemon keeps the key on a lease; a record without one is passed
+    over as any odd record.
+    """
+    found = read_message(pb.Node, seen.value)
+    if found is not None and seen.lease_id and is_of_another(seen.value, own):
         raise NameTaken(
             f"another daemon, at {found.address}, has the node name {own.node_name!r}, and both would run its jobs; "
             f"set another node.name in agent.toml here, at {own.address}, or there"
@@ -44,7 +47,7 @@ def claim(store: Store, leased: LeasedKeys, own: pb.Node, within_s: float, stopp
     """Write this daemon's first record. False: asked to stop before. True also where etcd does not take it now, for
     `leased` writes it later.
 
-    within_s: how long another's record may stand, for its lease may be about to end. Raises NameTaken.
+    within_s: how long to wait for the end of another daemon's lease. Raises NameTaken.
     """
     key, value = cluster_keys.node(own.node_name), own.SerializeToString(deterministic=True)
     deadline_s = time.monotonic() + within_s
@@ -52,12 +55,12 @@ def claim(store: Store, leased: LeasedKeys, own: pb.Node, within_s: float, stopp
         try:
             if leased.put_if_absent(key, value) is not None:
                 return True
-            stands = store.get(key)
+            seen = store.get(key)
         except BaguaError:
             return True
         try:
-            if stands is not None:
-                check_own(stands, own)
+            if seen is not None:
+                check_own(seen, own)
                 return True
         except NameTaken:
             if time.monotonic() >= deadline_s:

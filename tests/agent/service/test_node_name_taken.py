@@ -58,7 +58,7 @@ def record(boot_id: str) -> bytes:
 
 
 def await_own(store: Store, lease_id: int, said: list[str]) -> None:
-    """A daemon's record stands there, under another lease than that of the last one."""
+    """The node's key has a daemon's record, on another lease than `lease_id`."""
     eventually(
         lambda: (found := store.get(KEY)) is not None and found.lease_id != lease_id,
         DEADLINE_S,
@@ -106,7 +106,7 @@ def test_a_daemon_whose_name_was_taken_while_it_was_out_of_touch_ends(
     assert isinstance(ends[0], NameTaken)
 
 
-def test_what_stands_in_the_key_without_a_lease_ends_no_daemon(
+def test_a_record_without_a_lease_in_the_nodes_key_ends_no_daemon(
     plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path
 ) -> None:
     units = StartedUnits()
