@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.view import SuspicionView
+from bagua_agent.node import live_workers
 from bagua_agent.node.silent_joiners import SILENT_S, SilentJoiners
+from bagua_contract.records import Generation, GenerationKind, Placement, SuspicionKind
 
 LATE_S = SILENT_S + 1.0
 
@@ -29,3 +38,37 @@ def test_a_word_begins_its_time_anew_with_the_next_listing() -> None:
     joiners.heard("b")
     assert silent(joiners, 5, "", 2 * LATE_S - 2.0) == []
     assert silent(joiners, 6, "", 2 * LATE_S) == ["a"]
+
+
+UNBUILT = SuspicionView("b", 3, SuspicionKind.UNBUILT, (), 1)
+
+
+@pytest.mark.parametrize(
+    ("suspicions", "hang_timeout_s", "ended"),
+    [({"b": UNBUILT}, 600.0, 1), ({}, 600.0, 0), ({"b": UNBUILT}, None, 0)],
+    ids=["members can't build it", "no member says so", "no worker is ever replaced"],
+)
+def test_its_agent_ends_it_where_members_cannot_build_and_hung_workers_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+    suspicions: dict[str, SuspicionView],
+    hang_timeout_s: float | None,
+    ended: int,
+) -> None:
+    now_s, killed = [0.0], []
+    monkeypatch.setattr(live_workers.time, "monotonic", lambda: now_s[0])
+    workers = SimpleNamespace(get=lambda name: name == "w" or None, kill=lambda name, why: killed.append(why))
+    seen = SimpleNamespace(view=SimpleNamespace(suspicions=suspicions))
+    sessions = SimpleNamespace(tell_generation=lambda record: None)
+    node = live_workers.LiveWorkers(
+        cast(Any, SimpleNamespace(seen=seen)),
+        cast(Any, workers),
+        cast(Any, sessions),
+        Policy(hang_timeout_s=hang_timeout_s),
+        lambda at_s: None,
+        lambda: None,
+    )
+    member = Placement("w", "a", "host-a", 0, 0, 0, 0, "h:2", 3, 1, False)
+    for number in (3, 4):
+        node.follow(Generation(number, 2, GenerationKind.PLANNED, (member,)))
+        now_s[0] += LATE_S
+    assert len(killed) == ended
