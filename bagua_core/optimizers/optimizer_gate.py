@@ -112,7 +112,7 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
 def _calls_first(engine: StepEngine) -> bool:
     """Whether an optimizer may move parameters before the first call of its closure: a reduction of the step is in, so
     no copy of the state waits for one."""
-    return engine.micro_batch.last and engine.is_final
+    return engine.is_final and engine.micro_batch.last  # before the step has begun it is not final
 
 
 def _whole_step(before: Before, engine: StepEngine, step: Callable[[], Any], calls: RepeatedClosure) -> Any:

@@ -106,6 +106,11 @@ class CurrentStep:
 
     @property
     def micro_batch(self) -> MicroBatch:
+        if self.states.phase is Phase.ANNOUNCED and self.launched:
+            raise OutsideStepError(
+                "the step that bagua.next_step() announced begins with a model's first forward in training, and "
+                "there was none yet; call optimizer.step() after it, or draw batches from bagua.ElasticDataLoader"
+            )
         if not self.in_step and self.launched:
             raise OutsideStepError(
                 "gradients were computed outside a step; draw batches from bagua.ElasticDataLoader, "

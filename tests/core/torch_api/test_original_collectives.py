@@ -70,6 +70,21 @@ model(torch.ones(1, 2)).sum().backward()
     assert "OutsideStepError: gradients were computed outside a step" in ended.said
 
 
+def test_an_optimizer_step_before_the_first_forward_of_an_announced_step_is_one_clear_error() -> None:
+    code = """
+import torch, bagua_core as bagua
+bagua.init_process_group()
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = bagua.DistributedDataParallel(model, optimizers=[optimizer])
+bagua.next_step()
+optimizer.step()
+"""
+    ended = launch("--standalone", "--no-python", sys.executable, "-c", code)
+    assert ended.returncode == 1
+    assert "begins with a model's first forward in training, and there was none yet" in ended.said
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
