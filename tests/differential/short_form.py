@@ -13,12 +13,15 @@ from tests.differential import features, history
 
 KINDS = ("kill", "join", "leave")
 RESUMED = {"resumed by more", "resumed by fewer"}
+BARE_LOOP = "loop=next_step"
+"""Its steps begin with a forward of the script, not with a draw of the loader, and whatever may come before that
+forward (an optimizer's closure, a second model) decides there: each choice is shown in this loop too."""
 _DRAWN_FROM = range(400)
 
 
 @cache
 def shown_by(seed: int) -> frozenset[str]:
-    """Each choice of a feature, alone and with each kind of event that happens."""
+    """Each choice of a feature, alone, with each kind of event that happens, and in BARE_LOOP."""
     f = features.draw(seed)
     happened = history.draw(seed, f)
     names = [f"{name}={getattr(f, name)}" for name in features.CHOICES]
@@ -26,6 +29,8 @@ def shown_by(seed: int) -> frozenset[str]:
         names.append(f"{f.optimizer} in bfloat16")
     kinds = {event.kind for event in happened.events}
     found = {*names, *(f"{name}, {kind}" for name in names for kind in kinds)}
+    if BARE_LOOP in names:
+        found.update(f"{BARE_LOOP} with {name}" for name in names if name != BARE_LOOP)
     if happened.resumed_by:
         found.add(f"resumed by {'more' if happened.resumed_by > happened.first else 'fewer'}")
     return frozenset(found)
@@ -43,9 +48,13 @@ def choices() -> set[str]:
 
 
 def wanted() -> set[str]:
-    """What the short form shows: every choice, and each with each kind of event, but for the many optimizers."""
+    """What the short form shows: every choice, each with each kind of event, but for the many optimizers, and each that
+    can be drawn with BARE_LOOP in that loop."""
     with_events = {name for name in choices() if not name.startswith("optimizer=")}
-    return choices() | RESUMED | {f"{name}, {kind}" for name in with_events for kind in KINDS}
+    in_bare_loop = {
+        shown for seed in _DRAWN_FROM for shown in shown_by(seed) if shown.startswith(f"{BARE_LOOP} with")
+    }
+    return choices() | RESUMED | {f"{name}, {kind}" for name in with_events for kind in KINDS} | in_bare_loop
 
 
 @cache

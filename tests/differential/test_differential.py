@@ -66,12 +66,6 @@ def test_an_optimizer_may_step_before_its_step_has_reduced_anything(happened: st
     check(verdicts("tests.differential", "--json", *late, "--history", happened, limit_s=120.0), 1)
 
 
-def test_a_closure_that_is_called_several_times_begins_the_step_of_a_loop_without_loader() -> None:
-    closed = ("--seeds", "7", "--only", "--feature", "lbfgs", "--feature", "loop=next_step")
-    happened = "2 workers; kill w1 reduction.before@2"
-    check(verdicts("tests.differential", "--json", *closed, "--history", happened, limit_s=120.0), 1)
-
-
 @pytest.mark.long  # every other draw repeats the place in a step and an epoch of one of those above
 def test_gradients_of_earlier_draws_survive_a_loss_in_every_draw() -> None:
     found = verdicts("tests.differential.every_draw", "all", limit_s=1200.0)

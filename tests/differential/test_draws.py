@@ -14,6 +14,10 @@ def test_the_short_form_draws_every_choice_and_each_but_the_optimizers_with_all_
     assert not {name for name in choices() if not found[name]}
     changed = {name for name in choices() if not name.startswith("optimizer=")}
     assert not {f"{name}, {kind}" for name in changed for kind in KINDS if not found[f"{name}, {kind}"]}
+    assert all(
+        found[f"{short_form.BARE_LOOP} with {name}"]
+        for name in ("optimizer=lbfgs", "parts=gan", "sharpness=sam")
+    )
 
 
 def test_the_long_form_draws_every_choice_with_losses_newcomers_and_leaves() -> None:
