@@ -308,6 +308,11 @@ def report(blocks: Sequence[Block], faults: Sequence[Fault]) -> str:
     return "\n\n".join(parts)
 
 
+def measured_part(sleep_s: float, parts: Sequence[str]) -> list[str]:
+    """What the kept result's name says. With steps that sleep it is no newer result of the same measurement."""
+    return [*result_file.part_of(parts, PARTS), *(["sleeping"] if sleep_s else [])]
+
+
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
@@ -352,7 +357,7 @@ def main() -> None:
             about,
             words,
             {"blocks": [asdict(b) for b in blocks], "faults": [asdict(f) for f in faults]},
-            result_file.part_of([n for n, found in (("blocks", blocks), ("faults", faults)) if found], PARTS),
+            measured_part(options.sleep_s, [n for n, f in (("blocks", blocks), ("faults", faults)) if f]),
         )
     print(in_words(about))
 

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sharded import Block, Line, beyond_s, block_of, lines_of, next_step_s, pause_s, report
+from benchmarks.sharded import (
+    Block,
+    Line,
+    beyond_s,
+    block_of,
+    lines_of,
+    measured_part,
+    next_step_s,
+    pause_s,
+    report,
+)
 
 
 def log(times: list[float], replicas: list[int], committed: list[int]) -> list[Line]:
@@ -51,3 +61,18 @@ def test_the_ratio_is_of_pairs() -> None:
         Block("hsdp", 2.0, 0, 0, 0),
     ]
     assert "by pairs of blocks: 1.100" in report(blocks, [])
+
+
+@pytest.mark.parametrize(
+    ("sleep_s", "parts", "name"),
+    [
+        (0.0, ["blocks", "faults"], []),
+        (0.0, ["faults"], ["faults"]),
+        (0.2, ["faults"], ["faults", "sleeping"]),
+        (0.2, ["blocks", "faults"], ["sleeping"]),
+    ],
+)
+def test_a_result_of_steps_that_sleep_has_a_name_of_its_own(
+    sleep_s: float, parts: list[str], name: list[str]
+) -> None:
+    assert measured_part(sleep_s, parts) == name
