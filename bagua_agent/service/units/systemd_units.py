@@ -69,16 +69,12 @@ class SystemdUnits:
         return [unit for block in blocks if (unit := read_unit(block)) is not None]
 
     def ask_to_leave(self, job_id: str) -> None:
-        _call(
-            ["systemctl", "kill", "--kill-whom=main", "--signal=SIGTERM", name_of(job_id)],
-            f"ask job {job_id!r}",
-        )
+        # Before systemd 252 the option had this name alone; later ones take it as a short form of --kill-whom.
+        line = ["systemctl", "kill", "--kill-who=main", "--signal=SIGTERM", name_of(job_id)]
+        _call(line, f"ask job {job_id!r}")
 
     def kill(self, job_id: str) -> None:
-        _call(
-            ["systemctl", "kill", "--kill-whom=all", "--signal=SIGKILL", name_of(job_id)],
-            f"kill job {job_id!r}",
-        )
+        _call(["systemctl", "kill", "--signal=SIGKILL", name_of(job_id)], f"kill job {job_id!r}")
 
     def forget(self, job_id: str) -> None:
         # Both say so if there is no such unit, which is what is wanted.

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.base.errors import UserError
-from bagua_agent.service.units.systemd_units import PREFIX, PROPERTIES, properties, read_unit
+from bagua_agent.service.units.systemd_units import (
+    PREFIX,
+    PROPERTIES,
+    SystemdUnits,
+    name_of,
+    properties,
+    read_unit,
+)
 from bagua_agent.service.units.units import FoundUnit, UnitFolders, UnitNote, read_request
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
@@ -39,6 +46,30 @@ def check(told: dict[str, object]) -> None:
     assert told["found then"] == ["killed"]
     assert told["killed with"] == 128 + 9
     assert told["failed with"] == 1 and told["without a directory"] == 2
+
+
+OLD_SYSTEMCTL = """#!/bin/sh
+for word in "$@"; do
+    case $word in
+    --kill-who=main | --signal=*) ;;
+    -*) echo "systemctl: unrecognized option '$word'" >&2; exit 1 ;;
+    esac
+done
+echo "$@" >>"$0.calls"
+"""
+
+
+def test_systemd_before_252_takes_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ubuntu 22.04 has 249, Debian 11 has 247: they know no --kill-whom."""
+    program = tmp_path / "systemctl"
+    program.write_text(OLD_SYSTEMCTL)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    SystemdUnits().ask_to_leave("one")
+    SystemdUnits().kill("one")
+    asked, killed = (tmp_path / "systemctl.calls").read_text().splitlines()
+    assert asked == f"kill --kill-who=main --signal=SIGTERM {name_of('one')}"
+    assert killed == f"kill --signal=SIGKILL {name_of('one')}"
 
 
 def test_processes(tmp_path: Path) -> None:
