@@ -43,19 +43,13 @@ def agent_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _leave(folder: Path, name: str, text: str) -> None:
+    """For the daemon. A full disk ends no job and changes no exit code: the log of the unit says what is lost."""
     unfinished = folder / f"{name}.new"
-    unfinished.write_text(text)
-    unfinished.rename(folder / name)
-
-
-def _leave_metrics(folder: Path, address: str) -> None:
-    """For the daemon, which lists where the metrics of jobs are served."""
     try:
-        _leave(folder, METRICS, address)
-    except OSError as error:  # a full disk must not end the job
-        said = (
-            f"metrics are served at {address}, and the daemon does not list them: {error.strerror or error}"
-        )
+        unfinished.write_text(text)
+        unfinished.rename(folder / name)
+    except OSError as error:
+        said = f"{folder / name} can't be written ({error.strerror or error}), so the daemon does not know: {text}"
         print(f"bagua-agent: {said}", file=sys.stderr, flush=True)
 
 
@@ -90,7 +84,7 @@ def _run(folder: Path) -> int:
             request.config,
             lambda reason: _leave(folder, REASON, reason),
             request.environment,
-            lambda address: _leave_metrics(folder, address),
+            lambda address: _leave(folder, METRICS, address),
         )
     except Exception as error:  # our bug, or an installation that lacks something
         log.exception("bug: the agent of job %s raised", request.config.job_id)

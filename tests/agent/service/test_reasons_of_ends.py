@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -211,6 +213,33 @@ def test_an_agent_that_meets_a_bug_leaves_its_reason(tmp_path: Path, monkeypatch
     folder = folders.make(UnitRequest(JobConfig("job", command), {}, str(tmp_path)), UnitNote())
     assert run_unit.main(folder) == 1
     assert folders.reasons()["job"].startswith("ZeroDivisionError: as the test wants")
+
+
+def test_a_full_disk_changes_no_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    disk = tmp_path / "units"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True)
+    try:
+        command = WorkerCommand(CommandKind.SCRIPT, "train.py", ())
+        folder = UnitFolders(disk).make(UnitRequest(JobConfig("job", command), {}, str(tmp_path)), UnitNote())
+        with pytest.raises(OSError, match="No space left"):
+            (disk / "all-of-it").write_bytes(bytes(1 << 20))
+
+        def run_job(config: object, on_error: Callable[[str], None], *_: object) -> int:
+            on_error("a reason that needs a page" * 100)
+            return 2
+
+        monkeypatch.setattr(run, "run_job", run_job)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(os, "environ", dict(os.environ))
+        assert run_unit.main(folder) == 2
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    said = capfd.readouterr().err
+    assert f"{folder / 'reason'} can't be written (No space left on device)" in said
+    assert f"{folder / 'exit-code'} can't be written (No space left on device)" in said
 
 
 def test_an_ended_jobs_agents_write_no_such_event(plain_store: Store) -> None:
