@@ -160,6 +160,13 @@ def _run_as(
             )
             try:
                 return loop.run()
+            except JobReplaced as replaced:
+                if signals.first is None:
+                    raise
+                workers.output.say(
+                    f"bagua-launch: {replaced}; this node was asked to leave, and does not join again"
+                )
+                return 128 + signals.first
             finally:
                 loop.close()
     finally:

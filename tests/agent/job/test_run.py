@@ -1,0 +1,55 @@
+"""What a node's part of a job ends with where its loop is left by an exception."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagua_agent.base.errors import JobReplaced
+from bagua_agent.base.signals import SignalsToInbox
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.job import loop
+from bagua_agent.job.run import MOST_RETURNS, run_job
+
+LIMIT_S = 20.0
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["not asked to leave", "asked to leave"])
+def test_a_node_that_was_asked_to_leave_does_not_join_a_job_anew(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = 0
+
+    class Loop:
+        def __init__(self, *arguments: Any) -> None:
+            (self.signals,) = (a for a in arguments if isinstance(a, SignalsToInbox))
+
+        def run(self) -> int:
+            nonlocal runs
+            runs += 1
+            if asked:
+                os.kill(os.getpid(), signal.SIGTERM)
+                self.signals.wait(LIMIT_S)
+            if runs <= MOST_RETURNS:
+                raise JobReplaced("etcd came back empty")
+            return 0
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(loop, "JobLoop", Loop)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    config = JobConfig("job", WorkerCommand(CommandKind.SCRIPT, "train.py", ()), endpoints=("127.0.0.1:1",))
+    code = run_job(config)
+    said = capfd.readouterr().err
+    if asked:
+        assert (code, runs) == (128 + signal.SIGTERM, 1)
+        assert "etcd came back empty; this node was asked to leave, and does not join again" in said
+    else:
+        assert (code, runs) == (0, MOST_RETURNS + 1)
+        assert said.count("etcd came back empty; joining again") == MOST_RETURNS
