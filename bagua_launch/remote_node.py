@@ -41,7 +41,11 @@ def main(source: TextIO) -> int:
         threading.Thread(target=_listen, args=(source,), name="bagua-terminal", daemon=True).start()
         from bagua_launch.main import cli
 
-        return int(cli.main(["run", *words], prog_name="bagua-launch", standalone_mode=False) or 0)
+        try:
+            cli.main(["run", *words], prog_name="bagua-launch")
+        except SystemExit as end:  # with it click also says a mistake, in one line
+            return end.code if isinstance(end.code, int) else 1
+        return 0
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
