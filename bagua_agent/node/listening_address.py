@@ -50,7 +50,7 @@ def is_this_host(host: str, own_name: str) -> bool:
 def _resolved(host: str) -> list[tuple[socket.AddressFamily, object, int, str, tuple[object, ...]]]:
     try:
         return list(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM))
-    except OSError:
+    except (OSError, UnicodeError):  # the second of a name with an empty or an overlong label
         return []
 
 

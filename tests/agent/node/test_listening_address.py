@@ -50,6 +50,7 @@ def test_what_is_bound_is_an_address_of_this_host() -> None:
         ("node-1.invalid", "node", False),
         ("127.0.0.1", "node-1", True),
         ("192.0.2.1", "192", False),  # known, and another's
+        ("etcd..svc", "node-1", False),  # no name at all
     ],
 )
 def test_names_of_this_host(host: str, own_name: str, is_own: bool) -> None:

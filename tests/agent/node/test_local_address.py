@@ -65,6 +65,12 @@ def test_without_a_store_to_go_to_it_is_an_address_of_this_machine() -> None:
     [
         ("no-such-host.invalid", None, "--local-addr 'no-such-host.invalid' can't be resolved"),
         (None, "no-such-host.invalid:2379", "--rdzv-endpoint 'no-such-host.invalid' can't be resolved"),
+        (
+            None,
+            "etcd..svc:2379",
+            r"--rdzv-endpoint 'etcd\.\.svc' is no host name \(label empty or too long\)",
+        ),
+        (f"{'a' * 64}.svc", None, r"is no host name \(label empty or too long\)"),
     ],
 )
 def test_what_is_no_address_is_named(given: str | None, store_target: str | None, words: str) -> None:
