@@ -39,7 +39,7 @@ class StoreFull(StoreUnavailable):
 
 
 class OutcomeUnknown(InfrastructureLost):
-    """A transaction was sent and no answer came: it may have been done or not. Read before trying again."""
+    """A transaction or a command was sent and no answer came: it may have been done. Read before trying again."""
 
 
 class LeaseLost(InfrastructureLost):

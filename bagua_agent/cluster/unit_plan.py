@@ -30,6 +30,7 @@ class OwnUnit:
     """A unit of this node as its daemon knows it.
 
     order: number of the order it was started for. asked_since_s, killed_since_s: since when; None: it was not.
+    act_again_s: when to ask or kill again, for the last time failed; None: it did not.
     ended_s: when it ended, or could not be started (refused, with the reason). failures: in a row, up to now. nonce: of
     the submission that it was started for; empty: not known. started_s: when this daemon started or found it.
     is_starting: its start has not returned. watched_pid, gone_pid: its main process that is watched; that has ended,
@@ -43,6 +44,7 @@ class OwnUnit:
     shutdown_timeout_s: float = 0.0
     asked_since_s: float | None = None
     killed_since_s: float | None = None
+    act_again_s: float | None = None
     ended_s: float = 0.0
     exit_code: int = 0
     failures: int = 0
@@ -101,7 +103,8 @@ class UnitPlan:
 
 
 def plan_units(situation: UnitSituation, now_s: float, policy: ClusterPolicy) -> UnitPlan:
-    """What the daemon should do now. Pure. Each unit is asked to leave, and is killed, only once."""
+    """What the daemon should do now. Pure. Each unit is asked to leave, and is killed, only once, unless
+    that failed."""
     known = _Known(situation, now_s, policy)
     forgets = [u.job_id for u in situation.units if known.is_forgotten(u)]
     units = {u.job_id: u for u in situation.units if u.job_id not in forgets}
@@ -117,17 +120,21 @@ def plan_units(situation: UnitSituation, now_s: float, policy: ClusterPolicy) ->
                 asks.append(AskUnitToLeave(unit.job_id, why))
             continue
         kill_at_s = unit.asked_since_s + unit.shutdown_timeout_s + policy.kill_grace_s
-        if unit.killed_since_s is None:
-            if now_s >= kill_at_s:
-                waited = f"it was asked to leave {now_s - unit.asked_since_s:.0f} s ago and is still there"
-                kills.append(KillUnit(unit.job_id, waited))
-            else:
-                times.append(kill_at_s)
-        elif now_s >= unit.killed_since_s + policy.stuck_after_kill_s:
-            places = ", ".join(str(s) for s in unit.slots)
-            troubles.append(f"job {unit.job_id} was killed and still has processes in slots {places}")
-        else:
+        again_s = unit.act_again_s
+        is_due_again = again_s is not None and now_s >= again_s
+        times += [kill_at_s, again_s]
+        if unit.killed_since_s is not None:
+            if is_due_again:
+                kills.append(KillUnit(unit.job_id, "the last try failed"))
+            if now_s >= unit.killed_since_s + policy.stuck_after_kill_s:
+                places = ", ".join(str(s) for s in unit.slots)
+                troubles.append(f"job {unit.job_id} was killed and still has processes in slots {places}")
             times.append(unit.killed_since_s + policy.stuck_after_kill_s)
+        elif now_s >= kill_at_s:
+            waited = f"it was asked to leave {now_s - unit.asked_since_s:.0f} s ago and is still there"
+            kills.append(KillUnit(unit.job_id, waited))
+        elif is_due_again:
+            asks.append(AskUnitToLeave(unit.job_id, "the last try failed"))
     starts, waits = _starts(known, units)
     return UnitPlan(
         starts=tuple(starts),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_agent.base.background import Background, Failed, OperationEnd, Succeeded
-from bagua_agent.base.errors import InternalError, UserError
+from bagua_agent.base.errors import InfrastructureLost, InternalError, OutcomeUnknown, UserError
 from bagua_agent.base.messages import HealthAsked, HelperFailed
 from bagua_agent.base.pid_watch import PidWatch
 from bagua_agent.base.plain_text import shortened
@@ -347,7 +347,17 @@ class NodeDaemon:
         found = tuple(self._runner.found())
         return ms.UnitsSeen(found, self._folders.reasons())
 
-    def _act_on_unit(self, job_id: str, act: ms.UnitAct) -> ms.UnitsSeen:
+    def _act_on_unit(self, job_id: str, act: ms.UnitAct) -> ms.UnitsSeen | ms.ActFailed:
+        try:
+            self._do_to_unit(job_id, act)
+        except InfrastructureLost as error:
+            may_be_done = isinstance(error, OutcomeUnknown)
+            if act is ms.UnitAct.ASK_TO_LEAVE and not may_be_done:
+                self._folders.unmark_asked(job_id)
+            return ms.ActFailed(job_id, act, f"job {job_id}: {_ACTS[act]} failed: {error}", may_be_done)
+        return self._look()
+
+    def _do_to_unit(self, job_id: str, act: ms.UnitAct) -> None:
         match act:
             case ms.UnitAct.ASK_TO_LEAVE:
                 try:
@@ -363,7 +373,6 @@ class NodeDaemon:
                 self._runner.forget(job_id)
                 if act is ms.UnitAct.REMOVE:
                     self._folders.remove(job_id)
-        return self._look()
 
     def _start(self, start: ms.StartUnit) -> None:
         submission, job_id = start.submission, start.submission.job_id

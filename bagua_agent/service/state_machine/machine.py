@@ -36,6 +36,7 @@ from bagua_contract import cluster_pb2 as pb
 T = TypeVar("T")
 
 TRY_AGAIN_S = 1.0
+ACT_AGAIN_S = 10.0  # on a unit, after that failed
 LOOK_EVERY_S = 60.0  # at the node itself
 LOOK_AGAIN_S = 5.0  # once it looks otherwise than before
 # A program that is asked has a quarter of it, and a file server that fails over may take so long.
@@ -152,6 +153,8 @@ class _Turn:
                 self._know(to_put_back=_without(self.state.to_put_back, key))
                 if was_put:
                     self._say(f"etcd has lost {key}; it is put back as this node remembers it")
+            case ms.ActFailed():
+                self._take_act_failed(event)
             case ms.NotDone(reason):
                 self._say(reason)
                 self._know(look_due_s=self.now_s + TRY_AGAIN_S)
@@ -298,6 +301,16 @@ class _Turn:
                 code = found.exit_code if found is not None and found.exit_code is not None else 128 + 9
                 self._ended(unit, code, event.reasons.get(job_id, ""))
 
+    def _take_act_failed(self, event: ms.ActFailed) -> None:
+        """A request to leave that may have come is not repeated: a second SIGTERM would end the job at once, instead of
+        at a step boundary. A kill may always be."""
+        self._say(event.reason)
+        self._know(look_due_s=self.now_s + TRY_AGAIN_S)
+        unit = self.state.units.get(event.job_id)
+        asks = event.act is ms.UnitAct.ASK_TO_LEAVE and not event.may_be_done
+        if unit is not None and unit.alive and (asks or event.act is ms.UnitAct.KILL):
+            self._set(replace(unit, act_again_s=self.now_s + ACT_AGAIN_S))
+
     def _ended(self, unit: OwnUnit, code: int, why: str) -> None:
         """why: the error that ended its agent, if that could say it."""
         asked = unit.asked_since_s is not None or code == 0
@@ -365,11 +378,15 @@ class _Turn:
             self._start(start)
         for ask in made.asks:
             self._say(f"job {ask.job_id} is asked to leave: {ask.reason}")
-            self._set(replace(self.state.units[ask.job_id], asked_since_s=self.now_s))
+            unit = self.state.units[ask.job_id]
+            since_s = self.now_s if unit.asked_since_s is None else unit.asked_since_s
+            self._set(replace(unit, asked_since_s=since_s, act_again_s=None))
             self._do(ms.ActOnUnit(ask.job_id, ms.UnitAct.ASK_TO_LEAVE))
         for kill in made.kills:
             self._say(f"job {kill.job_id} is killed: {kill.reason}")
-            self._set(replace(self.state.units[kill.job_id], killed_since_s=self.now_s))
+            unit = self.state.units[kill.job_id]
+            since_s = self.now_s if unit.killed_since_s is None else unit.killed_since_s
+            self._set(replace(unit, killed_since_s=since_s, act_again_s=None))
             self._do(ms.ActOnUnit(kill.job_id, ms.UnitAct.KILL))
         if made.starts or made.asks or made.kills:  # the report is of the state after these acts
             made = plan_units(self._situation(), self.now_s, self.state.policy)

@@ -102,12 +102,22 @@ class NotDone:
 
 
 @dataclass(frozen=True, slots=True)
+class ActFailed:
+    """The unit runner did not act on a unit. may_be_done: it was not heard saying that it did."""
+
+    job_id: str
+    act: UnitAct
+    reason: str
+    may_be_done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class InboxDrained:
     """No further event waits, or time has passed: follow the plan."""
 
 
 Taken = UnitsSeen | ProcessEnded | WatchFailed | Started | StartRefused | Noted | StandsAgain | NotDone
-Event = Taken | NodeSeen | LookFailed | RecordChanged | UnitKept | InboxDrained
+Event = Taken | ActFailed | NodeSeen | LookFailed | RecordChanged | UnitKept | InboxDrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +164,7 @@ class UnitAct(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ActOnUnit:
-    """UnitsSeen follows."""
+    """UnitsSeen, ActFailed or NotDone follows."""
 
     job_id: str
     act: UnitAct

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bagua_agent.base.errors import InfrastructureLost
+from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown
 from bagua_agent.service.units.units import NOT_KNOWN, FoundUnit, unit_command
 
 PREFIX = "bagua-job-"
@@ -107,7 +107,11 @@ def _number(shown: Mapping[str, str], name: str) -> int:
 def _call(line: Sequence[str], what: str, *, may_fail: bool = False) -> str:
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        raise OutcomeUnknown(
+            f"systemd did not {what} within {COMMAND_TIMEOUT_S:g} s, or did not say so"
+        ) from error
+    except OSError as error:
         raise InfrastructureLost(f"systemd did not {what}: {error}") from error
     if done.returncode != 0 and not may_fail:
         raise InfrastructureLost(

@@ -142,6 +142,13 @@ class UnitFolders:
         """It is asked to leave: a daemon that starts again must not ask a second time."""
         (self.of(job_id) / ASKED).touch(0o600)
 
+    def unmark_asked(self, job_id: str) -> None:
+        """That failed."""
+        with suppress(
+            OSError
+        ):  # what can't be removed says at worst that it was asked: then it is killed in the end
+            (self.of(job_id) / ASKED).unlink()
+
     def was_asked(self, job_id: str) -> bool:
         return (self.of(job_id) / ASKED).exists()
 

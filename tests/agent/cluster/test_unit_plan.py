@@ -181,6 +181,7 @@ UNITS = st.builds(
     st.booleans(),
     asked_since_s=st.sampled_from((None, 900.0, 999.0)),
     killed_since_s=st.sampled_from((None, 990.0)),
+    act_again_s=st.sampled_from((None, 999.0, 1001.0)),
     ended_s=st.sampled_from((0.0, 995.0, 999.5)),
     failures=st.integers(0, 6),
     refused=st.booleans(),
@@ -206,8 +207,15 @@ def test_whatever_the_situation(
     for start in todo.starts:
         assert ordered is not None and len(start.slots) == ordered[start.job_id]
         assert wishes.get(start.job_id) is Wish.RUN
+    again = {
+        unit.job_id for unit in placed if unit.asked_since_s is not None and unit.act_again_s is not None
+    }
     for ask in todo.asks:
-        assert wishes.get(ask.job_id) is Wish.STOP or (ordered is not None and ask.job_id not in ordered)
+        assert (
+            ask.job_id in again
+            or wishes.get(ask.job_id) is Wish.STOP
+            or (ordered is not None and ask.job_id not in ordered)
+        )
     touched = {a.job_id for a in todo.asks} | {k.job_id for k in todo.kills}
     assert touched <= {u.job_id for u in placed if u.alive}
     assert {u.job_id for u in placed if u.alive} == {v.job_id for v in todo.report if v.alive}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown
 from bagua_agent.cluster.cluster_records import write_orders
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.etcd import cluster_keys
@@ -27,6 +28,7 @@ class Units:
 
     def __init__(self, pid: int) -> None:
         self.asked: list[str] = []
+        self.failures: list[Exception] = []  # of the next requests to leave
         self._pid = pid
 
     def found(self) -> list[FoundUnit]:
@@ -37,6 +39,8 @@ class Units:
 
     def ask_to_leave(self, job_id: str) -> None:
         self.asked.append(job_id)
+        if self.failures:
+            raise self.failures.pop(0)
 
     def kill(self, job_id: str) -> None:
         raise AssertionError("it has minutes to leave")
@@ -63,7 +67,7 @@ class Scene:
 
     def _told(self, said: list[str]) -> str:
         stands = self.store.get(cluster_keys.node(NODE))
-        return "\n".join(said) + ("\nthe cluster is told" if stands is not None else "")
+        return "\n".join(said) + ("\nthe node's record is in etcd" if stands is not None else "")
 
 
 @pytest.fixture
@@ -78,7 +82,7 @@ def test_a_daemon_that_starts_again_does_not_ask_again(scene: Scene) -> None:
     """A second SIGTERM would end the job's agent at once instead of at a step boundary."""
     scene.daemon_lives_until("job job is asked to leave")
     assert scene.units.asked == ["job"]
-    said = scene.daemon_lives_until("the cluster is told")
+    said = scene.daemon_lives_until("the node's record is in etcd")
     assert any("runs here already" in line for line in said), "it found the unit"
     assert not any("asked to leave" in line for line in said)
     assert scene.units.asked == ["job"]
@@ -111,3 +115,18 @@ def test_a_look_at_the_node_that_hangs_keeps_no_unit_from_being_asked(scene: Sce
             let_go.set()
     finally:
         let_go.set()
+
+
+@pytest.mark.parametrize(
+    ("failure", "asked"),
+    [(InfrastructureLost("systemd is away"), 2), (OutcomeUnknown("systemd did not answer"), 1)],
+    ids=["refused", "not answered"],
+)
+def test_a_daemon_that_starts_again_repeats_a_request_that_failed(
+    scene: Scene, failure: InfrastructureLost, asked: int
+) -> None:
+    scene.units.failures.append(failure)
+    said = scene.daemon_lives_until(f"asking it to leave failed: {failure}")
+    assert any("is asked to leave" in line for line in said) and scene.units.asked == ["job"]
+    scene.daemon_lives_until("job job is asked to leave" if asked > 1 else "the node's record is in etcd")
+    assert scene.units.asked == ["job"] * asked

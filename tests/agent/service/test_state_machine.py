@@ -14,6 +14,7 @@ from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.service.state_machine import messages as ms
 from bagua_agent.service.state_machine.machine import (
+    ACT_AGAIN_S,
     LOOK_AGAIN_S,
     LOOK_ENDS_S,
     LOOK_EVERY_S,
@@ -188,6 +189,41 @@ def test_a_unit_is_asked_to_leave_once_and_then_killed(why: ms.Event) -> None:
     daemon.now_s = daemon.state.again_s
     assert of(ms.ActOnUnit, daemon.take(DRAINED)) == [ms.ActOnUnit(JOB, ms.UnitAct.KILL)]
     assert not of(ms.ActOnUnit, daemon.take(DRAINED))
+
+
+def failed(act: ms.UnitAct, *, may_be_done: bool = False) -> ms.ActFailed:
+    return ms.ActFailed(JOB, act, f"job {JOB}: systemd is away", may_be_done)
+
+
+def acts_after(daemon: Daemon, event: ms.ActFailed) -> list[ms.Action]:
+    """On units: at once, and once the time to try again has come."""
+    assert daemon.said(event) == [event.reason]
+    at_once = of(ms.ActOnUnit, daemon.take(DRAINED))
+    daemon.now_s += ACT_AGAIN_S
+    return at_once + of(ms.ActOnUnit, daemon.take(DRAINED)) + of(ms.ActOnUnit, daemon.take(DRAINED))
+
+
+def test_a_request_to_leave_or_a_kill_that_failed_is_repeated() -> None:
+    daemon = running()
+    daemon.take(STOPPED)
+    asked = of(ms.ActOnUnit, daemon.take(DRAINED))
+    kill_at_s = daemon.state.again_s
+    assert kill_at_s is not None
+    assert acts_after(daemon, failed(ms.UnitAct.ASK_TO_LEAVE)) == asked
+    assert daemon.unit_state() is UnitState.LEAVING
+    assert acts_after(daemon, failed(ms.UnitAct.ASK_TO_LEAVE, may_be_done=True)) == [], "it may have come"
+    daemon.now_s = kill_at_s  # the time since the first request counts
+    killed = of(ms.ActOnUnit, daemon.take(DRAINED))
+    assert killed == [ms.ActOnUnit(JOB, ms.UnitAct.KILL)]
+    for may_be_done in (False, True, False):
+        assert acts_after(daemon, failed(ms.UnitAct.KILL, may_be_done=may_be_done)) == killed
+    daemon.take(ms.UnitsSeen((EXITED,)))
+    assert acts_after(daemon, failed(ms.UnitAct.KILL)) == [], "it has ended"
+
+
+def test_a_failed_act_on_a_unit_that_is_not_known_is_only_said() -> None:
+    daemon = Daemon()
+    assert acts_after(daemon, failed(ms.UnitAct.KILL)) == []
 
 
 def test_a_unit_that_an_earlier_daemon_asked_to_leave_is_not_asked_again() -> None:
