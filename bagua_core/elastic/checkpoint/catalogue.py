@@ -17,7 +17,7 @@ from bagua_core.elastic.checkpoint import part_file
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.placement_index import problem_of
 from bagua_core.elastic.checkpoint.reading import read_each
-from bagua_core.elastic.checkpoint.storage import Storage, StoreError
+from bagua_core.elastic.checkpoint.storage import Storage, StoreError, may_be_whole
 from bagua_core.errors import PeerViolation, UserError
 
 KEPT = 2
@@ -129,7 +129,11 @@ def look_into(storage: Storage, place: Place) -> Found:
         return Found(place, (), reason)
     except StoreError:
         raise
-    except (CorruptPart, OSError) as error:
+    except OSError as error:
+        if may_be_whole(error):
+            raise StoreError(f"{storage}/{directory}: {error}") from error
+        return Found(place, (), str(error))
+    except CorruptPart as error:
         return Found(place, (), str(error))
 
 

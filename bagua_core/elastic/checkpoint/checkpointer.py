@@ -22,7 +22,7 @@ from bagua_core.elastic.checkpoint.assembly import Reader
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.restore import CheckpointsUnreadable, Choice, Restored
-from bagua_core.elastic.checkpoint.storage import Storage, StoreError
+from bagua_core.elastic.checkpoint.storage import Storage, may_be_whole
 from bagua_core.elastic.checkpoint.writer import Writer, WrittenPart
 
 LAST_WAIT_S = 120.0
@@ -94,7 +94,7 @@ class Checkpointer:
         self._last_look: tuple[int, float] | None = None
         self._pace = due.Pace()
         self._refused: frozenset[Place] = frozenset()
-        self._unseen: StoreError | None = None  # why the chosen one was not read; it may be whole
+        self._unseen: OSError | None = None  # why the chosen one was not read; it may be whole
         self._script: Mapping[str, str] | None = None
         self.writer = Writer(settings.storage, say, at_edge)
         try:
@@ -126,21 +126,22 @@ class Checkpointer:
         try:
             return restore.read(self._settings.storage, choice.place, self._fingerprint(), self._reader())
         except (CorruptPart, OSError, ValueError) as error:
-            self._unseen = error if isinstance(error, StoreError) else None
+            self._unseen = error if isinstance(error, OSError) and may_be_whole(error) else None
             self._say(f"checkpoint {choice.place.directory_name} can't be used: {error}")
             return None
 
     def could_not_read(self, choice: Choice) -> None:
         """No member could read it: do not choose it again.
 
-        Raises CheckpointsUnreadable if the store did not answer: to go on from an older one would undo this one.
+        Raises CheckpointsUnreadable if it may be whole: to go on from an older one would undo this one.
         """
+        if choice.place is None:
+            return
         if self._unseen is not None:
             raise CheckpointsUnreadable(
-                f"no member could read a checkpoint: {self._unseen}"
+                f"no member could read the checkpoint {choice.place.directory_name}, which may be whole: {self._unseen}"
             ) from self._unseen
-        if choice.place is not None:
-            self._refused |= {choice.place}
+        self._refused |= {choice.place}
 
     # -- every commit
 

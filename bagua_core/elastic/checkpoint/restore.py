@@ -7,6 +7,7 @@ next older one. Knows nothing of generations and of how a state is taken over.
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, Place, Run
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.reading import read_each
 from bagua_core.elastic.checkpoint.storage import Storage
-from bagua_core.elastic.state.state_codec import StateCodecError
+from bagua_core.elastic.state.heal_memory import is_out_of_memory
+from bagua_core.elastic.state.state_codec import NoMemory, StateCodecError
 from bagua_core.elastic.state.state_registry import SHARDING
 from bagua_core.errors import InfrastructureLost, UserError
 
@@ -120,7 +122,8 @@ def read(
 
 
 def load(storage: Storage, found: Found, reader: Reader | None = None) -> Restored:
-    """The state of a complete checkpoint, as `read` gives it. Raises CorruptPart, OtherShards, OSError."""
+    """The state of a complete checkpoint, as `read` gives it. Raises CorruptPart, OtherShards, OSError, of which
+    ENOMEM if there is no memory for it."""
     first = found.headers[0]
     directory = found.place.directory_name
     names = [f"{directory}/{part_file.file_name(h.part, h.parts)}" for h in found.headers]
@@ -141,6 +144,10 @@ def load(storage: Storage, found: Found, reader: Reader | None = None) -> Restor
         return Restored(first.name.step, first.position, assembly.state())
     except OtherShards:
         raise
+    except (NoMemory, MemoryError, RuntimeError) as error:
+        if not isinstance(error, NoMemory) and not is_out_of_memory(error):
+            raise
+        raise OSError(errno.ENOMEM, f"no memory for its state: {error}") from error
     except (StateCodecError, ValueError) as error:
         raise CorruptPart(f"its state can't be decoded: {error}") from error
 

@@ -6,6 +6,7 @@ each storage by its own means. Which names make a checkpoint is catalogue.py.
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,11 @@ from typing import Protocol
 from bagua_contract import checkpoint_dir
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.errors import InfrastructureLost, UserError
+
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_ODD = frozenset(
+    {errno.EINVAL, errno.ELOOP, errno.ENODEV, errno.ENXIO}
+)  # a FIFO, a socket, a device, a loop of links
 
 
 class Storage(Protocol):
@@ -45,7 +51,15 @@ class CheckpointDirError(UserError, ValueError):
 
 
 class StoreError(InfrastructureLost, OSError):
-    """An object store did not do what it was asked: says which object, and why. The object may be whole."""
+    """A storage did not do what it was asked: says with which object, and why. The object may be whole."""
+
+
+def may_be_whole(error: OSError) -> bool:
+    """Whether the error says nothing of the object that was to be read: a mount, a network, rights or memory failed.
+
+    False: no object, or an odd file, lies under its name.
+    """
+    return not isinstance(error, _ABSENT) and error.errno not in _ODD
 
 
 def storage_of(text: str) -> Storage:

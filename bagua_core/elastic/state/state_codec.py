@@ -39,6 +39,10 @@ class MalformedManifest(PeerViolation, StateCodecError):
     """The manifest is none that `encode` writes, or announces more than there is memory for."""
 
 
+class NoMemory(MalformedManifest):
+    """The manifest announces more than there is memory for. It may be one that `encode` wrote."""
+
+
 # -- encoding
 
 
@@ -168,7 +172,7 @@ def allocate(
     """Memory for the tensors of `manifest`, to be filled by the caller.
 
     device: where those go that were not on the CPU; None keeps all on the CPU. row_major: whatever their strides.
-    Raises MalformedManifest, also where there is no memory for what is announced.
+    Raises MalformedManifest, NoMemory.
     """
     try:
         tensors = []
@@ -181,7 +185,8 @@ def allocate(
                 tensors.append(torch.empty_strided(shape, d["stride"], dtype=dtype, device=where))
         return FlatTensors(tensors)
     except (MemoryError, RuntimeError) as error:
-        raise MalformedManifest(f"no memory for what the state's manifest announces: {error}") from error
+        kind = NoMemory if is_out_of_memory(error) else MalformedManifest
+        raise kind(f"no memory for what the state's manifest announces: {error}") from error
 
 
 def decode(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bagua_core.elastic.checkpoint import catalogue, layout
+from bagua_core.elastic.checkpoint import catalogue, layout, part_file
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.part_file import STATE
@@ -120,6 +123,90 @@ def test_a_directory_that_cannot_be_read_is_no_beginning(tmp_path: Path) -> None
     (tmp_path / "run-0001.json").write_text("{")
     with pytest.raises(CheckpointsUnreadable):
         together(world(tmp_path, 1), begin=True)
+
+
+class FailingStorage(LocalStorage):
+    """A directory whose mount fails for a while: in each call named by `where` for what lies under `unreadable`."""
+
+    def __init__(self, root: Path, where: str, number: int) -> None:
+        super().__init__(root)
+        self.where, self.number = where, number
+        self.unreadable = ""
+
+    def _fail(self, where: str, name: str) -> None:
+        if self.unreadable and where == self.where and name.startswith(self.unreadable):
+            raise OSError(self.number, os.strerror(self.number))
+
+    def entries(self, directory: str = "") -> list[str]:
+        self._fail("list", directory)
+        return super().entries(directory)
+
+    def open(self, name: str) -> io.BufferedReader:
+        self._fail("open", name)
+        return super().open(name)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN])
+@pytest.mark.parametrize("where", ["list", "open"])
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_voided(
+    tmp_path: Path, where: str, number: int
+) -> None:
+    together(world(tmp_path, 1), 4, begin=True)
+    storage = FailingStorage(tmp_path, where, number)
+    storage.unreadable = "run-0001-step-000000004"
+    with pytest.raises(CheckpointsUnreadable, match="run-0001-step-000000004"):
+        together(world(storage, 1), begin=True)
+    assert steps_on_disk(tmp_path) == [4, 2]
+    again = world(storage, 1)
+    storage.unreadable = ""
+    together(again, begin=True)
+    assert again[0].name.step == 4
+
+
+def test_none_is_removed_while_one_cannot_be_read(tmp_path: Path) -> None:
+    together(world(tmp_path, 1), 4, begin=True)
+    storage = FailingStorage(tmp_path, "open", errno.ESTALE)
+    (rank,) = world(storage, 1)
+    together([rank], begin=True)
+    storage.unreadable = "run-0001-step-000000004"
+    together([rank], 4)
+    assert any("could not be removed" in text for text in rank.said)
+    assert steps_on_disk(tmp_path) == [8, 6, 4, 2]
+    storage.unreadable = ""
+    together([rank], 2)
+    assert steps_on_disk(tmp_path) == [10, 8]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError()])
+def test_a_chosen_one_that_cannot_be_read_for_a_moment_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    together(world(tmp_path, 1), 4, begin=True)
+    ranks = world(tmp_path, 1)
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(part_file, "read_data", fail)
+        with pytest.raises(CheckpointsUnreadable, match="run-0001-step-000000004"):
+            together(ranks, begin=True)
+    assert steps_on_disk(tmp_path) == [4, 2]
+
+
+def test_without_memory_for_the_state_no_older_one_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together(world(tmp_path, 1), 4, begin=True)
+
+    def without_memory(*arguments: object, **keywords: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
+
+    ranks = world(tmp_path, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", without_memory)
+        with pytest.raises(CheckpointsUnreadable, match="memory"):
+            ranks[0].begin()
 
 
 def _pass(gate: threading.Event) -> None:
