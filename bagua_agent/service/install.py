@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_agent.base.errors import InfrastructureLost, UserError
-from bagua_agent.security.certificate_files import utc_now
+from bagua_agent.security.certificate_files import REVOKED_FILE, utc_now
 from bagua_agent.service.config.agent_config import AgentConfig, read_agent_config
 from bagua_agent.service.config.agent_config_keys import KEYS, Value, toml
 from bagua_agent.service.service_unit import (
@@ -57,6 +57,15 @@ def config_text(wanted: Mapping[str, Value]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_revocation_list(wanted: Mapping[str, Value]) -> Mapping[str, Value]:
+    """`wanted`, and the list of revoked certificates beside the daemon's CA file, if none is named and it exists."""
+    ca_file = wanted.get("tls.ca_file")
+    if not ca_file or "tls.revoked_file" in wanted:
+        return wanted
+    beside = Path(str(ca_file)).with_name(REVOKED_FILE)
+    return {**wanted, "tls.revoked_file": str(beside)} if beside.exists() else wanted
+
+
 def install(config_path: str, wanted: Mapping[str, Value], say: Callable[[str], None]) -> Done:
     """Raises UserError before anything is changed if it can't be, InfrastructureLost if systemd does not do it."""
     program = _program()
@@ -64,7 +73,9 @@ def install(config_path: str, wanted: Mapping[str, Value], say: Callable[[str], 
     changes = []
     path = Path(config_path)
     fresh = not path.exists()
-    if not fresh and wanted and path.read_text() != config_text(wanted):
+    complete = with_revocation_list(wanted)
+    # without the list too: it may have been copied there after the first install
+    if not fresh and wanted and path.read_text() not in (config_text(wanted), config_text(complete)):
         raise UserError(
             f"{config_path} is there and says something else; edit it, or remove it and install again"
         )
@@ -74,7 +85,7 @@ def install(config_path: str, wanted: Mapping[str, Value], say: Callable[[str], 
                 f"{config_path} does not exist; give --etcd, or write it (bagua-agent example-config)"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, config_text(wanted))
+        _write(path, config_text(complete))
     try:
         config = read_agent_config(config_path, utc_now())
     except UserError:

@@ -89,6 +89,11 @@ def serve(config: str, plain_units: bool) -> int:
     "--cert-file", "--etcd-cert", "cert_file", metavar="FILE", help="This node's certificate, role agent."
 )
 @click.option("--key-file", "--etcd-key", "key_file", metavar="FILE", help="Its key.")
+@click.option(
+    "--revoked-file",
+    metavar="FILE",
+    help="Certificates that the daemon refuses. Default: revoked.pem beside --ca-file, if it exists.",
+)
 @click.option("--node-name", metavar="NAME", help="Default: the host name.")
 @click.option("--slots", metavar="N|gpu|cpu", help="Workers it can run.")
 @click.option("--user", metavar="NAME", help="Account of jobs, made if there is none.")
@@ -168,6 +173,8 @@ def _wanted(typed: dict[str, Any]) -> dict[str, Value]:
     for name in ("ca_file", "cert_file", "key_file"):
         if typed[name]:
             wanted[f"etcd.{name}"] = wanted[f"tls.{name}"] = typed[name]
+    if typed["revoked_file"]:
+        wanted["tls.revoked_file"] = typed["revoked_file"]
     if typed["node_name"]:
         wanted["node.name"] = typed["node_name"]
     if typed["slots"]:

@@ -134,6 +134,7 @@ def site(make_lab: MakeLab, tmp_path: Path) -> Iterator[SecureSite]:
         assert users.text().splitlines()[-1] == "authentication enabled"
         for one in nodes:
             authority.hand_out(one.name, one, "/etc/bagua/tls")
+            one.write("/etc/bagua/tls/revoked.pem", (authority.folder / "revoked.pem").read_text())
             given = {"/opt/bagua/bin/bagua-agent": str(PROGRAM), "https://etcd-1:2379": etcd}
             made.install(one, printed("docs/guide/systemd.md", "bagua-agent install", given))
         yield made

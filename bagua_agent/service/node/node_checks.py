@@ -169,6 +169,20 @@ def check_certificates(config: AgentConfig, now: datetime) -> list[Finding]:
     return [_certificate(path, now, end) for path, end in of_file.items() if path]
 
 
+def check_revocation(config: AgentConfig) -> list[Finding]:
+    """Whether this daemon refuses certificates that were retired. Empty without TLS."""
+    if config.tls_files is None:
+        return []
+    if config.tls_revoked_file:
+        text = f"certificates in {config.tls_revoked_file} are refused"
+        return [Finding("revocation", Weight.FINE, text)]
+    text = (
+        "tls.revoked_file is not set, so this daemon accepts a retired certificate until it expires; copy the "
+        "authority's revoked.pem to this node, set the key and restart the daemon"
+    )
+    return [Finding("revocation", Weight.NOTE, text)]
+
+
 def check_accounts(config: AgentConfig) -> list[Finding]:
     """Whether the accounts that jobs may run as can run workers."""
     return [_account(name) for name in dict.fromkeys((config.jobs_default_user, *config.jobs_users))]
@@ -182,6 +196,7 @@ def check_node(config: AgentConfig, *, daemon_runs: bool) -> list[Finding]:
     return [
         *found,
         *check_certificates(config, utc_now()),
+        *check_revocation(config),
         *judge_packages(original_beside()),
         *check_accounts(config),
         *look_for_trouble(config),

@@ -167,7 +167,11 @@ def test_a_cluster_gets_its_users_and_a_lost_key_is_replaced(
 
         shutil.copytree(reader.folder / "bagua-ca/ann", reader.folder / "bagua-copy/ann")
         lost = printed_block("docs/security.md", "$ certificates retire bagua-ca ann\n")
-        reader.types(lost, {"etcd-1:/etc/etcd/tls/": f"{tls}/", "etcd-1:2379": first})
+        node = reader.folder / "node-tls"
+        node.mkdir()
+        copies = {"etcd-1:/etc/bagua/etcd-tls/": f"{tls}/", "h1:/etc/bagua/tls/": f"{node}/"}
+        reader.types(lost, {**copies, "etcd-1:2379": first})
+        assert (node / "revoked.pem").read_bytes() == (tls / "revoked.pem").read_bytes()
         with pytest.raises(UserError, match="denies it"):
             open_before.put("/bagua/v1/of-ann", b"2")
     finally:
