@@ -175,9 +175,13 @@ def checkpoints_fail(facts: JobFacts, series: JobSeries) -> Verdict | None:
 
 
 def checkpoint_step(facts: JobFacts) -> int:
-    """Of the newest checkpoint of which every worker has written its part; 0: none, or unknown, as for joiners."""
-    steps = [w.progress.checkpoint_step for _, w in facts.workers if w.HasField("global_rank")]
-    return min(steps, default=0)
+    """Of the newest checkpoint of which every worker that writes has written its part; 0: none.
+
+    A worker that has written nothing, without trouble, is left out: it joined lately, or rank 0 alone writes because
+    replicas differ.
+    """
+    members = [w.progress for _, w in facts.workers if w.HasField("global_rank")]
+    return min((p.checkpoint_step for p in members if p.checkpoint_step or p.checkpoint_trouble), default=0)
 
 
 def straggler(facts: JobFacts, series: JobSeries) -> Verdict | None:

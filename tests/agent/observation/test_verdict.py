@@ -11,6 +11,7 @@ from bagua_agent.history.job_history import EventKind, JobEvent
 from bagua_agent.membership.view import FailureView
 from bagua_agent.observation.job_facts import JobFacts, SuspicionSeen
 from bagua_agent.observation.series import JobSeries
+from bagua_agent.observation.trouble_rules import checkpoint_step
 from bagua_agent.observation.verdict import verdict
 from bagua_agent.observation.verdict_parts import Level
 from bagua_contract import control_pb2
@@ -125,6 +126,21 @@ def test_verdict(seen: JobFacts, level: Level, what: str, why: str, follows: str
     said = verdict(seen, series(seen))
     assert said.level is level
     assert what in said.what and why in said.why and follows in said.next
+
+
+@pytest.mark.parametrize(
+    ("workers", "step"),
+    [
+        ([SAVED, {"checkpoint_step": 4}], 4),
+        ([SAVED, {}], 6),  # where replicas differ rank 0 alone writes; a joiner has written nothing yet
+        ([SAVED, {"checkpoint_trouble": "No space left on device"}], 0),
+        ([SAVED, FULL], 4),
+        ([{}, {}], 0),
+    ],
+)
+def test_the_step_of_the_newest_checkpoint(workers: list[dict[str, Any]], step: int) -> None:
+    agents = tuple(agent(rank, worker(rank, **saved)) for rank, saved in enumerate(workers))
+    assert checkpoint_step(facts(agents=agents)) == step
 
 
 def test_etcd_that_does_not_answer_an_agent() -> None:
