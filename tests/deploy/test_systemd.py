@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -45,3 +46,19 @@ def test_systemd_reads_the_slice() -> None:
 
 def test_there_are_units() -> None:
     assert {unit.stem for unit in UNITS.glob("*.service")} == {"bagua-agent", "bagua-etcd"}
+
+
+def test_steps_of_etcd_name_every_file_that_its_unit_reads() -> None:
+    page = (UNITS.parent / "README.md").read_text()
+    steps = page.partition("\n## systemd\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([^`\s]+)`", steps))
+    read = set(re.findall(r"(/etc/bagua/[\w./-]+\w)", (UNITS / "bagua-etcd.service").read_text()))
+    files = {path for path in map(Path, read) if path.suffix}
+    assert {path.name for path in files} == {
+        "etcd.env",
+        "ca.pem",
+        "certificate.pem",
+        "key.pem",
+        "revoked.pem",
+    }
+    assert [str(path) for path in files if not {path.name, str(path.parent)} <= named] == []
