@@ -18,9 +18,14 @@ from bagua_core.elastic.state.heal_memory import is_out_of_memory
 from bagua_core.elastic.state.parameter_watch import ParameterWatch
 from bagua_core.model.module_buffers import ModuleBuffers
 from bagua_core.model.overlapping_memory import write
-from bagua_core.model.sharded_tensors import copied, is_sharded, like, local
+from bagua_core.model.sharded_tensors import Layout, copied, is_sharded, like, local
 
 PARAMETER, ALGORITHM, BUFFER = "parameter.", "algorithm.", "buffer."
+
+
+def described(name: str, tensor: torch.Tensor) -> str:
+    """What the fingerprint says of a tensor."""
+    return f"{name}:{tuple(tensor.shape)}:{tensor.dtype}"
 
 
 def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -70,6 +75,8 @@ class ModelTensors:
         # copies of all other parameters, from the moment at which the step failed
         self._protected: dict[str, torch.Tensor] = {}
         self._unknown: tuple[str, ...] = ()
+        # buffers when the model was wrapped: name, shape and data type, and how the sharded ones are cut
+        self.buffers_described, self.buffer_layouts = self._described_buffers()
         # copies of what .grad held when the step's first backward began; None: none has begun
         self._gradients: dict[str, torch.Tensor] | None = None
         self.refresh()
@@ -102,6 +109,13 @@ class ModelTensors:
         """The live tensors that a step may change at any time."""
         learned = {n: self._parameters[n] for n in sorted(self._learned) if n in self._parameters}
         return {**learned, **{BUFFER + n: b for n, b in self._buffers.named().items()}}
+
+    def _described_buffers(self) -> tuple[list[str], list[str]]:
+        buffers = self._buffers.named()
+        return (
+            [described(BUFFER + name, buffer) for name, buffer in buffers.items()],
+            [Layout.of(buffer).described for buffer in buffers.values() if is_sharded(buffer)],
+        )
 
     def everything(self) -> dict[str, torch.Tensor]:
         """All live tensors: parameters in the module's order, the algorithm's, buffers."""

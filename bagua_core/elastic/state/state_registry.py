@@ -21,7 +21,13 @@ from torch.amp.grad_scaler import GradScaler
 from bagua_core.communication.step_interface import Stateful
 from bagua_core.elastic.state import optimizer_state, state_codec
 from bagua_core.elastic.state.boundary_copy import BoundaryCopy
-from bagua_core.elastic.state.model_tensors import ALGORITHM, PARAMETER, ModelTensors, put_plain_gradient
+from bagua_core.elastic.state.model_tensors import (
+    ALGORITHM,
+    PARAMETER,
+    ModelTensors,
+    described,
+    put_plain_gradient,
+)
 from bagua_core.model.scaler_state import ScalerSnapshot
 from bagua_core.model.sharded_tensors import Layout, Meshes, is_sharded, local
 from bagua_core.optimizers.inner_optimizers import same_groups, with_inner
@@ -350,13 +356,23 @@ class StateRegistry:
         ]
 
     def fingerprint(self) -> dict[str, str]:
-        """The properties that must agree on all workers for one to heal from another."""
-        described = [line for m in self.models for line in _described(m.everything())]
-        tensors = [t for m in self.models for t in m.everything().values()]
-        sharded = [Layout.of(t).described for t in tensors if is_sharded(t)]
+        """The properties that must agree on all workers for one to heal from another.
+
+        They are the same whenever they are asked for, before the first step as after many: buffers, which a forward may
+        make or give another shape, count as they were when the model was wrapped.
+        """
+        lines = [line for m in self.models for line in (*_described(m.lasting()), *m.buffers_described)]
+        sharded = [
+            layout
+            for m in self.models
+            for layout in (
+                *(Layout.of(t).described for t in m.lasting().values() if is_sharded(t)),
+                *m.buffer_layouts,
+            )
+        ]
         count = sum(p.numel() for m in self.models for p in m.parameters())
         return {
-            "model": f"{count} parameters, shapes {_digest(described)}",
+            "model": f"{count} parameters, shapes {_digest(lines)}",
             "optimizers": ", ".join(type(o).__name__ for o in self.optimizers) or "none",
             "registered": ", ".join(self.registered) or "none",
             **({SHARDING: _digest(sharded)} if sharded else {}),
@@ -368,7 +384,7 @@ def _described(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     sharded = next((t for t in tensors.values() if is_sharded(t)), None)
     cut = "" if sharded is None else f"cut for {Layout.of(sharded).mesh_shape}"
     return [
-        f"{name}:{cut if cut and name.startswith(ALGORITHM) else tuple(t.shape)}:{t.dtype}"
+        f"{name}:{cut}:{t.dtype}" if cut and name.startswith(ALGORITHM) else described(name, t)
         for name, t in tensors.items()
     ]
 

@@ -276,6 +276,36 @@ def test_the_fingerprint_names_all_that_must_agree() -> None:
     assert fingerprint["algorithm"] == "gradient_allreduce"
 
 
+class GrowingNet(Net):
+    """Its buffers appear and grow in forwards, as a cache of positions and the observers of quantization do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(1))
+        self.register_buffer("late", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache = torch.cat([self.cache, torch.ones(1)])
+        self.late = torch.ones(2)
+        result: torch.Tensor = super().forward(x)
+        return result
+
+
+def test_the_fingerprint_stays_the_same_when_a_forward_changes_buffers() -> None:
+    torch.manual_seed(3)
+    net, engine = GrowingNet(), Engine(None)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = DistributedDataParallel(net, [optimizer], engine=engine)
+    loader = ElasticDataLoader(DATA, BATCH, seed=SEED, engine=engine)
+    described = []
+    for x, y in loader:
+        described.append(engine.fingerprint())
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    assert net.cache.shape != (1,) and all(each == described[0] for each in described)
+
+
 def dropped(engine: Engine) -> list[list[float]]:
     """What dropout leaves in three steps."""
     model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)), None, engine=engine)

@@ -119,6 +119,19 @@ def test_another_script_is_told_what_differs(tmp_path: Path) -> None:
     assert "--checkpoint-dir" in text and str(tmp_path) in text
 
 
+def test_a_script_whose_forward_changes_buffers_fits_its_own_checkpoint(tmp_path: Path) -> None:
+    def grown(rank: Rank) -> None:
+        rank.training.model.mask = torch.ones(5, dtype=torch.bool)
+
+    (rank,) = world(tmp_path, 1)
+    grown(rank)
+    rank.checkpointer._fingerprint = rank.training.registry.fingerprint
+    together([rank], 2, begin=True)
+    (second,) = world(tmp_path, 1, seed=7)
+    together([second], begin=True)
+    assert second.name.step == 2 and form(second) == form(rank)
+
+
 def test_a_directory_that_cannot_be_read_is_no_beginning(tmp_path: Path) -> None:
     (tmp_path / "run-0001.json").write_text("{")
     with pytest.raises(CheckpointsUnreadable):
