@@ -131,6 +131,25 @@ def test_the_overlay_gives_each_pod_a_gpu() -> None:
     assert parsed([f"{flag}=3", *container["args"][1:]], environment).slots == 3
 
 
+def test_the_printed_overlay_names_an_image_and_a_claim(tmp_path: Path) -> None:
+    shutil.copytree(BASE, tmp_path / "deploy/kubernetes/base")
+    overlay = tmp_path / printed("docs/guide/kubernetes.md", "kubectl apply -k")[-1]
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(printed_text("docs/guide/kubernetes.md", "images:"))
+    built = kubectl("kustomize", overlay)
+    assert names(built) == names(files())
+    job = one("Job", "trainer", built)
+    assert kubernetes_validate.validate(job, "1.31", strict=True) == "1.31"
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"] == printed("docs/guide/kubernetes.md", "docker push")[-1]
+    assert container["image"] == printed("docs/guide/kubernetes.md", "docker build")[-2]
+    claims = {v["name"] for v in pod["volumes"] if "persistentVolumeClaim" in v}
+    (flag,) = [arg for arg in container["args"] if arg.startswith("--checkpoint-dir=")]
+    (mount,) = [m for m in container["volumeMounts"] if m["mountPath"] == flag.partition("=")[2]]
+    assert {mount["name"]} == claims, "checkpoints are on the claim"
+
+
 def test_the_printed_patch_resizes_the_job() -> None:
     """`kubectl patch` works on the file, as it would on the cluster's object."""
     words = printed("docs/guide/kubernetes.md", "patch job trainer")
