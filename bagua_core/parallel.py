@@ -86,6 +86,7 @@ class DistributedDataParallel(nn.Module):
         self.algorithm = chosen
         self.broadcast_buffers = broadcast_buffers
         self._module_buffers = ModuleBuffers(module)
+        self._had_buffers = bool(self._module_buffers.current())  # when it was wrapped
         self._sharded = sharded_modules(module)
         self._gathered_in: object = None  # the plan of the step that has begun with sharded parameters alone
         self.is_detached = False
@@ -284,9 +285,16 @@ class DistributedDataParallel(nn.Module):
     def close_round(self, communicator: Communicator | None, weight: float) -> None:
         """See step_interface.Model. Buffers become rank 0's, as they do in each forward of other algorithms."""
         buffers = self._module_buffers.current()
-        if communicator is not None and buffers and self.broadcast_buffers:
+        if communicator is not None and self._has_buffers_to_share and self.broadcast_buffers:
             unseen = self._module_buffers.statistics()
-            share_buffers(buffers, communicator, self._engine.wait, vote_follows=True, unseen=unseen)
+            share_buffers(
+                buffers,
+                communicator,
+                self._engine.wait,
+                vote_follows=True,
+                unseen=unseen,
+                may_differ=bool(self._engine.plan.healing),
+            )
         self._exchange.close_round(communicator, weight)
 
     def at_round_begin(self) -> AbstractContextManager[None]:
@@ -339,6 +347,8 @@ class DistributedDataParallel(nn.Module):
         self._exchange.step_committed()
         self._reductions_before = self._exchange.reductions
         self._optimizer_steps.step_committed(self._engine.plan.step)
+        if self._engine.plan.healing:
+            self._module_buffers.refresh()  # the copy may have brought buffers to submodules that had none
 
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """See step_interface.Model."""
@@ -379,7 +389,7 @@ class DistributedDataParallel(nn.Module):
         communicator = self._engine.communicator()
         if communicator is None or not self._turns.are_needed(communicator):
             return
-        if not self._exchange.acts_in_forward and not (shares_buffers and self._module_buffers.current()):
+        if not self._exchange.acts_in_forward and not (shares_buffers and self._has_buffers_to_share):
             return
         turn = self._turns.take(self._number, communicator)
         try:
@@ -388,22 +398,28 @@ class DistributedDataParallel(nn.Module):
         except CollectiveFailed as error:
             self._engine.reduction_failed(error)
 
+    @property
+    def _has_buffers_to_share(self) -> bool:
+        """The same on all ranks. One that copies the state beside this step may not have the buffers that the others'
+        forwards made since the model was wrapped."""
+        return self._had_buffers if self._engine.plan.healing else bool(self._module_buffers.current())
+
     def _broadcast_buffers(self) -> None:
         engine = self._engine
         if not engine.in_step or engine.step_failed:
             return
         communicator = engine.communicator()
-        buffers = self._module_buffers.current()
-        if communicator is None or not buffers:
+        if communicator is None or not self._has_buffers_to_share:
             return
         try:
             # behind the step's reduction no vote comes after it
             share_buffers(
-                buffers,
+                self._module_buffers.current(),
                 communicator,
                 engine.wait,
                 vote_follows=not engine.is_final,
                 unseen=self._module_buffers.statistics(),
+                may_differ=bool(engine.plan.healing),
             )
         except CollectiveFailed as error:
             engine.reduction_failed(error)  # if the step is lost, the script's forward goes on all the same

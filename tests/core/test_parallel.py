@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from bagua_core.model.module_buffers import ModuleBuffers
 from bagua_core.optimizers.optimizer_gate import gate_optimizer, gate_scaler, gate_scheduler
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.in_process import InProcessCommunicator
-from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
+from tests.core.communication.worlds import FakeEngine, gloo_world, in_process_world, run_ranks, seeded
 
 ROOT = Path(__file__).parents[2]
 LAST, NOT_LAST = MicroBatch(1.0, True), MicroBatch(0.5, False)
@@ -166,6 +166,62 @@ def test_buffers_of_rank_0_are_used_by_all() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert int(workers[1].model.module.norm.num_batches_tracked) == 3
     workers[1].model.eval()(x[0])  # alone, and waits for no other
+
+
+class Growing(nn.Module):
+    """Its buffers appear and grow in forwards. late: in a submodule that has no buffer when the model is wrapped."""
+
+    def __init__(self, late: bool = False) -> None:
+        super().__init__()
+        self.layer, self.inner, self.late = nn.Linear(4, 2), nn.Identity(), late
+        if not late:
+            self.register_buffer("cache", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.late and not self.inner._buffers:
+            self.inner.register_buffer("scale", torch.ones(3))
+        if not self.late:
+            self.cache = torch.cat([self.cache, torch.ones(1)])
+        y: torch.Tensor = self.layer(x)
+        return y
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("build", [in_process_world, gloo_world])
+def test_a_joiner_whose_buffers_have_other_shapes_keeps_them_until_it_has_its_copy(
+    build: Callable[[int], Sequence[Communicator]], late: bool
+) -> None:
+    holder, *others = workers = [Worker(None, lambda: Growing(late)) for _ in range(3)]  # type: ignore[arg-type]
+    for worker in workers[:2]:
+        for _ in range(3):
+            worker.model.module(torch.ones(3, 4))
+    joiner = others[1]
+    if not late:
+        holder.model.module.cache.fill_(7.0)
+    for worker, communicator in zip(workers, build(3), strict=True):
+        worker.engine.enter(communicator)
+        worker.engine.in_step, worker.engine.healing = True, frozenset({2})
+        worker.model.communicator_changed()
+
+    def step(worker: Worker) -> None:
+        worker.train()
+        assert worker.engine.failed is None
+        if worker is joiner and worker.engine.healing:  # its copy comes with the reduction
+            for module, source in zip(
+                worker.model.module.modules(), holder.model.module.modules(), strict=True
+            ):
+                module._buffers.update({name: torch.zeros_like(b) for name, b in source._buffers.items()})
+        worker.model.step_committed()
+        worker.engine.healing = frozenset()
+
+    run_ranks(workers, step)
+    assert late or others[0].model.module.cache.tolist() == holder.model.module.cache.tolist()
+    holder.model.module.inner._buffers.update(
+        {n: b + 1 for n, b in holder.model.module.inner._buffers.items()}
+    )
+    run_ranks(workers, step)
+    found = [{n: b.tolist() for n, b in worker.model.module.named_buffers()} for worker in workers]
+    assert found[0] and found[0] == found[1] == found[2]
 
 
 def test_two_forwards_with_running_statistics_may_share_a_backward() -> None:
