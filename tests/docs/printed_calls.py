@@ -45,6 +45,7 @@ def calls(test: Path) -> list[Call]:
 
 
 def installs(words: list[str]) -> bool:
+    words = words[1:] if words[0] == "sudo" else words
     return words[1:3] == ["-m", "venv"] or (words[0].endswith("pip") and words[1] == "install")
 
 
