@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bagua_launch.options import CREDENTIALS, ENDPOINT, RUN_OPTIONS, SIZE, Option
+from bagua_launch.options import CREDENTIALS, ENDPOINT, ENDPOINTS_FORM, RUN_OPTIONS, SIZE, Option
 
 CLUSTER = "Cluster"
 
 ETCD = replace(
-    ENDPOINT, name="etcd", group=CLUSTER, help="The cluster's etcd, as HOST:PORT[,HOST:PORT...].", own=True,
+    ENDPOINT, name="etcd", group=CLUSTER, help=f"The cluster's etcd, {ENDPOINTS_FORM}", own=True,
     more_variables=("PET_RDZV_ENDPOINT",), other_names=("rdzv-endpoint",),
 )  # fmt: skip
 CLUSTER_OPTIONS = (ETCD, *CREDENTIALS)

@@ -86,10 +86,12 @@ NNODES = Option(
     "nnodes", SIZE, f"Nodes: a number, or the least and the most. {_default('min_nodes')}", "N|MIN:MAX"
 )
 
+ENDPOINTS_FORM = "as HOST:PORT or https://HOST:PORT[,...]; BAGUA_ETCD too."
+
 ENDPOINT = Option(
     "rdzv-endpoint",
     RENDEZVOUS,
-    "etcd, as HOST:PORT[,HOST:PORT...]; BAGUA_ETCD too. Without it this node starts one.",
+    f"etcd, {ENDPOINTS_FORM} Without it this node starts one.",
     "ENDPOINTS",
     more_variables=("BAGUA_ETCD",),
     other_names=("etcd",),
@@ -392,7 +394,7 @@ RUN_OPTIONS = (
 )
 
 SCALE_OPTIONS = (
-    replace(ENDPOINT, help="The job's etcd, as HOST:PORT[,HOST:PORT...]; BAGUA_ETCD too."),
+    replace(ENDPOINT, help=f"The job's etcd, {ENDPOINTS_FORM}"),
     replace(JOB_ID, help="The job's id."),
     *CREDENTIALS,
 )

@@ -80,7 +80,7 @@ def serve(config: str, plain_units: bool) -> int:
     "--rdzv-endpoint",
     "etcd",
     metavar="ENDPOINTS",
-    help="The cluster's etcd, HOST:PORT[,HOST:PORT...].",
+    help="The cluster's etcd, as HOST:PORT or https://HOST:PORT[,...].",
 )
 @click.option(
     "--ca-file", "--etcd-ca", "ca_file", metavar="FILE", help="Authority of etcd and of the daemons."

@@ -55,3 +55,19 @@ def test_the_agents_commands_take_the_launchers_spellings(
     found = {parameter.name: parameter.opts for parameter in command.params}
     for name, spellings in alike.items():
         assert set(spellings) <= set(found[name])
+
+
+ENDPOINT_NAMES = {"--etcd", "--rdzv-endpoint"}
+
+
+@pytest.mark.parametrize("name", [*sorted(names_of(launch_cli)), "agent install"])
+def test_help_shows_how_the_endpoints_of_etcd_are_given(name: str) -> None:
+    group, command = (agent_cli, "install") if name == "agent install" else (launch_cli, name)
+    assert isinstance(group, click.Group)
+    params = group.commands[command].params
+    found = [p for p in params if isinstance(p, click.Option) and ENDPOINT_NAMES & set(p.opts)]
+    for option in found:
+        shown = option.help or ""
+        assert "HOST:PORT or https://HOST:PORT[,...]" in shown
+        assert group is agent_cli or "BAGUA_ETCD" in shown
+    assert found
