@@ -282,6 +282,10 @@ class DistributedDataParallel(nn.Module):
         """See step_interface.Model."""
         return self.algorithm.round_steps
 
+    def copy_begins(self) -> None:
+        """See step_interface.Model."""
+        self._exchange.copy_begins()
+
     def close_round(self, communicator: Communicator | None, weight: float) -> None:
         """See step_interface.Model. Buffers become rank 0's, as they do in each forward of other algorithms."""
         buffers = self._module_buffers.current()

@@ -51,6 +51,10 @@ class RoundAverage(Exchange):
         # The job's first round: all models are alike. Not before, for a script may load one after wrapping it.
         self._set_anchor_once()
 
+    def copy_begins(self) -> None:
+        # beside the job's first round too; a copy must not read an anchor that was never filled
+        self._set_anchor_once()
+
     def close_round(self, communicator: Communicator | None, weight: float) -> None:
         with torch.no_grad():
             self._set_anchor_once()
@@ -72,6 +76,9 @@ class RoundAverage(Exchange):
 
     @contextmanager
     def at_round_begin(self) -> Iterator[None]:
+        if not int(self._clock):  # no local step was taken, nor an average
+            yield
+            return
         # not the memory of the distance: a collective may be under way in it
         local = FlatWeights(self._parameters, widen=True)
         local.fill()

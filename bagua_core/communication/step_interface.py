@@ -165,6 +165,9 @@ class Model(Protocol):
     def round_steps(self) -> int | None:
         """Local steps of a round, if the round is the algorithm's unit of commit; see Algorithm.round_steps."""
 
+    def copy_begins(self) -> None:
+        """See Exchange.copy_begins."""
+
     def close_round(self, communicator: Communicator | None, weight: float) -> None:
         """See Exchange.close_round."""
 

@@ -189,6 +189,9 @@ class BeforeModels:
     def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
         return None
 
+    def copy_begins(self) -> None:
+        return None
+
     def close_round(self, communicator: Communicator | None, weight: float) -> None:
         return None
 

@@ -76,6 +76,10 @@ class Exchange:
     def forward_begins(self) -> None:
         """A forward that computes gradients begins, in a step that has not failed."""
 
+    def copy_begins(self) -> None:
+        """The state of this worker is about to be read for workers that joined; they copy it beside the step that
+        begins. Called before the step's first forward."""
+
     def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
         """Make `value` the .grad of `parameter`; see step_interface.Model."""
         parameter.grad = None if value is None else value.to(parameter.device)

@@ -241,6 +241,9 @@ class Engine(Places):
             if self.rounds is None and (member.broken or member.number != self.plan.generation):
                 self._fail(CollectiveAborted("the generation changed before the step began"))
             elif self.copying is not None:
+                if self.newcomers and not self._is_newcomer:
+                    for model in self.given.models:
+                        model.copy_begins()
                 self.copying.step_begins()
         self.reach("step.begin")
 

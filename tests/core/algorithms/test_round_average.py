@@ -29,7 +29,7 @@ LOSS_OF_INT4 = 0.9
 class Member:
     """One worker's exchange and parameters: of two shapes, one in half precision."""
 
-    def __init__(self, communicator: Communicator, algorithm: LocalSGD) -> None:
+    def __init__(self, communicator: Communicator, algorithm: LocalSGD, forwards: bool = True) -> None:
         self.communicator = communicator
         self.rank = communicator.global_rank
         generator = torch.Generator().manual_seed(0)
@@ -37,7 +37,8 @@ class Member:
         self.parameters = (nn.Parameter(wide), nn.Parameter(torch.randn(7, generator=generator).bfloat16()))
         self.engine = FakeEngine(communicator)
         self.exchange = algorithm.attach(Attachment(self.parameters, [], self.engine, 1 << 20))
-        self.exchange.forward_begins()
+        if forwards:
+            self.exchange.forward_begins()
 
     def learn(self, number: int) -> None:
         for k, parameter in enumerate(self.parameters):
@@ -71,8 +72,48 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         assert [len(p) for p in torch.zeros(127).split(feedback_sum.piece_size(127, 2))] == [50, 50, 27]
 
 
-def members(algorithm: LocalSGD, count: int = 3) -> list[Member]:
-    return [Member(communicator, algorithm) for communicator in build_in_process(count)]
+def members(algorithm: LocalSGD, count: int = 3, forwards: bool = True) -> list[Member]:
+    """forwards: the first of each has begun."""
+    return [Member(communicator, algorithm, forwards) for communicator in build_in_process(count)]
+
+
+def test_a_newcomer_in_the_very_first_round_takes_the_same_anchor() -> None:
+    """Its copy is read at the begin of the holder's step, before the first forward there."""
+    holder, newcomer = world = members(LocalSGD(unit="round"), 2, forwards=False)
+    for flat in (
+        f for member in world for f in member.exchange.travelling().values() if f.is_floating_point()
+    ):
+        flat.fill_(float("nan"))  # as memory that was never written
+    newcomer.learn(0)  # a model of its own
+    holder.exchange.copy_begins()
+    copied = {name: tensor.clone() for name, tensor in holder.exchange.travelling().items()}
+    model = [parameter.detach().clone() for parameter in holder.parameters]
+    holder.exchange.forward_begins()
+    holder.learn(1)
+
+    def close(member: Member) -> None:
+        member.close((30, 0))
+        if member is newcomer:  # with the first reduction
+            for name, tensor in member.exchange.travelling().items():
+                tensor.copy_(copied[name])
+            for parameter, value in zip(member.parameters, model, strict=True):
+                parameter.data.copy_(value)
+        member.exchange.step_committed()
+
+    run_ranks(world, close)
+    for name, tensor in holder.exchange.travelling().items():
+        assert torch.equal(tensor, newcomer.exchange.travelling()[name]), name
+    assert torch.isfinite(holder.anchor).all() and torch.equal(holder.model, newcomer.model)
+
+
+def test_the_begin_of_a_round_without_a_forward_is_the_model_as_it_is() -> None:
+    (alone,) = members(LocalSGD(unit="round"), 1, forwards=False)
+    for flat in (f for f in alone.exchange.travelling().values() if f.is_floating_point()):
+        flat.fill_(float("nan"))
+    before = alone.model
+    with alone.exchange.at_round_begin():
+        assert torch.equal(alone.model, before)
+    assert torch.equal(alone.model, before)
 
 
 @pytest.mark.parametrize("outer", [None, "nesterov"])
