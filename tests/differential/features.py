@@ -196,6 +196,10 @@ def _fitting(f: Features) -> Features:
         f = replace(f, norm="sync_batch" if f.norm == "batch" else f.norm)
     if f.sharpness != PLAIN:
         f = replace(f, accumulation=1, parts=PLAIN, micro=PLAIN)
+        if f.dtype == "float32":
+            # Where the second gradient is taken follows from the first one's rounding: in float32 that alone may differ
+            # by more than is tolerated, on one processor and not on another.
+            f = replace(f, dtype="float64")
     if f.inside != PLAIN or f.norm in ("batch", "sync_batch") or f.dropout == "layer":
         f = replace(f, micro=PLAIN)
     if f.norm == "batch":
