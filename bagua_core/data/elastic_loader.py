@@ -116,6 +116,7 @@ class ElasticDataLoader:
         self._next_plan: StepPlan | None = None  # its boundary was taken, its step has not begun
         self._announced: int | None = None  # the epoch that epochs() has yielded, until its iteration begins
         self._left_early: int | None = None  # the epoch whose iteration has not come to its end
+        self._has_more_of_step = False  # micro-batches, behind the one that was yielded
         self._looks_again = False  # the plan was taken a while ago: a loss may have come since
         self._steady = (0, 1)  # rank and world size of the plan last taken, for the prediction
         self._iteration = 0
@@ -212,7 +213,13 @@ class ElasticDataLoader:
 
         confirmed: return only once all workers have committed it, so that what follows is done by all of them.
         Returns whether the job's position has moved; if it has not, the step failed, and the next draw serves it again.
+        Raises RuntimeError within a step of several micro-batches, before the last one.
         """
+        if self._has_more_of_step:
+            raise RuntimeError(
+                "end_step() before the step's last micro-batch: its other samples would be left out; call it once "
+                "the batches of max_local_batch_size that the step has are drawn and trained on"
+            )
         before = self.position()
         self._take_boundary(goes_on=True, confirmed=confirmed)
         self._looks_again = True
@@ -292,7 +299,11 @@ class ElasticDataLoader:
                 if drawn != batch and micro_batches == 1:
                     self._warn_if_enumerated(drawn)
                 drawn += 1
-                yield data
+                self._has_more_of_step = micro != micro_batches - 1
+                try:
+                    yield data
+                finally:  # a break gives the rest up
+                    self._has_more_of_step = False
                 del data  # the script's batch must not live on while the next one is loaded
                 if iteration != self._iteration:
                     raise RuntimeError("this iteration has ended: the loader was iterated again meanwhile")

@@ -141,6 +141,15 @@ def test_a_step_ends_before_the_next_draw_where_the_script_says_so() -> None:
     assert loader.position() == {"epoch": 1, "batch": 0}
 
 
+def test_a_step_does_not_end_between_its_micro_batches() -> None:
+    loader, _ = make_one(8, 4, shuffle=False, max_local_batch_size=2)
+    batches = iter(loader)
+    assert next(batches) == [0, 1]
+    with pytest.raises(RuntimeError, match="before the step's last micro-batch"):
+        loader.end_step()
+    assert next(batches) == [2, 3] and loader.end_step() and next(batches) == [4, 5]
+
+
 def test_a_plan_kept_over_an_evaluation_is_looked_at_again() -> None:
     loader, engine = make_one(8, 4, shuffle=False)
     used = []
