@@ -263,6 +263,11 @@ class DistributedDataParallel(nn.Module):
         return f"{self.algorithm.described}, {count - trained} of {count} parameters frozen ({digest})"
 
     @property
+    def has_local_gradients(self) -> bool:
+        """See step_interface.Model."""
+        return self._exchange.has_local_gradients
+
+    @property
     def equal_states(self) -> bool:
         """See step_interface.Model."""
         return self.algorithm.equal_states

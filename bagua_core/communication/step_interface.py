@@ -175,6 +175,10 @@ class Model(Protocol):
         """See Exchange.at_round_begin."""
 
     @property
+    def has_local_gradients(self) -> bool:
+        """See Exchange.has_local_gradients."""
+
+    @property
     def lanes(self) -> frozenset[Lane]:
         """What each generation's communicator must bring for it."""
 

@@ -171,6 +171,7 @@ class BeforeModels:
     equal_states = True
     lanes = frozenset(Lane)
     is_unfinished = False
+    has_local_gradients = False
     round_steps = None
     readiness = ()
     bucket_times = ()

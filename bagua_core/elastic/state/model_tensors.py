@@ -259,6 +259,12 @@ class ModelTensors:
         if self._gradients is None:
             self._gradients = {n: g.clone() for n, g in self.gradients().items()}
 
+    def take_gradients(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Those of a copied state; the step under way goes back to them, and not to this worker's earlier ones."""
+        self.put_gradients(values)
+        if self._gradients is not None:
+            self._gradients = {n: g.clone() for n, g in self.gradients().items()}
+
     def roll_back_gradients(self) -> None:
         """The step did not happen, and the reducer has forgotten it."""
         if self._gradients is not None:

@@ -130,7 +130,8 @@ class StateRegistry:
 
     @torch.no_grad()
     def roll_back_gradients(self) -> None:
-        """After roll_back, once the reducers have forgotten the step: .grad holds again what it held before."""
+        """.grad holds again what it held before the step's first backward. Of a step that failed: after roll_back, once
+        the reducers have forgotten it."""
         for model in self.models:
             model.roll_back_gradients()
 
@@ -296,7 +297,7 @@ class StateRegistry:
         for name, value in state["registered"].items():
             self.registered[name].load_state_dict(value)
         for model, gradients in zip(self.models, state.get("gradients", ()), strict=False):
-            model.put_gradients(gradients)
+            model.take_gradients(gradients)
 
     def _placed(self, state: dict[str, Any]) -> dict[str, Any]:
         """`state` with its sharded tensors on the meshes of the models. Raises UnknownMesh."""
