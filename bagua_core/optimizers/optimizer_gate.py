@@ -74,6 +74,10 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
         closure, args, kwargs = closure_of(args, kwargs)
         if engine.step_failed:
             return None if closure is None else closure()  # a script may look at the loss
+        if closure is None and not engine.in_step and not _has_gradient(self):
+            return original(
+                *args, **kwargs
+            )  # before the loop: it moves nothing, and quiets a scheduler's warning
         repeats = closure is not None and not calls_closure_once(type(self))
         is_called = closure is not None and not (repeats and _calls_first(engine))
         loss = closure() if closure is not None and is_called else None
@@ -107,6 +111,10 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
     setattr(step, _GATED, gate)
     # a bound method, because a scheduler made later takes it apart by __func__
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def _has_gradient(optimizer: torch.optim.Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _calls_first(engine: StepEngine) -> bool:

@@ -113,8 +113,9 @@ class CurrentStep:
             )
         if not self.in_step and self.launched:
             raise OutsideStepError(
-                "gradients were computed outside a step; draw batches from bagua.ElasticDataLoader, "
-                "or call bagua.next_step() at the top of the loop"
+                "gradients were computed outside a step, or an optimizer used some there; draw batches from "
+                "bagua.ElasticDataLoader, or call bagua.next_step() at the top of the loop, and take the last update "
+                "of an epoch in its last step (loader.is_at_last_batch)"
             )
         return self._micro_batch
 
@@ -322,7 +323,10 @@ class CurrentStep:
     def takes_optimizer_step(self, final: bool = True) -> bool:
         """Several optimizer steps in one step are parts of it. With a copy of the boundary they are undone if the step
         fails later. Without one each is final once its own reduction succeeded: when the step is done again, it is not.
-        final False: the part has further reductions. In a round each is a local step, which nothing undoes."""
+        final False: the part has further reductions. In a round each is a local step, which nothing undoes. Outside
+        steps, which a script without a launcher need not mark, an optimizer steps as it would without Bagua."""
+        if not self.in_step:
+            return True
         self.part += 1
         if self.rounds is not None:
             if self.copying is not None and not self._is_newcomer:

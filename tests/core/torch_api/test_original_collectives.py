@@ -77,11 +77,15 @@ bagua.init_process_group()
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model = bagua.DistributedDataParallel(model, optimizers=[optimizer])
+optimizer.step()  # no gradient yet: many scripts quiet a scheduler's warning so
 bagua.next_step()
+optimizer.step()
+print("nothing moved", flush=True)
+model.module.weight.grad = torch.ones(2, 2)
 optimizer.step()
 """
     ended = launch("--standalone", "--no-python", sys.executable, "-c", code)
-    assert ended.returncode == 1
+    assert ended.returncode == 1 and "nothing moved" in ended.said
     assert "begins with a model's first forward in training, and there was none yet" in ended.said
 
 
