@@ -43,7 +43,7 @@ from bagua_core.elastic.step.leaving import Leaving
 from bagua_core.elastic.step.places import Places
 from bagua_core.elastic.step.replica_checks import ReplicaChecks
 from bagua_core.elastic.step.round_end import RoundsNeedLoader
-from bagua_core.elastic.step.step_seed import seed_micro_batch
+from bagua_core.elastic.step.step_seed import announced_seed, seed_micro_batch
 from bagua_core.elastic.step.step_states import Event, Phase
 from bagua_core.elastic.waiting.operation_trail import COMPARISON
 from bagua_core.optimizers.optimizer_gate import gate_scaler, gate_scheduler
@@ -281,8 +281,9 @@ class Engine(Places):
         self._announced = MicroBatch(weight, True)
         if resumes_here:
             self._resume_point()
-        self._seed_generators()
         if self.given.models:
+            seed = announced_seed(self.given.seed or 0)
+            seed_micro_batch(seed, self.plan, self._announced, self.given.place_in_replica)
             self.states.take(Event.ANNOUNCE)
         else:
             self.begin_micro_batch(self._announced)

@@ -33,6 +33,11 @@ def step_seed(seed: int, step: int, global_rank: int) -> int:
     return _mixed(_mixed(_mixed(seed & _MASK) ^ step) ^ global_rank) >> 1
 
 
+def announced_seed(seed: int) -> int:
+    """Of what the script draws between next_step() and its first forward: the forward draws other numbers."""
+    return _mixed(seed & _MASK)
+
+
 def seed_generators(seed: int, step: int, global_rank: int) -> None:
     value = step_seed(seed, step, global_rank)
     # torch.manual_seed also walks every device backend, ten times the cost of the one generator in use.

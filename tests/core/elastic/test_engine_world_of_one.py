@@ -205,6 +205,39 @@ def test_a_loop_without_the_loader_trains_as_plain_torch_does() -> None:
     assert script.state() == other.state()
 
 
+class Noisy(nn.Module):
+    """Draws in its forward, as dropout or the latent noise of an autoencoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 1)
+        self.drawn: list[list[float]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(len(x), 1)
+        self.drawn.append(noise.flatten().tolist())
+        result: torch.Tensor = self.layer(x) + noise
+        return result
+
+
+def test_a_loop_without_the_loader_draws_other_numbers_before_the_forward_than_in_it() -> None:
+    net, engine = Noisy(), Engine(None)
+    engine.seed(SEED)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = DistributedDataParallel(net, [optimizer], engine=engine)
+    before: list[list[float]] = []
+    while engine.next_step() < 3:
+        before.append(torch.randn(4, 1).flatten().tolist())
+        model(DATA.tensors[0][:4]).sum().backward()
+        optimizer.step()
+        if len(before) == 2:
+            engine.reduction_failed(CollectiveFailed("a test"))
+    drawn = before + net.drawn
+    assert len(before) == len(net.drawn) == 4
+    assert before[1] == before[2] and net.drawn[1] == net.drawn[2], "a step that is done again draws the same"
+    assert len({tuple(numbers) for numbers in drawn}) == 6
+
+
 # -- outside steps
 
 
@@ -359,6 +392,39 @@ def test_a_step_done_again_keeps_its_index_and_enumerate_is_warned_of(
     assert indices(enumerated=True) == [0, 1, 2, 3, 4, 5]
     said = capfd.readouterr().err
     assert said.count("enumerate(loader) gives index 3 to what is step 2 of the job's epoch") == 1
+
+
+def test_an_optimizer_step_before_the_loop_takes_none_of_the_loop_s() -> None:
+    job = Job()
+    job.script.optimizer.step()  # quiets a scheduler's warning
+    job.train()
+    assert job.script.state() == plain().state()
+
+
+def test_updates_outside_steps_take_none_of_the_loop_s() -> None:
+    """A warm-up with another loader, without a launcher."""
+
+    def trained(wrapped: bool) -> list[Any]:
+        script = Script()
+        model: nn.Module = script.net
+        engine = Engine(None)
+        if wrapped:
+            model = DistributedDataParallel(script.net, [script.optimizer], engine=engine)
+        torch.manual_seed(5)
+        script.step(model, *DATA[:8])
+        script.step(model, *DATA[8:16])
+        torch.manual_seed(6)
+        for step in range(3):
+            if wrapped:
+                assert engine.next_step() == step
+            else:
+                seed_generators(6, step, 0)  # what the script gave to torch.manual_seed
+            script.step(model, *DATA[16:24])
+        if wrapped:
+            engine.finish()
+        return script.state()
+
+    assert trained(wrapped=True) == trained(wrapped=False)
 
 
 def test_under_plain_python_a_script_needs_no_steps() -> None:
