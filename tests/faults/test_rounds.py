@@ -86,6 +86,23 @@ def test_a_worker_killed_within_a_round_loses_its_lease_alone(job: MakeJob, opti
 
 
 @pytest.mark.parametrize("options", [(), ("--async",)])
+def test_a_worker_killed_within_the_first_round_undoes_no_local_step_of_the_others(
+    job: MakeJob, options: tuple[str, ...]
+) -> None:
+    one = in_rounds(job, "--sync-every", "50", "--sample-s", "0.01", *options)
+    node = one.start(slots=3)
+    drawn = one.out / "drawn"
+    eventually(lambda: drawn.is_dir() and len(list(drawn.iterdir())) == 3, 30, "every worker draws a batch")
+    for worker in node.workers:
+        await_batch_of(one, worker)
+    node.workers[2].kill()
+    node.await_line("round 0 in generation")
+    one.await_world(3, after_step=one.await_world(2))
+    one.finish()
+    check(one, finished=3)
+
+
+@pytest.mark.parametrize("options", [(), ("--async",)])
 def test_a_host_is_lost_within_a_round_and_another_joins(
     job: MakeJob, make_lab: MakeLab, options: tuple[str, ...]
 ) -> None:

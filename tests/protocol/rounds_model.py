@@ -36,7 +36,8 @@ class Book(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """name: (generation, rounds) of its last commit; generation 0: it has no state of its own yet. rounds: those it
+    """name: (generation, rounds) of its last commit, or (generation, 0) of its first entry; generation 0: it has no
+    state of its own yet. rounds: those it
     has, each with the places that workers used. lease, used: of the round under way. done: places that it trained on.
     knows: places that its model has learned, its open round's included. sent: what an average
     under way has of it; mean: what has come back of the average, which it has not taken in yet.
@@ -82,7 +83,8 @@ class State(NamedTuple):
 @dataclass(frozen=True)
 class Setup:
     """places: of the one epoch. most: of a round. early: a round may be closed at any time. averages: in the
-    background, instead of one at each close. The rest are the rules that tests take away."""
+    background, instead of one at each close. names_initial: workers that enter the job's first generation name the
+    state that they have then. The rest are the rules that tests take away."""
 
     workers: int = 2
     places: int = 6
@@ -94,6 +96,7 @@ class Setup:
     begins_at_commit: bool = True
     comes_in_at_commit: bool = True
     closes_before_lease: bool = True
+    names_initial: bool = True
     undoes: bool = False
 
 
@@ -140,7 +143,7 @@ class Model:
         setup = self.setup
         everyone = tuple(range(setup.workers))
         book = Book(0, 0, ((0, setup.places),))
-        workers = tuple(Worker(BETWEEN, 1, (1, 0), book) for _ in everyone)
+        workers = tuple(Worker(book=book) for _ in everyone)
         first = Generation(1, everyone, (1,) * setup.workers)
         return State(workers, (first,), kills=setup.kills, joins=setup.joins)
 
@@ -270,6 +273,8 @@ class Model:
                 w = w._replace(
                     name=name, book=source.book, rounds=source.rounds, lease=(), used=0, knows=knows
                 )
+            if plan.initial and self.setup.names_initial:
+                w = w._replace(name=(g.number, 0))
             phase = CLOSING if is_open and self.setup.closes_before_lease else BETWEEN
             if is_open and not w.used:
                 self.coverage["closed without steps of its own"] += 1
@@ -283,12 +288,12 @@ class Model:
         s = self._put(s, i, s.workers[i]._replace(phase=GONE))
         newest = s.generations[-1]
         known = {m: since for g in s.generations for m, since in zip(g.members, g.since, strict=True)}
-        alive = tuple(m for m in known if s.workers[m].phase not in (GONE, ENDED) and s.workers[m].name[0])
+        alive = tuple(m for m in known if self._survives(s, m))
         s = s._replace(kills=s.kills - 1)
         if not alive:
             return s
         # one that has no state yet is not a survivor: it joins again
-        lost = {m for m in known if not s.workers[m].name[0] and s.workers[m].phase != GONE}
+        lost = {m for m in known if s.workers[m].phase not in (GONE, ENDED)} - set(alive)
         for m in lost:
             s = self._put(s, m, s.workers[m]._replace(phase=GONE))
         number = newest.number + 1
@@ -318,7 +323,12 @@ class Model:
         return next(g for g in s.generations if g.number == number)
 
     def _alive(self, s: State) -> int:
-        return sum(1 for w in s.workers if w.phase not in (GONE, ENDED) and w.name[0])
+        return sum(self._survives(s, m) for m in range(len(s.workers)))
+
+    def _survives(self, s: State, m: int) -> bool:
+        """One of the job's first workers does also while it has no state yet: it joined before any was committed."""
+        w = s.workers[m]
+        return w.phase not in (GONE, ENDED) and bool(w.name[0] or m < self.setup.workers)
 
     def _real(self, book: Book) -> LeaseBook:
         return LeaseBook(self.setup.places, book.epoch, book.number, book.unused)
@@ -343,7 +353,7 @@ class Model:
     def check(self, s: State) -> None:
         states: dict[tuple[int, int], tuple[Book | None, object]] = {}
         for i, w in enumerate(s.workers):
-            if w.phase == GONE or not w.name[0]:
+            if w.phase == GONE or not w.generation or not (w.name[0] or i < self.setup.workers):
                 continue
             places = [p for each in w.rounds for _, ranges in each for p in places_of(ranges)]
             if len(places) != len(set(places)):

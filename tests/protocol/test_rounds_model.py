@@ -10,6 +10,7 @@ from rounds_model import Exploration, Setup, Violation, explore
 SETUPS = {
     "two lose one": Setup(kills=1),
     "two lose one, rounds closed at any time": Setup(places=4, most=3, kills=1, early=True),
+    "three with leases lose one in the first round": Setup(workers=3, most=6, kills=1),
     "three lose two": Setup(workers=3, kills=2),
     "a join": Setup(joins=1),
     "a join and a loss": Setup(kills=1, joins=1),
@@ -54,6 +55,11 @@ def test_every_interesting_situation_was_met() -> None:
 def test_a_lease_from_a_book_that_lacks_used_places_is_used_twice() -> None:
     with pytest.raises(Violation, match=r"R1|R3"):
         explore(Setup(workers=3, kills=1, closes_before_lease=False))
+
+
+def test_first_workers_without_a_name_lose_their_first_local_steps() -> None:
+    with pytest.raises(Violation, match="R3"):
+        explore(Setup(workers=3, most=6, kills=1, names_initial=False))
 
 
 def test_a_failed_average_that_undoes_local_steps_loses_them() -> None:

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bagua_contract import membership_pb2
 from bagua_contract.environment import WorkerEnvironment
-from bagua_contract.records import Generation
+from bagua_contract.records import Generation, StateName
 from bagua_contract.time_use import TimeUse
 from bagua_core import tracing
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, ReduceOp
@@ -341,6 +341,9 @@ class Engine(Places):
         self._job_step = plan.furthest.step
         begin_s = time.monotonic()
         self.copying.enter(communicator, plan)
+        if plan.initial and self.rounds is not None:
+            # All members have one state now. A name keeps a loss in the first round from undoing local steps.
+            self.state.name = StateName(generation.number, 0, 0)
         if self._reports is not None and plan.rounds:
             self._reports.spent(TimeUse.HEAL, begin_s)
         self.state.position = position
