@@ -16,6 +16,7 @@ import click
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.plain_text import plain_line
+from bagua_agent.base.time_of_day import time_of_day
 from bagua_launch import tune_command, watch_commands
 from bagua_launch.cluster_access import credentials_of, daemon_credentials
 from bagua_launch.cluster_access import open_store as _store
@@ -85,16 +86,8 @@ def _follow(store: Store, job_id: str, as_json: bool) -> int:
     return ended.exit_code
 
 
-def _time_of_day(time_unix_s: float) -> str:
-    """Of a record that others wrote: it may hold a time that no calendar has."""
-    try:
-        return time.strftime("%H:%M:%S", time.localtime(time_unix_s))
-    except (OverflowError, ValueError, OSError):
-        return "--:--:--"
-
-
 def _say_event(as_json: bool, event: JobEvent) -> None:
-    at = _time_of_day(event.time_unix_s)
+    at = time_of_day(event.time_unix_s)
     record = {
         "time_unix_s": event.time_unix_s,
         "node": event.node_name,

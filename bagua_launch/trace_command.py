@@ -38,7 +38,7 @@ def trace(**typed: Any) -> int:
         finally:
             reader.close()
     try:
-        path.write_text(json.dumps(chrome_trace(found), ensure_ascii=False))
+        path.write_text(json.dumps(chrome_trace(found), ensure_ascii=False), encoding="utf-8")
     except OSError as error:
         raise RequestError(f"can't write {path}: {error.strerror}; use --out FILE") from error
     spans = sum(len(worker.spans) for worker in found.workers.values())

@@ -81,7 +81,7 @@ def top(store: Store, job_id: str, *, every_s: float | None, once: bool, as_json
                     screen.show(terminal_text.screen(page, size.columns, size.lines), size.lines)
                 elif once:
                     if over:
-                        click.echo("\n".join(terminal_text.screen(page, 200, 200)))
+                        click.echo("\n".join(terminal_text.whole(page)))
                 else:
                     click.echo(terminal_text.summary_line(page))
                 if over:

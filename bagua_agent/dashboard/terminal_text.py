@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
-import time
 from collections.abc import Sequence
 
 from bagua_agent.base.plain_text import duration, plain_line
+from bagua_agent.base.time_of_day import time_of_day
 from bagua_agent.dashboard.page_data import Page
 
 _MARKS = {"good": "ok", "waiting": "..", "warning": "!", "bad": "!!"}
 _SHORTEST_SHOWN_S = 0.01
 _MOST_METRICS = 4
+_WIDTH = 200  # of lines that no terminal shows
 _CONTINUED = " " * 10  # behind a time of day
 
 
 def summary_line(page: Page) -> str:
     """One line for a log: time, verdict, progress, goodput."""
-    at = time.strftime("%H:%M:%S", time.localtime(page["at"]))
+    at = time_of_day(page["at"])
     said = page["verdict"]
     why = f" {said['why']}" if said["why"] and said["level"] != "good" else ""
     share = page["goodput"]["share"]
@@ -61,10 +63,15 @@ def goodput_line(page: Page) -> str:
     return f"goodput{share}: " + ", ".join(parts) + waits
 
 
+def whole(page: Page) -> list[str]:
+    """All lines, for a file or a pipe."""
+    return screen(page, _WIDTH, sys.maxsize)
+
+
 def screen(page: Page, columns: int, lines: int) -> list[str]:
     """At most `lines` lines of at most `columns` characters, without colours. Sentences wrap, tables are cut."""
     said, now = page["verdict"], page["progress"]
-    at = time.strftime("%H:%M:%S", time.localtime(page["at"]))
+    at = time_of_day(page["at"])
     head = [
         f"job {page['job']}  generation {now['generation']}  {at}",
         f"[{_MARKS[said['level']]}] {said['what']}",
@@ -72,7 +79,7 @@ def screen(page: Page, columns: int, lines: int) -> list[str]:
         *filter(None, [progress_line(page), goodput_line(page)]),
     ]
     changes = [
-        f"{time.strftime('%H:%M:%S', time.localtime(g['at']))}  generation {g['number']} ({g['kind']})"
+        f"{time_of_day(g['at'])}  generation {g['number']} ({g['kind']})"
         f"{', cost ' + duration(g['cost_s']) if g['cost_s'] else ''}: {g['text']}"
         for g in page["generations"][-3:]
     ]

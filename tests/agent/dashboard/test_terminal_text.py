@@ -6,7 +6,7 @@ import pytest
 
 from bagua_agent.base.plain_text import duration
 from bagua_agent.dashboard.page_data import page_data
-from bagua_agent.dashboard.terminal_text import screen, summary_line
+from bagua_agent.dashboard.terminal_text import screen, summary_line, whole
 from bagua_agent.observation.series import JobSeries
 from tests.agent.dashboard.test_page_data import FORMED, IN_FORCE
 from tests.agent.observation.facts import NOW_S, agent, facts, worker
@@ -48,6 +48,19 @@ def test_a_screen_fits_its_terminal(columns: int, lines: int) -> None:
     shown = screen(page(slots=50), columns, lines)
     assert len(shown) == lines and all(len(line) <= columns for line in shown)
     assert shown[-1].startswith("... ")
+
+
+def test_without_a_terminal_nothing_is_left_out() -> None:
+    lines = whole(page(slots=300))
+    assert sum(line.startswith("0 ") or line.split()[:1] == ["0"] for line in lines) >= 300
+    assert not any(line.startswith("... ") for line in lines)
+    assert any("generation 3 (failover), cost 1.5 s" in line for line in lines)
+
+
+def test_a_generation_of_a_time_that_no_calendar_has_is_shown() -> None:
+    shown = page()
+    shown["generations"][-1]["at"] = 1e20  # type: ignore[index]
+    assert any(line.startswith("--:--:--  generation 3") for line in whole(shown))
 
 
 def test_what_a_script_says_moves_no_cursor() -> None:

@@ -1,0 +1,13 @@
+"""Shows a time of a record to people."""
+
+from __future__ import annotations
+
+import time
+
+
+def time_of_day(time_unix_s: float) -> str:
+    """Local time, as HH:MM:SS. Of a record that others wrote: it may hold a time that no calendar has."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(time_unix_s))
+    except (OverflowError, ValueError, OSError):
+        return "--:--:--"
