@@ -173,7 +173,7 @@ def _node(agent: AgentSeen, facts: JobFacts) -> Page:
     node = agent.node
     if agent.leaving:
         state = "leaves"
-    elif node is None:
+    elif agent.is_silent:
         state = "unknown" if facts.problem else "silent"
     elif ranks:
         state = "trains"

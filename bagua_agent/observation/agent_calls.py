@@ -25,7 +25,7 @@ from bagua_contract.records import read_message
 
 CALL_TIMEOUT_S = 3.0
 STACKS_TIMEOUT_S = 15.0
-MOST_CALLED = 64  # nodes of a large job that are asked at once; the others show what etcd says
+MOST_CALLED = 64  # nodes that are asked, the first by name; of the others only the records in etcd are known
 _SIDE_BY_SIDE = 8
 
 _Asked = TypeVar("_Asked")
@@ -34,7 +34,8 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class AgentSeen:
-    """An agent's key in etcd, and its answer. node: None if it did not answer in time."""
+    """An agent's key in etcd, and its answer. node: None if it did not answer in time, or was not asked. asked: False
+    beyond MOST_CALLED."""
 
     agent_id: str
     node_name: str
@@ -42,6 +43,12 @@ class AgentSeen:
     leaving: bool
     address: str
     node: control_pb2.ReadNodeReply | None
+    asked: bool = True
+
+    @property
+    def is_silent(self) -> bool:
+        """It was asked, and did not answer."""
+        return self.asked and self.node is None
 
 
 class JobAgents:
@@ -81,7 +88,10 @@ class JobAgents:
         called = agents[:MOST_CALLED]
         answers: list[control_pb2.ReadNodeReply | None] = list(self._pool.map(ask, called))
         answers += [None] * (len(agents) - len(called))
-        return tuple(replace(a, node=answer) for a, answer in zip(agents, answers, strict=True))
+        return tuple(
+            replace(agent, node=answer, asked=place < len(called))
+            for place, (agent, answer) in enumerate(zip(agents, answers, strict=True))
+        )
 
     def output(
         self, agent: AgentSeen, slot: int, stream: control_pb2.ReadOutputRequest.Stream, position: int

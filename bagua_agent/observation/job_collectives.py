@@ -33,11 +33,16 @@ def read_collectives(agents: JobAgents, facts: JobFacts) -> list[WorkerCollectiv
         ]
 
     found = [each for said in agents.side_by_side(ask, enumerate(by_agent.values())) for each in said]
-    silent = [WorkerCollectives(None, a.node_name, problem=_SILENT) for a in facts.agents if a.node is None]
-    return sorted([*found, *silent], key=lambda w: (w.rank is None, w.rank or 0, w.place))
+    unknown = [
+        WorkerCollectives(None, a.node_name, problem=_SILENT if a.asked else _NOT_ASKED)
+        for a in facts.agents
+        if a.node is None
+    ]
+    return sorted([*found, *unknown], key=lambda w: (w.rank is None, w.rank or 0, w.place))
 
 
 _SILENT = "its agent does not answer"
+_NOT_ASKED = f"it was not asked: a job's first {MOST_CALLED} nodes are"
 
 
 def _said(

@@ -88,7 +88,7 @@ class JobSeries:
         if step != self.step or not self.step_since_unix_s:
             self.step, self.step_since_unix_s = step, facts.at_unix_s
         self.closing_since_unix_s = (self.closing_since_unix_s or facts.at_unix_s) if facts.closing else 0.0
-        silent = [agent.agent_id for agent in facts.agents if agent.node is None]
+        silent = [agent.agent_id for agent in facts.agents if agent.is_silent]
         self._silent_since = {agent: self.silent_since(agent, facts.at_unix_s) for agent in silent}
         for worker_id, worker in reports.items():
             self._spent[worker_id] = dict(worker.progress.spent_s)

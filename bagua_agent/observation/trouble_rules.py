@@ -41,7 +41,7 @@ def etcd_away(facts: JobFacts, series: JobSeries) -> Verdict | None:
     if not away and not facts.store_problem:
         return None
     what = f"etcd does not answer {some(away, MOST_NAMES) if away else 'this page'}"
-    silent = [a.node_name for a in facts.agents if a.node is None]
+    silent = [a.node_name for a in facts.agents if a.is_silent]
     if silent:
         return Verdict(
             Level.WARNING,
@@ -115,7 +115,7 @@ def stalled_workers(facts: JobFacts, series: JobSeries) -> Verdict | None:
 
 
 def silent_agents(facts: JobFacts, series: JobSeries) -> Verdict | None:
-    silent = [agent for agent in facts.agents if agent.node is None]
+    silent = [agent for agent in facts.agents if agent.is_silent]
     if not silent or facts.problem:
         return None
     names = some((agent.node_name for agent in silent), MOST_NAMES)

@@ -10,7 +10,7 @@ from bagua_agent.history.job_history import EventKind, JobEvent
 from bagua_agent.membership.view import FailureView
 from bagua_agent.observation.job_facts import JobFacts
 from bagua_agent.observation.series import JobSeries
-from tests.agent.observation.facts import NOW_S, agent, facts, worker
+from tests.agent.observation.facts import NOW_S, agent, facts, generation, many_agents, worker
 
 FORMED = JobEvent(
     "generation-3", EventKind.GENERATION_FORMED, "generation 3, now: 2 workers (-h2); lost h2", "h0", NOW_S - 9, 3,
@@ -39,6 +39,13 @@ def test_a_page_is_json_with_the_verdict_and_the_cost_of_changes() -> None:
     assert change["text"] == "2 workers (-h2); lost h2"
     assert change["members"] == ["h0: rank 0", "h1: rank 1"]
     assert [n["state"] for n in page["nodes"]] == ["trains", "trains", "standby"]
+
+
+def test_nodes_that_are_not_asked_show_what_etcd_has() -> None:
+    seen = facts(agents=many_agents(80), generation=generation(78))
+    nodes = page_data(seen, JobSeries(), "")["nodes"]
+    assert [n["state"] for n in nodes] == ["trains"] * 78 + ["standby"] * 2
+    assert {n["etcd"] for n in nodes} == {True}
 
 
 def test_the_first_failure_comes_before_those_that_it_explains() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from bagua_agent.observation.agent_calls import AgentSeen
+from bagua_agent.observation.agent_calls import AgentSeen, JobAgents
 from bagua_agent.observation.job_facts import JobFacts
 from bagua_contract import control_pb2, session_pb2
 from bagua_contract import membership_pb2 as pb
@@ -40,6 +40,28 @@ def agent(rank: int, *workers: control_pb2.WorkerNow, answers: bool = True, **ot
     )
     seen = AgentSeen(f"a{rank}", f"h{rank}", 1, False, "127.0.0.1:1", node if answers else None)
     return replace(seen, **other)
+
+
+class AnsweringAgents(JobAgents):
+    """Each agent that is asked for its node answers at once, as `agent` with one worker."""
+
+    def __init__(self) -> None:
+        super().__init__(cast(Any, None), "demo")
+
+    def _ask(self, address: str, call: Any) -> Any:
+        rank = int(address.rpartition(":")[2])
+        return agent(rank, worker(rank)).node
+
+
+def many_agents(count: int) -> tuple[AgentSeen, ...]:
+    """As a look at a job of `count` nodes finds them."""
+    agents = AnsweringAgents()
+    try:
+        return agents.ask_again(
+            tuple(agent(n, answers=False, address=f"127.0.0.1:{n}") for n in range(count))
+        )
+    finally:
+        agents.close()
 
 
 def facts(at_s: float = NOW_S, **other: Any) -> JobFacts:

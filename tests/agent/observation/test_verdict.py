@@ -9,6 +9,7 @@ import pytest
 
 from bagua_agent.history.job_history import EventKind, JobEvent
 from bagua_agent.membership.view import FailureView
+from bagua_agent.observation.agent_calls import MOST_CALLED
 from bagua_agent.observation.job_facts import JobFacts, SuspicionSeen
 from bagua_agent.observation.series import JobSeries
 from bagua_agent.observation.trouble_rules import checkpoint_step
@@ -17,7 +18,7 @@ from bagua_agent.observation.verdict_parts import Level
 from bagua_contract import control_pb2
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import GenerationKind
-from tests.agent.observation.facts import NOW_S, agent, facts, generation, worker
+from tests.agent.observation.facts import NOW_S, agent, facts, generation, many_agents, worker
 
 KILLED = FailureView(
     "w1", "h1", 9, True, False, "killed by SIGKILL", 5, exit_code=-9, global_rank=1, log_path="/logs"
@@ -184,6 +185,16 @@ def test_a_silent_agent_whose_key_is_kept_alive_is_cut_off_from_the_page() -> No
     back = facts(NOW_S + 21, agents=(agent(0, worker(0, step=1100)), agent(1, worker(1))))
     again = look(NOW_S + 22)
     assert "is frozen" in verdict(again, series(*looks, back, again)).why
+
+
+def test_agents_that_are_not_asked_are_not_silent() -> None:
+    seen = facts(agents=many_agents(80), generation=generation(80))
+    assert sum(agent.node is None for agent in seen.agents) == 80 - MOST_CALLED
+    assert verdict(seen, series(seen)).level is Level.GOOD
+    away = replace(seen, store_problem="refused")
+    assert "neither does" not in verdict(away, series(away)).what
+    one_silent = replace(seen, agents=(agent(0, answers=False), *seen.agents[1:]))
+    assert verdict(one_silent, series(one_silent)).what == "The agent of h0 does not answer."
 
 
 def test_a_job_without_steps_for_long_is_stalled() -> None:
