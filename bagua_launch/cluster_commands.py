@@ -255,7 +255,7 @@ def _logs_of_agents(
         record = {"node": line.node_name, "rank": line.rank, "line": line.text}
         _say(as_json, line.text if rank is not None else f"[{line.label}] {line.text}", record)
 
-    output = JobOutput(store, job.job_id, streams, rank, tell)
+    output = JobOutput(store, job.job_id, streams, rank, tell, note)
     try:
         if goes_on:
             output.follow()

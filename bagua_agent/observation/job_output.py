@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bagua_agent.base.errors import BaguaError, UserError
+from bagua_agent.base.plain_text import counted
 from bagua_agent.etcd.client import Store
-from bagua_agent.observation.agent_calls import AgentSeen, JobAgents
+from bagua_agent.observation.agent_calls import MOST_CALLED, AgentSeen, JobAgents
 from bagua_agent.observation.job_facts import JobFacts, read_facts
 from bagua_agent.workers.output.stream_lines import ShownLines
 from bagua_contract import control_pb2
@@ -47,7 +48,8 @@ class OutputLine:
 
 
 class JobOutput:
-    """streams: of "out" and "err". rank: the only one that is wanted; None: all workers of the job."""
+    """streams: of "out" and "err". rank: the only one that is wanted; None: all workers of the job. complain: gets a
+    sentence about output that is not shown."""
 
     def __init__(
         self,
@@ -56,15 +58,18 @@ class JobOutput:
         streams: tuple[str, ...],
         rank: int | None,
         tell: Callable[[OutputLine], object],
+        complain: Callable[[str], object],
     ) -> None:
         self._store = store
         self._job_id = job_id
         self._streams = streams
         self._rank = rank
         self._tell = tell
+        self._complain = complain
         self._agents = JobAgents(store, job_id)
         self._readings: dict[tuple[str, int, str], _Reading] = {}
         self._anything = False  # an agent keeps output of a slot
+        self._has_counted = False  # the nodes that are not asked
 
     def close(self) -> None:
         self._agents.close()
@@ -100,7 +105,24 @@ class JobOutput:
         facts = read_facts(self._store, self._agents, self._job_id)
         if facts is None:
             raise UserError(f"job {self._job_id!r} is not in this etcd any more")
+        if self._rank is not None:
+            return self._with_rank_asked(facts, self._rank)
+        left_out = sum(not agent.asked for agent in facts.agents)
+        if left_out and not self._has_counted:
+            self._has_counted = True
+            self._complain(
+                f"the output of {counted(left_out, 'node')} is left out, since a job's first {MOST_CALLED} nodes are "
+                "asked; --rank shows a rank of any node"
+            )
         return facts
+
+    def _with_rank_asked(self, facts: JobFacts, rank: int) -> JobFacts:
+        """`facts`, with an answer of the rank's agent where a look at the whole job does not ask it."""
+        members = facts.generation.members if facts.generation is not None else ()
+        of_rank = {member.agent_id for member in members if member.global_rank == rank}
+        left_out = tuple(a for a in facts.agents if not a.asked and a.agent_id in of_rank)
+        answered = {agent.agent_id: agent for agent in self._agents.ask_again(left_out)}
+        return replace(facts, agents=tuple(answered.get(a.agent_id, a) for a in facts.agents))
 
     def _slots(self, facts: JobFacts) -> list[tuple[AgentSeen, int, int | None]]:
         """With the global rank of the slot's worker."""
