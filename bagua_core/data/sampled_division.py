@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler
 
-from bagua_core.data.division import KEPT_EPOCHS, DivisionSettings, EvenDivision
+from bagua_core.data.division import KEPT_EPOCHS, Division, DivisionSettings, EvenDivision
 from bagua_core.data.partition import batch_count, mixed_seed
 from bagua_core.data.sample_seeding import random_sources_kept, seed_random_sources
 from bagua_core.errors import UserError
@@ -48,6 +48,9 @@ class SampledDivision(EvenDivision):
 
     def known_steps(self, epochs: int) -> int:
         return 0  # a sampler may give another number of samples in each epoch
+
+    def samples_before(self, epoch: int, batch: int) -> int:
+        return Division.samples_before(self, epoch, batch)  # not known either
 
     def fingerprint(self) -> dict[str, str]:
         return {

@@ -33,6 +33,9 @@ class ShardDivision(Division):
     def samples(self, epoch: int, batch: int) -> int:
         return self._inner.samples(epoch, batch)
 
+    def samples_before(self, epoch: int, batch: int) -> int:
+        return self._inner.samples_before(epoch, batch)
+
     def shards(self, epoch: int, batch: int) -> int:
         """Of this batch; a short one may have fewer samples than there are shards."""
         return min(self._most_shards, self._inner.samples(epoch, batch))

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset, WeightedRandomSampler
 
 from bagua_core.communication.step_interface import MicroBatch, StepPlan, Used
+from bagua_core.data.division import DivisionSettings, EvenDivision
 from bagua_core.data.elastic_loader import ElasticDataLoader
+from bagua_core.data.shard_division import ShardDivision
 from bagua_core.elastic.state import state_codec
 from tests.core.data.fake_job import FakeEngine
 
@@ -234,8 +236,17 @@ def test_committed_samples_of_steps_follow_from_the_position_and_are_refused_wit
     dropped.seek({"epoch": 2, "batch": 1})
     assert dropped.committed_samples == 20
     stream = ElasticDataLoader(Endless(), 4, engine=FakeEngine())
-    with pytest.raises(TypeError, match=r"count batches by loader\.step"):
-        _ = stream.committed_samples
+    sampled = ElasticDataLoader(
+        TensorDataset(torch.arange(10)), 4, engine=FakeEngine(), sampler=WeightedRandomSampler([1.0] * 10, 30)
+    )
+    for loader in (stream, sampled):
+        with pytest.raises(TypeError, match=r"count batches by loader\.step"):
+            _ = loader.committed_samples
+
+
+def test_committed_samples_of_a_deterministic_job_are_those_of_its_batches() -> None:
+    even = EvenDivision(10, DivisionSettings(0, True, False, 4, None))
+    assert ShardDivision(even, 4).samples_before(2, 2) == even.samples_before(2, 2) == 28
 
 
 def test_a_batch_whose_loop_body_was_left_early_counts_as_used_and_not_as_fast() -> None:
