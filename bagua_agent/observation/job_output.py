@@ -145,6 +145,12 @@ class JobOutput:
                 except BaguaError:
                     continue  # it has ended meanwhile; the next look shows whether another one came
                 self._anything |= part.kept
+                if (missed := part.position - reading.position) > 0 and reading.position:
+                    # what began before the gap does not go on after it
+                    self._tell_lines(reading, reading.shown.end())
+                    self._complain(
+                        f"{reading.node_name}:{slot}: {missed} bytes of its output are not kept any more and not shown"
+                    )
                 reading.position = part.position + len(part.data)
                 self._tell_lines(reading, reading.shown.feed(part.data))
 
