@@ -25,6 +25,7 @@ WATCHED_FOR_S = 15.0  # since the last request of a browser
 FIRST_LOOK_S = 3.0  # a request after a time without looks waits so long for a new one
 STOP_S = 10.0
 LAST_PAGE_S = 3.0  # an open page gets the end within this time
+ALL_ASK_S = 1.5  # the end is served for at least so long, for each open page asks once a second
 
 
 class PageLoop:
@@ -42,6 +43,7 @@ class PageLoop:
         self._stopping = False
         self._page = json.dumps(nothing).encode()
         self._page_is_last = False
+        self._last_is_seen = False
         self._looks = 0
         self._asked_s = float("-inf")
         self._thread = background_thread("bagua-dashboard", self._run, self._ended)
@@ -57,11 +59,10 @@ class PageLoop:
                 if self._unwatched_s is None:
                     before = self._looks
                     self._changed.wait_for(lambda: self._looks > before or self._stopping, FIRST_LOOK_S)
-            page, is_last = self._page, self._page_is_last
-            if is_last:
-                self._stopping = True
+            if self._page_is_last:
+                self._last_is_seen = True
                 self._changed.notify_all()
-            return page
+            return self._page
 
     @property
     def is_watched(self) -> bool:
@@ -73,14 +74,19 @@ class PageLoop:
         return self._asked_s
 
     def stop(self, *, shows_end: bool = False) -> None:
-        """shows_end: what is shown may have ended: where a page is open, wait until it has asked once more."""
+        """shows_end: what is shown may have ended: where pages are open, wait until they have asked once more."""
         if shows_end and self._thread.is_alive():
             with self._changed:
                 watched = self.is_watched
             if watched:
                 self._look(last=True)
+                all_asked_s = time.monotonic() + ALL_ASK_S
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, LAST_PAGE_S)
+                    if self._changed.wait_for(lambda: self._last_is_seen or self._stopping, LAST_PAGE_S):
+                        # how many pages are open is unknown
+                        self._changed.wait_for(
+                            lambda: self._stopping, max(0.0, all_asked_s - time.monotonic())
+                        )
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -122,6 +128,8 @@ class PageLoop:
     def _look(self, *, last: bool = False) -> None:
         found = self._found()
         with self._changed:
+            if self._page_is_last and not last:
+                return  # it may have begun before the end
             page = found if isinstance(found, dict) else {**json.loads(self._page), "problem": found}
             self._page = json.dumps(finite(page), allow_nan=False).encode()
             self._page_is_last = last and isinstance(found, dict)

@@ -1,14 +1,16 @@
-"""When a page is looked at: not while no browser asks, at once when one does; and what stays while a look fails."""
+"""When a page is looked at: not while no browser asks, at once when one does; a look that fails; the end."""
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 
+from bagua_agent.dashboard import page_loop
 from bagua_agent.dashboard.page_data import Page
-from bagua_agent.dashboard.page_loop import PageLoop
+from bagua_agent.dashboard.page_loop import LOOK_S, PageLoop
 from tests.lab.wait import eventually
 
 DEADLINE_S = 40.0
@@ -64,3 +66,49 @@ def test_a_look_that_raises_is_a_note_and_is_followed_by_the_next(caplog: pytest
         loop.stop()
     assert any("a bug of Bagua (OverflowError: " in note and "not new" in note for note in notes), notes
     assert caplog.text.count("a look for the dashboard raised") == 1, "once for a bug"
+
+
+def test_every_open_page_gets_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_loop, "ALL_ASK_S", 3.0)  # threads of a loaded machine may ask late
+    here = threading.current_thread()
+    # the last look is made in the thread that stops; those of the loop before and after it show no end
+    loop = PageLoop(lambda: {"over": threading.current_thread() is here}, {}, None)
+    stopped = threading.Event()
+    seen: list[list[bool]] = [[], []]
+
+    def view(pages: list[bool]) -> None:
+        while True:
+            pages.append(bool(json.loads(loop.page())["over"]))
+            if stopped.wait(LOOK_S):
+                return
+
+    viewers = [threading.Thread(target=view, args=(pages,)) for pages in seen]
+    try:
+        viewers[0].start()
+        eventually(lambda: bool(seen[0]), DEADLINE_S, "the first page is open")
+        stopped.wait(LOOK_S / 2)
+        viewers[1].start()
+        eventually(lambda: bool(seen[1]), DEADLINE_S, "the second page is open")
+        loop.stop(shows_end=True)
+        at_stop = [any(pages) for pages in seen]
+    finally:
+        stopped.set()
+        loop.stop()
+        for viewer in viewers:
+            viewer.join(DEADLINE_S)
+    assert at_stop == [True, True]
+    assert all(pages[pages.index(True) :].count(False) == 0 for pages in seen), (
+        "no look replaces the last page"
+    )
+
+
+def test_no_page_that_was_closed_is_waited_for_longer_than_for_an_open_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page_loop, "LAST_PAGE_S", 0.1)
+    monkeypatch.setattr(page_loop, "ALL_ASK_S", 10 * DEADLINE_S)
+    loop = PageLoop(lambda: {"over": True}, {}, None)
+    loop.page()
+    began_s = time.monotonic()
+    loop.stop(shows_end=True)
+    assert time.monotonic() - began_s < DEADLINE_S
