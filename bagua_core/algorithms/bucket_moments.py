@@ -6,7 +6,7 @@ Knows no ranks. Parameters that have not been stepped have no moments: all their
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from bagua_core.communication.compressed.compressed_sum import Load
 class _Member:
     """A parameter's place in a bucket. view: of its gradient, in its shape."""
 
-    parameter: torch.nn.Parameter
+    parameter: torch.Tensor
     offset: int
     view: Tensor
 
@@ -43,14 +43,12 @@ class _Units:
 class BucketMoments:
     """Of the parameters whose gradients `load` holds."""
 
-    def __init__(
-        self, optimizer: QAdamOptimizer, parameters: Sequence[torch.nn.Parameter], load: Load
-    ) -> None:
+    def __init__(self, optimizer: QAdamOptimizer, load: Load) -> None:
         self._optimizer = optimizer
         self._values = load.values
         self._members = [
-            _Member(parameters[index], offset, view)
-            for index, offset, view in zip(load.plan.members, load.plan.offsets, load.views, strict=True)
+            _Member(parameter, offset, view)
+            for parameter, offset, view in zip(load.parameters, load.plan.offsets, load.views, strict=True)
         ]
 
     def late_count(self) -> int:

@@ -182,7 +182,7 @@ class MomentumSum(CompressedSum):
     # -- in the conveyor's thread
 
     def _sum_in_phase(self, communicator: Communicator, load: Load, phase: _Phase) -> Job:
-        moments = BucketMoments(self._optimizer, self._parameters, load)
+        moments = BucketMoments(self._optimizer, load)
         is_warm, late_count = phase.is_warm, moments.late_count() if phase.is_warm else 0
         if phase.asks:
             said = torch.tensor([is_warm, late_count])

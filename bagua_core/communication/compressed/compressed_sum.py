@@ -47,13 +47,15 @@ def is_compressed(plan: BucketPlan, route: Route) -> bool:
 class Load:
     """A full bucket as a job sees it: the bucket itself may get other memory while the job still runs.
 
-    values: [plan.elements]; tail: the bucket's, see bucket_buffer.py. views: of the members' gradients.
+    values: [plan.elements]; tail: the bucket's, see bucket_buffer.py. parameters: the members, in the plan's order.
+    views: of their gradients.
     """
 
     number: int
     plan: BucketPlan
     reducible: torch.Tensor
     flat: torch.Tensor
+    parameters: Sequence[torch.Tensor]
     views: Sequence[torch.Tensor]
     weight: float
     step: Step
@@ -88,6 +90,7 @@ class CompressedSum(BucketOperation):
             bucket.plan,
             bucket.reducible,
             bucket.flat,
+            bucket.parameters,
             bucket.views,
             weight,
             self._compression.step,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import pytest
 import torch
+from torch import nn
 
 from bagua_contract.step_settings import AS_SCRIPTED, SWITCHABLE, StepSettings
 from bagua_core.algorithms import (
@@ -21,7 +23,7 @@ from bagua_core.algorithms import (
 from bagua_core.algorithms.momentum_sum import MomentumSum
 from bagua_core.algorithms.tuned import tuned
 from bagua_core.communication.reduction.reducer import Reducer
-from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, exact, world_on_nodes
+from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, exact, net, world_on_nodes
 from tests.core.communication.worlds import in_process_world, run_ranks
 
 WHOLE = StepSettings(bucket_bytes=1 << 24)
@@ -161,6 +163,36 @@ def test_qadam_takes_the_place_of_full_precision_and_gives_it_back() -> None:
         exchange = members[0].model._exchange
         assert isinstance(exchange, Reducer)
         assert isinstance(exchange._operation, MomentumSum) is bool(settings.algorithm)
+
+
+def equal_layers() -> nn.Module:
+    """Three of one shape. Each has a bucket of its own, whatever their order is."""
+    sizes = [70, 300, 300, 300, 300, 3]
+    return nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)))
+
+
+@pytest.mark.parametrize(
+    ("build", "order", "same_bits"),
+    [(net, (4, 3, 2, 1, 0, 5), False), (equal_layers, (4, 1, 3, 2, 0), True)],
+    ids=["layers of different shapes", "layers of one shape"],
+)
+def test_qadam_with_a_measured_order_uses_the_moments_of_each_buckets_own_parameters(
+    build: Callable[[], nn.Module], order: tuple[int, ...], same_bits: bool
+) -> None:
+    def trained(settings: StepSettings) -> list[list[torch.Tensor]]:
+        members = [Rank(c, QAdam(), build, optimizer=qadam_optimizer) for c in world_on_nodes([1, 1])]
+        for step in range(8):
+            if step == 5:  # it is warm
+                for member in members:
+                    use(member, settings)
+            assert all(run_ranks(members, lambda r: r.step()))
+        return [member.parameters() for member in members]
+
+    ordered = trained(StepSettings(order=order))
+    assert_equal_bits(ordered)
+    if same_bits:
+        as_registered = trained(StepSettings(order=tuple(reversed(range(len(order))))))
+        assert_equal_bits([*ordered, *as_registered])
 
 
 def test_a_job_that_declares_qadam_leaves_it_and_comes_back_with_its_bits() -> None:
