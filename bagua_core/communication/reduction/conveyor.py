@@ -235,9 +235,15 @@ class _Batch:
             else CollectiveFailed(f"an operation before it failed: {error}")
         )
         ticket.end(error)
+        is_older = ticket in self._jobs
         for other in self._jobs:
-            if other.communicator is communicator:
-                other.end(copy.copy(self._why))
+            if other is ticket:
+                is_older = False
+            elif other.communicator is communicator:
+                # Waits come in the order of launches, so one for an older job shows the script its own mistake.
+                other.end(
+                    error if is_older and not isinstance(error, CollectiveFailed) else copy.copy(self._why)
+                )
 
     def _stream_of(self, order: DeviceOrder) -> SideStream:
         """One for each device: scratch memory that jobs use one after the other needs no other order."""

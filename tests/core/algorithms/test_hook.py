@@ -229,6 +229,23 @@ def test_a_callback_that_raises_is_the_scripts_own_error() -> None:
         Rank(None, Hook(raises)).backward()
 
 
+def test_a_mistake_in_a_later_bucket_is_the_scripts_own_error_and_no_lost_network() -> None:
+    def raises(group: Any, bucket: Any) -> Any:
+        if bucket.index() == 1:
+            raise ValueError("the hook's own mistake")
+        return default_hooks.allreduce_hook(group, bucket)
+
+    members = [Rank(c, Hook(raises)) for c in in_process_world(2)]
+
+    def step(member: Rank) -> str:
+        with pytest.raises(Exception, match="own mistake") as error:
+            member.backward()
+        return type(error.value).__name__
+
+    assert "CollectiveFailed" not in run_ranks(members, step)
+    assert not any(member.engine.step_failed for member in members)
+
+
 def test_it_works_where_the_originals_surface_has_replaced_torchs_functions() -> None:
     torch_default_group.take_over()
     try:

@@ -136,6 +136,20 @@ def ruined(first: Pending) -> Job:
     raise RuinedError("no such kernel")
 
 
+def test_the_wait_for_an_older_job_shows_the_mistake_of_a_newer_one() -> None:
+    """A reducer waits for its first bucket first: a hook's own mistake in the second is no lost network."""
+    conveyor, here, notes, gate = Conveyor(), alone(), list[str](), threading.Event()
+    older = conveyor.launch(here, noting(notes, "a", 3, gate))
+    failing = conveyor.launch(here, ruined(DonePending()))
+    later = conveyor.launch(here, noting(notes, "b", 1))
+    gate.set()
+    for pending in (older, failing):
+        with pytest.raises(RuinedError, match="no such kernel"):
+            pending.wait()
+    with pytest.raises(CollectiveFailed, match="an operation before it failed"):
+        later.wait()
+
+
 @pytest.mark.parametrize("how", ["collective", "own"])
 def test_after_a_failure_no_job_of_that_communicator_goes_on(how: str) -> None:
     world = build_in_process(2)
