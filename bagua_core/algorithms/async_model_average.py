@@ -19,7 +19,7 @@ import torch
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.algorithms.async_rounds import AsyncRounds, check_round
 from bagua_core.algorithms.local_sgd import DEFAULT_SYNC_EVERY, ROUND, STEP
-from bagua_core.communication.communicator import Communicator, Lane, Pending
+from bagua_core.communication.communicator import CollectiveAborted, Communicator, Lane, Pending
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_operation import LocalMean
 from bagua_core.communication.reduction.exchange import Exchange
@@ -159,7 +159,14 @@ class AsyncExchange(Reducer):
         if communicator is None or plan.active_index is None or not self._warm_up.is_over:
             return
         self._mean.take_in()
-        self._mean.begin_if_due(communicator.lanes[Lane.BACKGROUND])
+        lane = communicator.lanes[Lane.BACKGROUND]
+        if lane.abort_flag.is_set() and not communicator.abort_flag.is_set():
+            # by an earlier wrapping that ended in the middle of an average: only a new generation brings another lane
+            self._engine.reduction_failed(
+                CollectiveAborted("the lane of averages was given up by an earlier wrapping")
+            )
+            return
+        self._mean.begin_if_due(lane)
 
     def step_committed(self) -> None:
         super().step_committed()

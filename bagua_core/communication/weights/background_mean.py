@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bagua_core.communication.communicator import Communicator
+from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.step_interface import StepReductions
 from bagua_core.communication.weights.background_average import Round
 from bagua_core.communication.weights.weight_buckets import FlatWeights
@@ -103,14 +103,16 @@ class BackgroundMean:
         self._sent = self._trained
 
     def take_in(self) -> None:
-        """Change the model by an average that is done."""
+        """Change the model by an average that is done. Raises what ended it, unless that was a peer's doing."""
         ended = self._average
         if ended is None or not ended.done:
             return
         self._average = None
         if ended.error is not None:
-            # The peers that are gone break the generation by themselves, at the next vote.
             self._mean = self._snapshot.like()
+            if not isinstance(ended.error, CollectiveFailed):
+                raise ended.error  # memory that is missing, say; the peers' average is broken by this worker's end
+            # The peers that are gone break the generation by themselves, at the next vote.
             return
         self._engine.parameters_change()
         torch._foreach_sub_(self._mean, self._snapshot.flats)

@@ -10,8 +10,9 @@ from torch import nn
 
 from bagua_core.algorithms import AsyncModelAverage, find_algorithm
 from bagua_core.algorithms.async_model_average import AsyncExchange
-from bagua_core.communication.communicator import Communicator, Lane
+from bagua_core.communication.communicator import CollectiveAborted, Communicator, Lane, Pending
 from bagua_core.communication.step_interface import MicroBatch
+from bagua_core.communication.weights.background_mean import BackgroundMean
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
 
@@ -204,6 +205,44 @@ def test_a_peer_lost_in_a_round_changes_nothing_here() -> None:
     survivor.model.step_rolled_back()
     survivor.exchange.forward_begins()
     assert torch.equal(survivor.weights(), before) and survivor.exchange.rounds == 0
+
+
+def test_a_wrapping_that_ended_in_the_middle_of_a_round_brings_another_lane() -> None:
+    """By a failed step, after which the job forms a generation: on a lane that was given up no round ends."""
+    members, _ = workers(2)
+    earlier = members[0]
+    earlier.exchange.forward_begins()  # rank 1 never comes
+    assert not earlier.exchange.wait_for_round(0.0)
+    earlier.model.detach()
+    later = DistributedDataParallel(
+        earlier.model.module,
+        [earlier.optimizer],
+        AsyncModelAverage(sync_interval_ms=0),
+        engine=earlier.engine,
+    )
+    later._exchange.forward_begins()
+    assert isinstance(earlier.engine.failed, CollectiveAborted)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_round_without_memory_changes_no_model_and_is_an_error(
+    weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinned memory may be scarce: that is no peer's doing."""
+
+    def allreduce(*_: object) -> Pending:
+        raise MemoryError("no pinned memory is left")
+
+    lane = in_process_world(1)[0]
+    monkeypatch.setattr(lane, "allreduce", allreduce)
+    parameter = nn.Parameter(torch.ones(4))
+    mean = BackgroundMean([parameter], FakeEngine(None), 0.0, weighted=weighted)
+    mean.trained(0.5)
+    mean.begin_if_due(lane)
+    assert mean.wait(LIMIT_S)
+    with pytest.raises(MemoryError, match="no pinned memory"):
+        mean.take_in()
+    assert parameter.tolist() == [1.0] * 4 and mean.count == 0
 
 
 def test_a_newcomer_begins_no_round_before_it_has_the_model() -> None:
