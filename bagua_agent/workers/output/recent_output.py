@@ -1,7 +1,8 @@
 """Keeps the newest output of each slot's workers in memory, for `bagua-launch logs` and the dashboard.
 
-A stream is one sequence of bytes per slot: the output of a slot's next worker follows that of its last one. Positions
-count from the first byte ever written, so a reader goes on where it stopped. Thread-safe; bounded for each stream.
+A stream is one sequence of bytes per slot: the output of a slot's next worker follows that of its last one, on a line
+of its own. Positions count from the first byte ever written, so a reader goes on where it stopped. Thread-safe; bounded
+for each stream.
 """
 
 from __future__ import annotations
@@ -42,6 +43,13 @@ class RecentOutput:
                 del kept[:dropped]
                 position += dropped
             self._streams[slot, stream] = (position, kept)
+
+    def end_line(self, slot: int, stream: Streams) -> None:
+        """The worker writes no more: the line of the slot's next worker is another one."""
+        with self._lock:
+            _, kept = self._streams.get((slot, stream), (0, bytearray()))
+            if kept and not kept.endswith(b"\n"):
+                kept += b"\n"
 
     def read(self, slot: int, stream: Streams, position: int) -> OutputPart | None:
         """At most kept_bytes from `position` on; the newest ones where more came since. None: this slot's stream has

@@ -327,6 +327,7 @@ class OutputRouter:
                 stream.partial_since = None
 
     def _end(self, stream: _Stream) -> None:
+        self.recent.end_line(stream.slot, stream.stream)
         self._carry_segments(stream, stream.cutter.flush(at_end=True))
         if stream.plan.terminal and stream.whole_lines:
             stream.terminal.end_line(stream.owner)

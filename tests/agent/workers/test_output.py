@@ -17,7 +17,7 @@ import pytest
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.readable import readable
 from bagua_agent.workers.output.log_layout import LogLayout
-from bagua_agent.workers.output.output_options import OutputOptions
+from bagua_agent.workers.output.output_options import OutputOptions, Streams
 from bagua_agent.workers.output.router import OutputRouter
 from bagua_agent.workers.output.terminal import BACKLOG_BYTES
 from bagua_agent.workers.process.worker_process import WorkerProcess
@@ -274,6 +274,16 @@ def test_tail_is_whole_when_finish_returns(setting: Setting) -> None:
     assert tail.splitlines()[-1] == "ValueError: boom"
     assert len(tail.splitlines()) == 20
     assert router.finish("unknown") == ""
+
+
+def test_kept_output_of_a_slots_next_worker_begins_a_line(setting: Setting) -> None:
+    router = setting.router(prefixed=False)
+    setting.run(router, "print('step 2 loss=0.', end='')")
+    setting.run(router, "print('step 2 loss=0.41')")
+    setting.run(router, "pass")
+    kept = router.recent.read(0, Streams.OUT, 0)
+    assert kept is not None and kept.data == b"step 2 loss=0.\nstep 2 loss=0.41\n"
+    assert router.recent.read(0, Streams.ERR, 0) is None
 
 
 def test_finish_does_not_wait_for_a_process_that_keeps_the_pipe(setting: Setting) -> None:
