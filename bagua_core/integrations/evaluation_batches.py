@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from bagua_core.integrations.loader_settings import reading_settings
 
 Place = Callable[[], tuple[int, int]]  # rank and world size now
+Placed = Callable[[Any], Any]
 
 
 class SharedBatches:
@@ -39,29 +40,42 @@ class SharedBatches:
 class EvaluationBatches:
     """A DataLoader without its length, which changes with the workers while the trainer asks for it once."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], placed: Placed) -> None:
         self.loader = loader
         self.dataset = loader.dataset
+        self._placed = placed
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.loader)
+        return map(self._placed, self.loader)
 
 
-def shared(dataloader: object, place: Place) -> object:
-    """The loader over this worker's share. A loader that can't be divided is returned as it is: each worker evaluates
-    all of its samples."""
-    if (
-        not isinstance(dataloader, DataLoader)
-        or isinstance(dataloader.dataset, IterableDataset)
-        or type(dataloader.batch_sampler) is not BatchSampler
-    ):
+class UndividedBatches(EvaluationBatches):
+    """A DataLoader with all that it has, of which only the batches are placed."""
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+
+def shared(dataloader: object, place: Place, placed: Placed | None = None) -> object:
+    """The loader over this worker's share. A loader that can't be divided has all of its samples on each worker.
+
+    placed(batch): what the script gets for a batch. None for the batch itself; a loader that can't be divided is then
+    returned as it is.
+    """
+    if not isinstance(dataloader, DataLoader):
         return dataloader
+    if isinstance(dataloader.dataset, IterableDataset) or type(dataloader.batch_sampler) is not BatchSampler:
+        return dataloader if placed is None else UndividedBatches(dataloader, placed)
     batches = SharedBatches(dataloader.sampler, dataloader.batch_size or 1, place)
-    return EvaluationBatches(
-        DataLoader(
-            dataloader.dataset,
-            batch_sampler=batches,
-            **reading_settings(dataloader),
-            persistent_workers=dataloader.persistent_workers,
-        )
+    divided = DataLoader(
+        dataloader.dataset,
+        batch_sampler=batches,
+        **reading_settings(dataloader),
+        persistent_workers=dataloader.persistent_workers,
     )
+    return EvaluationBatches(divided, placed or (lambda batch: batch))

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 import bagua_core as bagua
 from bagua_core.algorithms import Algorithm
 from bagua_core.elastic.step import runtime
-from bagua_core.integrations.evaluation_batches import shared
+from bagua_core.integrations.evaluation_batches import Placed, shared
 from bagua_core.integrations.huggingface.refusals import METHODS, check_arguments, check_precision, refused
 from bagua_core.integrations.huggingface.train_loader import TrainLoader, train_loader
 from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, algorithm_of_steps
@@ -110,10 +110,9 @@ class ElasticAccelerator(Accelerator):
 
         Raises UnsupportedInElasticJob.
         """
-        others = [self._loader(thing) if isinstance(thing, DataLoader) else thing for thing in objects]
         self._is_preparing = True
         try:
-            found = super().prepare(*others, device_placement=device_placement)
+            found = super().prepare(*objects, device_placement=device_placement)
         finally:
             self._is_preparing = False
         prepared = found if len(objects) > 1 else (found,)
@@ -135,26 +134,29 @@ class ElasticAccelerator(Accelerator):
             )
         return super().prepare_model(model, *arguments, **keywords)
 
-    def prepare_data_loader(self, data_loader: Any, *arguments: Any, **keywords: Any) -> Any:
-        return self._loader(data_loader)
+    def prepare_data_loader(
+        self, data_loader: Any, device_placement: bool | None = None, *arguments: Any, **keywords: Any
+    ) -> Any:
+        places = self.device_placement if device_placement is None else device_placement
+        return self._loader(data_loader, self._placed if places else lambda batch: batch)
 
     def unwrap_model(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
         inner = model.module if isinstance(model, bagua.DistributedDataParallel) else model
         return super().unwrap_model(inner, *arguments, **keywords)
 
-    def _loader(self, loader: DataLoader[Any]) -> object:
+    def _loader(self, loader: DataLoader[Any], placed: Placed) -> object:
         if self._train_loader is not None:
-            return shared(loader, lambda: (self.process_index, self.num_processes))
-        return self._as_train_loader(loader)
+            return shared(loader, lambda: (self.process_index, self.num_processes), placed)
+        return self._as_train_loader(loader, placed)
 
     def _as_train_loader(
-        self, loader: DataLoader[Any], max_local_batch_size: int | None = None
+        self, loader: DataLoader[Any], placed: Placed, max_local_batch_size: int | None = None
     ) -> TrainLoader:
         self._train_loader = train_loader(
             loader,
             self._global_batch_size,
             self._seed,
-            self._placed,
+            placed,
             self._follow_ranks,
             max_local_batch_size=max_local_batch_size,
         )

@@ -13,7 +13,7 @@ from accelerate.utils import recursively_apply
 from torch.utils.data import DataLoader
 
 import bagua_core as bagua
-from bagua_core.integrations.evaluation_batches import shared
+from bagua_core.integrations.evaluation_batches import Placed, shared
 from bagua_core.integrations.huggingface.elastic_accelerator import ElasticAccelerator
 from bagua_core.integrations.huggingface.step_loss import StepLoss
 from bagua_core.integrations.huggingface.train_loader import TrainLoader
@@ -63,13 +63,13 @@ class TrainerAccelerator(ElasticAccelerator):
         finally:
             self._makes_train_loader = False
 
-    def _loader(self, loader: DataLoader[Any]) -> object:
+    def _loader(self, loader: DataLoader[Any], placed: Placed) -> object:
         if self._makes_train_loader:
-            return self.train_loader(loader)
-        return shared(loader, self._place)
+            return self._as_train_loader(loader, placed, self._max_local_batch_size)
+        return shared(loader, self._place, placed)
 
     def train_loader(self, loader: DataLoader[Any]) -> TrainLoader:
-        return self._as_train_loader(loader, self._max_local_batch_size)
+        return self._as_train_loader(loader, self._placed, self._max_local_batch_size)
 
     def _place(self) -> tuple[int, int]:
         """Where this worker is in a list that all have alike. Ranks are not: after a loss in a collective the workers

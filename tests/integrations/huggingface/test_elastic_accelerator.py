@@ -25,6 +25,9 @@ def accelerator() -> Iterator[Any]:
     bagua.shutdown()
 
 
+NUMBERS = TensorDataset(torch.arange(10.0))
+
+
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(4))
@@ -81,13 +84,37 @@ def test_loader_workers_of_a_stream_are_refused(accelerator: Any) -> None:
 
 
 def test_the_batch_size_is_that_of_the_job(accelerator: Any) -> None:
-    data = TensorDataset(torch.arange(10.0))
-    loader = accelerator.prepare(DataLoader(data, batch_size=4))
+    loader = accelerator.prepare(DataLoader(NUMBERS, batch_size=4))
     assert loader.global_batch_size == 4 and len(loader) == 3
 
 
+@pytest.mark.parametrize(
+    "loader", [DataLoader(NUMBERS, batch_size=4), DataLoader(NUMBERS, batch_sampler=[[0, 1]])]
+)
+def test_batches_of_an_evaluation_are_on_the_device(accelerator: Any, loader: Any) -> None:
+    _, evaluation = accelerator.prepare(DataLoader(NUMBERS, batch_size=4), loader)
+    accelerator.state.device = torch.device("meta")
+    assert next(iter(evaluation))[0].device.type == "meta"
+    [_, unplaced] = accelerator.prepare(torch.nn.Identity(), loader, device_placement=[True, False])
+    assert next(iter(unplaced))[0].device.type == "cpu"
+    accelerator.device_placement = False
+    assert next(iter(accelerator.prepare(loader)))[0].device.type == "cpu"
+
+
+def test_a_loader_that_is_not_divided_keeps_its_length(accelerator: Any) -> None:
+    loader = DataLoader(NUMBERS, batch_sampler=[[0, 1], [2]])
+    _, evaluation = accelerator.prepare(DataLoader(NUMBERS, batch_size=4), loader)
+    assert len(evaluation) == 2 and evaluation.batch_sampler is loader.batch_sampler
+
+
+def test_a_train_loader_leaves_batches_where_they_are_if_asked_to(accelerator: Any) -> None:
+    loader = accelerator.prepare_data_loader(DataLoader(NUMBERS, batch_size=4), device_placement=False)
+    accelerator.state.device = torch.device("meta")
+    assert loader._placed(torch.ones(1)).device.type == "cpu"
+
+
 def test_a_loop_over_a_range_of_epochs_is_refused(accelerator: Any) -> None:
-    loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(10.0)), batch_size=4))
+    loader = accelerator.prepare(DataLoader(NUMBERS, batch_size=4))
     with pytest.raises(UnsupportedInElasticJob, match=r"loader\.epochs\(count\)"):
         next(iter(loader))
 
