@@ -67,7 +67,8 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCollectives:
-    """problem: why there is no answer. torch_problem: why nothing of torch's process groups is in it."""
+    """problem: why there is no answer. asked: False if that is why. torch_problem: why nothing of torch's process
+    groups is in it."""
 
     rank: int | None
     place: str  # node and slot
@@ -75,11 +76,13 @@ class WorkerCollectives:
     buckets: tuple[Bucket, ...] = ()
     problem: str = ""
     torch_problem: str = ""
+    asked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A collective that some ranks have begun and that is not done. unknown: ranks that did not answer."""
+    """A collective that some ranks have begun and that is not done. unknown, not_asked: ranks that did not answer, and
+    that were not asked."""
 
     group: str
     transport: str
@@ -90,6 +93,7 @@ class Waiting:
     here: tuple[int, ...]
     absent: tuple[int, ...]
     unknown: tuple[int, ...]
+    not_asked: tuple[int, ...]
 
 
 def parse(rank: int | None, place: str, answer: str) -> WorkerCollectives:
@@ -142,6 +146,7 @@ def _seconds(said: Any) -> float:
 
 def waiting(workers: Sequence[WorkerCollectives]) -> tuple[Waiting, ...]:
     """The oldest collective of each group that has lasted, the longest wait first."""
+    left_out = {worker.rank for worker in workers if worker.rank is not None and not worker.asked}
     by_group: dict[tuple[str, str, int, tuple[int, ...]], dict[int, Group]] = {}
     for worker in workers:
         for group in worker.groups:
@@ -167,7 +172,8 @@ def waiting(workers: Sequence[WorkerCollectives]) -> tuple[Waiting, ...]:
                 longest.since_s,
                 tuple(sorted(here)),
                 tuple(sorted(rank for rank, part in parts.items() if part.begun < number)),
-                tuple(sorted(set(ranks) - parts.keys())),
+                tuple(sorted(set(ranks) - parts.keys() - left_out)),
+                tuple(sorted(left_out.intersection(ranks))),
             )
         )
     return tuple(sorted(found, key=lambda w: -w.since_s))
@@ -201,7 +207,9 @@ def _sentence(each: Waiting) -> str:
         said += f"; {_ranks(each.absent)} {'has' if len(each.absent) == 1 else 'have'} not begun it"
     if each.unknown:
         said += f"; {_ranks(each.unknown)} did not answer"
-    if not each.absent and not each.unknown:
+    if each.not_asked:
+        said += f"; {_ranks(each.not_asked)} {'was' if len(each.not_asked) == 1 else 'were'} not asked"
+    if not each.absent and not each.unknown and not each.not_asked:
         said += "; all ranks have begun it, so the network or a device is what it waits for"
     return said + "."
 

@@ -33,16 +33,24 @@ def read_collectives(agents: JobAgents, facts: JobFacts) -> list[WorkerCollectiv
         ]
 
     found = [each for said in agents.side_by_side(ask, enumerate(by_agent.values())) for each in said]
-    unknown = [
-        WorkerCollectives(None, a.node_name, problem=_SILENT if a.asked else _NOT_ASKED)
-        for a in facts.agents
-        if a.node is None
-    ]
-    return sorted([*found, *unknown], key=lambda w: (w.rank is None, w.rank or 0, w.place))
+    silent = [WorkerCollectives(None, a.node_name, problem=_SILENT) for a in facts.agents if a.is_silent]
+    return sorted([*found, *silent, *_left_out(facts)], key=lambda w: (w.rank is None, w.rank or 0, w.place))
 
 
 _SILENT = "its agent does not answer"
 _NOT_ASKED = f"it was not asked: a job's first {MOST_CALLED} nodes are"
+
+
+def _left_out(facts: JobFacts) -> list[WorkerCollectives]:
+    """Of nodes that are not asked: by rank, as the generation names them; a node alone where it has none."""
+    nodes = {agent.agent_id: agent.node_name for agent in facts.agents if not agent.asked}
+    members = facts.generation.members if facts.generation is not None else ()
+    members = tuple(m for m in members if m.agent_id in nodes)
+    places = [(m.global_rank, f"slot {m.slot} of {m.node_name}") for m in members]
+    without = [(None, nodes[agent_id]) for agent_id in nodes.keys() - {m.agent_id for m in members}]
+    return [
+        WorkerCollectives(rank, place, problem=_NOT_ASKED, asked=False) for rank, place in [*places, *without]
+    ]
 
 
 def _said(
@@ -51,7 +59,8 @@ def _said(
     rank = worker.global_rank if worker.HasField("global_rank") else None
     place = f"slot {worker.slot} of {agent.node_name}"
     if not is_asked:
-        return WorkerCollectives(rank, place, problem="it was not asked: the workers before it took too long")
+        problem = "it was not asked: the workers before it took too long"
+        return WorkerCollectives(rank, place, problem=problem, asked=False)
     reply = agents.collectives(agent, worker.slot)
     if reply is None:
         return WorkerCollectives(rank, place, problem=_SILENT)

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from bagua_agent.observation.agent_calls import AgentSeen
 from bagua_agent.observation.collectives import OddAnswer, WorkerCollectives, as_json, parse, text_of, waiting
+from bagua_agent.observation.job_collectives import read_collectives
+from bagua_contract import control_pb2
+from tests.agent.observation.facts import AnsweringAgents, facts, generation, many_agents
 
 
 def under_way(number: int, since_s: float, what: str = "allreduce") -> dict[str, Any]:
@@ -58,6 +62,27 @@ def test_a_rank_that_is_further_has_begun_it_and_one_that_is_silent_is_unknown()
     [found] = waiting(workers)
     assert (found.number, found.here, found.absent, found.unknown) == (8, (0,), (), (2,))
     assert "Rank 2 did not answer" in text_of(workers) and "no answer: its agent" in text_of(workers)
+
+
+def test_ranks_of_nodes_that_are_not_asked_are_called_so() -> None:
+    class Agents(AnsweringAgents):
+        def collectives(self, agent: AgentSeen, slot: int) -> control_pb2.ReadCollectivesReply:
+            here = group(8, under_way(8, 5.0), ranks=list(range(67)))
+            answer = {"groups": [here], "buckets": [], "torch": [], "torch_problem": ""}
+            return control_pb2.ReadCollectivesReply(answer=json.dumps(answer))
+
+    large = facts(agents=many_agents(67), generation=generation(66))
+    agents = Agents()
+    try:
+        workers = read_collectives(agents, large)
+    finally:
+        agents.close()
+    [found] = waiting(workers)
+    assert (len(found.here), found.absent, found.unknown, found.not_asked) == (64, (), (66,), (64, 65))
+    text = text_of(workers, 65)
+    assert "; Rank 66 did not answer; Ranks 64, 65 were not asked." in text
+    assert "\nrank 65, slot 0 of h65\n  no answer: it was not asked: a job's first 64 nodes are\n" in text
+    assert "\nno rank, h66\n  no answer: it was not asked: a job's first 64 nodes are\n" in text
 
 
 def test_all_ranks_in_it_is_a_matter_of_the_network() -> None:
