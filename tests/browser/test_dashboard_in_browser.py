@@ -37,6 +37,7 @@ def test_a_killed_worker_is_told_with_its_cause_and_cost(
     page.await_text("#panel-text", "hello from slot")
     page.tab.keyboard.press("Escape")
     page.tab.wait_for_selector("#panel", state="hidden")
+    _check_a_gap_in_output(page)
     stacks = page.tab.get_by_role("button", name=re.compile("Stacks of rank 0"))
     stacks.focus()
     page.tab.keyboard.press("Enter")
@@ -79,6 +80,27 @@ def test_a_killed_worker_is_told_with_its_cause_and_cost(
     page.await_text("#what", "has succeeded")
     page.close()
     one.check(finished=2)
+
+
+def _check_a_gap_in_output(page: Page) -> None:
+    """A line that had begun before bytes that are not kept any more does not go on after them."""
+    parts = {0: (0, "step 2 loss=0."), 14: (9000, "25\nstep 900 loss=0.25\n")}
+
+    def answer(route: Any) -> None:
+        position = int(route.request.url.rpartition("/")[2])
+        begin, text = parts.get(position, (position, ""))
+        route.fulfill(
+            json={"kept": True, "position": begin, "next": begin + len(text), "text": text, "problem": ""}
+        )
+
+    page.tab.route("**/api/log/**", answer)
+    page.tab.get_by_role("button", name=re.compile("Output of rank 1")).click()
+    page.await_text("#panel-text", "step 900")
+    assert page.text("#panel-text") == "step 2 loss=0.\n25\nstep 900 loss=0.25\n"
+    assert page.text("#panel-note") == "Earlier output is not kept any more."
+    page.tab.unroute("**/api/log/**")
+    page.tab.keyboard.press("Escape")
+    page.tab.wait_for_selector("#panel", state="hidden")
 
 
 def test_a_job_that_fails_shows_its_first_failure_first(

@@ -43,7 +43,11 @@ export class Panel {
         } else if (!part.kept) {
           setText(this.note, "Nothing yet. A worker that is alone in a terminal writes there itself; --tee 3 keeps its output too.");
         } else {
-          setText(this.note, part.position > position ? "Earlier output is not kept any more." : this.note.textContent);
+          if (part.position > position) {
+            setText(this.note, "Earlier output is not kept any more.");
+            // what began before the gap does not go on after it
+            if (this.text.textContent && !this.text.textContent.endsWith("\n")) this.append("\n");
+          }
           position = part.next;
           if (part.text) this.append(part.text);
         }
