@@ -15,6 +15,16 @@ def check_trainer(trainer: Any, has_trained: bool) -> None:
         raise UnsupportedInElasticJob(f"strategy='bagua': {text}")
 
 
+def check_divided_validation(trainer: Any) -> None:
+    """Raises UnsupportedInElasticJob."""
+    limit = trainer.limit_val_batches
+    if isinstance(limit, float) and 0 < limit < 1:
+        raise UnsupportedInElasticJob(
+            f"strategy='bagua': limit_val_batches={limit}: the number of batches of a validation follows the workers; "
+            "give a number of batches, or a torch.utils.data.Subset"
+        )
+
+
 def _reasons(trainer: Any, has_trained: bool) -> list[str]:
     """What does not go with an elastic job, most general first; none if all does."""
     reasons = []

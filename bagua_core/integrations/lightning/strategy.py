@@ -24,7 +24,7 @@ from bagua_core.integrations.evaluation_batches import shared
 from bagua_core.integrations.lightning import collectives
 from bagua_core.integrations.lightning.environment import BaguaEnvironment
 from bagua_core.integrations.lightning.launcher import BaguaLauncher
-from bagua_core.integrations.lightning.refusals import check_trainer
+from bagua_core.integrations.lightning.refusals import check_divided_validation, check_trainer
 from bagua_core.integrations.lightning.train_batches import TrainBatches, elastic
 from bagua_core.integrations.lightning.trainer_state import TrainerState
 from bagua_core.integrations.lightning.trainer_steps import TrainerSteps
@@ -180,8 +180,12 @@ class BaguaStrategy(ParallelStrategy):
     def process_dataloader(self, dataloader: object) -> object:
         trainer = self.lightning_module.trainer
         if trainer.state.stage != RunningStage.TRAINING:
-            divides = self._divides_evaluations and not trainer.predicting
-            return shared(dataloader, self._place) if divides else dataloader
+            if not self._divides_evaluations or trainer.state.fn != TrainerFn.FITTING:
+                return dataloader
+            batches = shared(dataloader, self._place)
+            if batches is not dataloader:
+                check_divided_validation(trainer)
+            return batches
         if self._batches is not None:
             raise UnsupportedInElasticJob(
                 "strategy='bagua' trains from one loader, whose batches are the job's steps; combine the data sets"
