@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from bagua_core.data.partition import global_batch_range, share
 from bagua_core.integrations.loader_settings import reading_settings
 
 Place = Callable[[], tuple[int, int]]  # rank and world size now
@@ -14,10 +15,11 @@ Placed = Callable[[Any], Any]
 
 
 class SharedBatches:
-    """A batch sampler of every world_size-th sample, from rank on.
+    """A batch sampler of this worker's part of each batch that the workers have together.
 
-    All workers have equally many batches, as synchronised metrics need (with batch_size=1 one may have one less). Where
-    there are fewer samples than workers, each worker takes all of them.
+    The parts of a batch, by rank, are in the order of the samples, so a gather of each batch returns that order. All
+    workers have equally many batches, as synchronised metrics need (with batch_size=1 some may have one less).
+    Where there are fewer samples than workers, each worker takes all of them.
     """
 
     def __init__(self, samples: Any, batch_size: int, place: Place) -> None:
@@ -30,10 +32,14 @@ class SharedBatches:
         rank, world_size = self._place()
         if len(samples) < world_size:
             rank, world_size = 0, 1
-        own = samples[rank::world_size]
-        count = -(-len(samples[::world_size]) // self._batch_size)  # by the largest share
+        count = -(-len(samples) // (world_size * self._batch_size))
         for i in range(count):
-            if batch := own[i * len(own) // count : (i + 1) * len(own) // count]:
+            if self._batch_size == 1:  # only the last batch may be too short for all workers
+                whole = global_batch_range(len(samples), i, world_size)
+            else:
+                whole = share(len(samples), count, i)
+            own = share(len(whole), world_size, rank)
+            if batch := samples[whole.start + own.start : whole.start + own.stop]:
                 yield batch
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,12 +48,30 @@ def test_an_evaluation_is_divided_into_equally_many_batches(
     )
 
 
+@given(samples=st.integers(1, 60), batch_size=st.integers(1, 9), world_size=st.integers(1, 6))
+def test_batches_of_all_workers_one_behind_the_other_are_the_order_of_the_data(
+    samples: int, batch_size: int, world_size: int
+) -> None:
+    """What a gather of each batch returns, so that scripts find an example by its place."""
+    if samples < world_size:
+        return  # each worker takes all of them
+    shares = [
+        list(SharedBatches(range(samples), batch_size, lambda r=rank: (r, world_size)))
+        for rank in range(world_size)
+    ]
+    gathered = [sample for one in zip_longest(*shares, fillvalue=[]) for batch in one for sample in batch]
+    assert gathered == list(range(samples))
+    most = -(-samples // (world_size * batch_size))
+    assert all(len(batches) in (most, most - (batch_size == 1)) for batches in shares)
+    assert all(0 < len(batch) <= batch_size for batches in shares for batch in batches)
+
+
 def test_an_evaluation_follows_the_workers_of_its_beginning() -> None:
     place = [(0, 1)]
     batches: Any = shared(DataLoader(DATA, batch_size=5), lambda: place[0])
     assert torch.cat(list(batches)).tolist() == DATA
     place[0] = (1, 2)
-    assert torch.cat(list(batches)).tolist() == DATA[1::2]
+    assert torch.cat(list(batches)).tolist() == DATA[5:10] + DATA[15:20]
 
 
 def test_a_train_loader_keeps_its_settings() -> None:
