@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from bagua_core.data.partition import global_batch_range, share
+from bagua_core.data.sample_seeding import random_sources_kept, seed_random_sources
 from bagua_core.integrations.loader_settings import reading_settings
 
 Place = Callable[[], tuple[int, int]]  # rank and world size now
@@ -28,7 +31,7 @@ class SharedBatches:
         self._place = place
 
     def __iter__(self) -> Iterator[list[Any]]:
-        samples = list(self._samples)
+        samples = self._order()
         rank, world_size = self._place()
         if len(samples) < world_size:
             rank, world_size = 0, 1
@@ -41,6 +44,27 @@ class SharedBatches:
             own = share(len(whole), world_size, rank)
             if batch := samples[whole.start + own.start : whole.start + own.stop]:
                 yield batch
+
+    def _order(self) -> list[Any]:
+        """The same on all workers, whose random generators may be in different states, and in each evaluation."""
+        with random_sources_kept(), _kept(getattr(self._samples, "generator", None)) as own:
+            seed_random_sources(0)
+            if own is not None:
+                own.manual_seed(0)
+            return list(self._samples)
+
+
+@contextmanager
+def _kept(generator: object) -> Iterator[torch.Generator | None]:
+    """What is drawn within leaves no trace in the generator, if it is one of torch's."""
+    if not isinstance(generator, torch.Generator):
+        yield None
+        return
+    state = generator.get_state()
+    try:
+        yield generator
+    finally:
+        generator.set_state(state)
 
 
 class EvaluationBatches:

@@ -74,6 +74,33 @@ def test_an_evaluation_follows_the_workers_of_its_beginning() -> None:
     assert torch.cat(list(batches)).tolist() == DATA[5:10] + DATA[15:20]
 
 
+@pytest.mark.parametrize("has_generator", [False, True])
+def test_a_random_order_of_an_evaluation_is_the_same_on_all_workers(has_generator: bool) -> None:
+    """Whose generators are in different states, a joiner's for one."""
+    found, states = [], []
+    for rank in range(2):
+        torch.manual_seed(rank)
+        generator = torch.Generator().manual_seed(rank) if has_generator else torch.default_generator
+        sampler = RandomSampler(DATA, generator=generator if has_generator else None)
+        states.append(generator.get_state())
+        found += [s for batch in SharedBatches(sampler, 5, lambda r=rank: (r, 2)) for s in batch]
+        assert torch.equal(generator.get_state(), states[rank]), (
+            "the script's own random numbers are as before"
+        )
+    assert not torch.equal(*states)
+    assert sorted(found) == DATA and found != DATA
+
+
+def test_workers_evaluate_parts_of_one_random_selection() -> None:
+    parts = []
+    for rank in range(2):
+        torch.manual_seed(rank)
+        loader = DataLoader(DATA, batch_size=5, sampler=RandomSampler(DATA, num_samples=12))
+        batches: Any = shared(loader, lambda r=rank: (r, 2))
+        parts += torch.cat(list(batches)).tolist()
+    assert len(set(parts)) == 12
+
+
 def test_a_train_loader_keeps_its_settings() -> None:
     from bagua_core.integrations.lightning.train_batches import elastic
 
