@@ -165,6 +165,8 @@ class DistributedDataParallel(nn.Module):
                 if self._sharded and self._engine.in_step:
                     # its workers may have trained on different samples; all of them come here, whatever has failed
                     self._engine.share_in_replica(self._module_buffers.current())
+        elif self._shards is not None and self._engine.in_step:
+            self._shards.buffers.check_without_gradients()
         with tracing.span("forward"):
             outputs = self.module(*inputs, **keywords)
         if torch.is_grad_enabled() and self._engine.in_step:

@@ -1,8 +1,9 @@
 """Keeps what forwards of single shards do to a module's buffers, so that it can be applied in shard order.
 
 A BatchNorm layer in training writes the statistics of its shard to scratch memory, from which `apply_statistics` makes
-the running ones. Other buffers begin each shard with the values of the step's begin. Knows nothing of ranks and
-messages. Invariant: between the forwards of a step all buffers are those of its begin, until they are applied.
+the running ones. Other buffers begin each shard with the values of the step's begin. Parameters that the script changes
+between two shards are refused. Knows nothing of ranks and messages. Invariant: between the forwards of a step all
+buffers are those of its begin, until they are applied.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bagua_core.errors import NotDeterministicError
 from bagua_core.model.module_buffers import ModuleBuffers
+from bagua_core.model.sharded_tensors import version
 
+LARGE_BYTES = 1 << 16
+AUDITED_STEPS, AUDIT_EVERY = 4, 64
 _SWAPPED = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -55,15 +59,25 @@ class _Layer:
     def width(self) -> int:
         return int(self.module.num_features)
 
+    @property
+    def is_updating(self) -> bool:
+        """Whether a forward changes its running statistics."""
+        module = self.module
+        return module.training and module.track_running_stats and module.running_mean is not None
+
     def _before(self, module: nn.Module, args: Any) -> None:
-        if not (self._buffers.is_computing and self.module.training and self.module.track_running_stats):
+        if not self.is_updating or self._own is not None or not self._buffers.is_in_step:
             return
-        if self.module.running_mean is None or self._own is not None or not torch.is_grad_enabled():
-            return
+        if not self._buffers.is_computing:
+            raise NotDeterministicError(
+                f"{self.name} computed outside its shard's forward (activation checkpointing, or a forward in training "
+                "mode beside it); a deterministic job applies one mean and variance a shard. Keep the layer out of the "
+                "checkpointed part, and call eval() for other forwards"
+            )
         own = {name: module._buffers[name] for name in _SWAPPED}
         self._own = {**own, "momentum": self.module.momentum}
         # with a momentum of 1 the layer writes the statistics themselves
-        module._buffers["running_mean"] = torch.zeros_like(self.module.running_mean)
+        module._buffers["running_mean"] = torch.zeros_like(self.module.running_mean)  # type: ignore[arg-type]
         module._buffers["running_var"] = torch.zeros_like(self.module.running_var)  # type: ignore[arg-type]
         module._buffers["num_batches_tracked"] = None
         self.module.momentum = 1.0
@@ -106,6 +120,10 @@ class ShardBuffers:
                     f"{name or 'the model'} is a {type(part).__name__}, whose statistics span the workers of a step; a "
                     "deterministic job has them by shard, use torch.nn.BatchNorm2d and the like"
                 )
+        self._module = module
+        self._marks: dict[str, tuple[int, int, int]] = {}  # of parameters, at the step's first forward
+        self._steps = 0
+        self._silent: set[str] = set()  # large buffers that were seen to change without a new version
         self._all = ModuleBuffers(module)
         self._layers = [
             _Layer(name or type(part).__name__, part, self)
@@ -121,32 +139,63 @@ class ShardBuffers:
         self.has_changed = False
         """A forward of the step changed a buffer that is no BatchNorm layer's."""
 
+    @property
+    def is_in_step(self) -> bool:
+        """A forward in training of the step has begun."""
+        return self._of_step is not None
+
     # -- in the course of a step
 
     def forward_begins(self, shard: Shard) -> None:
-        """A forward in training of this shard; several of one shard are one forward."""
+        """A forward in training of this shard; several of one shard are one forward. Raises NotDeterministicError if
+        the script has changed a parameter since the step's first one."""
         self.is_computing = True
         if self._of_step is shard:
             return
         if self._of_step is None:
+            self._steps += 1
+            self._marks = {n: version(p) for n, p in self._module.named_parameters()}
             self._keep()
         else:
+            self._check_parameters(shard)
             self._put_back()
         self._of_step = shard
         for layer in self._layers:
             layer.found = []
 
     def shard_computed(self, shard: Shard) -> None:
-        """The forwards of the shard are done."""
+        """The forwards of the shard are done. Raises NotDeterministicError as forward_begins."""
         self.is_computing = False
         if self._of_step is not shard:
             return  # a backward without a forward of this module
+        self._check_parameters(shard)
         changed = self._changed()
         self.has_changed |= bool(changed)
         if shard.shard == 0:
             self._of_first = {name: kept.buffer.detach().clone() for name, kept in changed.items()}
         if shard.shard is not None and self._layers:
             self._rows.append((shard.shard, self._row()))
+
+    def check_without_gradients(self) -> None:
+        """A forward that computes no gradients begins within a step. Raises NotDeterministicError if it would change
+        running statistics."""
+        layer = next((layer for layer in self._layers if layer.is_updating), None)
+        if layer is not None:
+            raise NotDeterministicError(
+                f"{layer.name} would update its running statistics in a forward without gradients, which runs once a "
+                "shard; call eval() on the model for it"
+            )
+
+    def _check_parameters(self, shard: Shard) -> None:
+        """A loop body runs once a shard, so as often as this worker has shards."""
+        if shard.shard is None:
+            return  # a state may be copied in meanwhile, and what this worker computes does not count
+        for name, parameter in self._module.named_parameters():
+            if (mark := self._marks.get(name)) is not None and mark != version(parameter):
+                raise NotDeterministicError(
+                    f"{name} was changed by the script, or in a forward, within a step: both run once a shard, and so "
+                    "more often on a worker with more shards. Change it by an optimizer, or between two epochs"
+                )
 
     @property
     def is_empty(self) -> bool:
@@ -228,16 +277,29 @@ class ShardBuffers:
         before, self._kept = self._kept, {}
         for name, buffer in self._named().items():
             known = before.get(name)
-            if known is None or known.buffer is not buffer or known.version != buffer._version:
+            if known is None or self._differs(name, known, buffer):
                 known = _Kept(buffer, buffer._version, buffer.detach().clone())
             self._kept[name] = known
+
+    def _differs(self, name: str, known: _Kept, buffer: torch.Tensor) -> bool:
+        """Writes through .data leave the version, so values are compared too: of large buffers, most of which are
+        constants, in some steps, and always once that has found one."""
+        if known.buffer is not buffer or known.version != buffer._version:
+            return True
+        is_audited = self._steps <= AUDITED_STEPS or self._steps % AUDIT_EVERY == 0
+        if buffer.nbytes > LARGE_BYTES and name not in self._silent and not is_audited:
+            return False
+        differs = not _same_bytes(known.values, buffer)
+        if differs:
+            self._silent.add(name)
+        return differs
 
     def _changed(self) -> dict[str, _Kept]:
         """Buffers that a forward changed in place, or replaced, since the step's begin."""
         found = {}
         for name, buffer in self._named().items():
             known = self._kept.get(name)
-            if known is None or known.buffer is not buffer or known.version != buffer._version:
+            if known is None or self._differs(name, known, buffer):
                 values = buffer if known is None else known.values
                 found[name] = _Kept(buffer, buffer._version, values)
         return found
@@ -247,3 +309,10 @@ class ShardBuffers:
             for name, found in self._changed().items():
                 found.buffer.copy_(found.values)
                 self._kept[name] = _Kept(found.buffer, found.buffer._version, found.values)
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Also of NaN, which equals nothing."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(*(t.detach().reshape(-1).view(torch.uint8) for t in (one, other)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from bagua_core.algorithms import ByteGrad, GradientAllreduce, LocalSGD
 from bagua_core.communication.reduction.trained_parameters import CannotTakeOn
@@ -93,6 +94,86 @@ def test_a_rate_that_changes_between_two_shards() -> None:
     optimizer.param_groups[0]["lr"] /= 2
     engine.begin_micro_batch(MicroBatch(0.5, True, 1, 2))
     with pytest.raises(NotDeterministicError, match=r"register_state"):
+        model(torch.ones(1, 2))
+
+
+class Checkpointed(nn.Module):
+    """As torch recommends it: a part without its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU())
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(checkpoint(self.body, x, use_reentrant=False))
+        return found
+
+
+def test_batch_norm_that_is_computed_again_in_the_backward() -> None:
+    model, _ = wrapped(net=Checkpointed())
+    model._engine.begin_micro_batch(MicroBatch(0.5, False, 0, 2))
+    loss = model(torch.randn(4, 2)).sum()
+    with pytest.raises(NotDeterministicError, match="computed outside its shard's forward"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("when", ["before the forward", "behind the backward"])
+def test_a_forward_without_gradients_that_updates_statistics(when: str) -> None:
+    model, _ = wrapped(net=nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)))
+    x = torch.randn(4, 2)
+    model._engine.in_step = False
+    with torch.no_grad():
+        model(x)  # between two steps
+        model._engine.begin_micro_batch(MicroBatch(0.5, True, 1, 2))
+        model._engine.in_step = True
+        if when == "behind the backward":
+            with torch.enable_grad():
+                model(x).sum()
+        with pytest.raises(NotDeterministicError, match="in a forward without gradients"):
+            model(x)
+        model.eval()
+        model(x)
+
+
+class MovingTarget(nn.Module):
+    """BYOL's: a part follows another in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.target = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for own, other in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                own.mul_(0.9).add_(other, alpha=0.1)
+        found: torch.Tensor = self.online(x) - self.target(x)
+        return found
+
+
+@pytest.mark.parametrize("shards", [1, 2], ids=["one shard here", "several"])
+def test_parameters_that_a_forward_changes(shards: int) -> None:
+    """Also on a worker with one shard: what is refused does not depend on the number of workers."""
+    model, _ = wrapped(net=MovingTarget())
+    model._engine.begin_micro_batch(MicroBatch(1 / shards, shards == 1, 0, shards))
+    with pytest.raises(
+        NotDeterministicError, match=r"target.weight was changed by the script, or in a forward"
+    ):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def test_parameters_that_the_script_changes_between_two_shards() -> None:
+    model, _ = wrapped()
+    take_step(model, 0)
+    with torch.no_grad():
+        model.module.weight.mul_(0.5)  # between two steps it may
+    take_step(model, 1)
+    model._engine.begin_micro_batch(MicroBatch(0.5, False, 0, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    with torch.no_grad():
+        model.module.weight.mul_(0.5)
+    model._engine.begin_micro_batch(MicroBatch(0.5, True, 1, 2))
+    with pytest.raises(NotDeterministicError, match="weight was changed by the script"):
         model(torch.ones(1, 2))
 
 

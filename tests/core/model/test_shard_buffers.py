@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bagua_core.errors import NotDeterministicError
+from bagua_core.model import shard_buffers
 from bagua_core.model.shard_buffers import ShardBuffers
 
 
@@ -20,15 +21,19 @@ class Shard:
 class Counting(nn.Module):
     """Counts its forwards and remembers its last input, in buffers."""
 
-    def __init__(self) -> None:
+    def __init__(self, silently: bool = False) -> None:
         super().__init__()
+        self.silently = silently
         self.register_buffer("calls", torch.zeros(1))
         self.register_buffer("constant", torch.arange(3.0))
         self.register_buffer("seen", torch.zeros(()))
         self.layer = nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
+        if self.silently:
+            self.calls.data.add_(1)  # leaves the version
+        else:
+            self.calls += 1
         self.seen = x.sum().detach()  # another tensor, under the buffer's name
         found: torch.Tensor = self.layer(x)
         return found
@@ -90,8 +95,9 @@ def test_statistics_over_workers_are_refused() -> None:
         ShardBuffers(nn.Sequential(nn.SyncBatchNorm(3)))
 
 
-def test_other_buffers_begin_each_shard_alike_and_end_as_shard_0_left_them() -> None:
-    module = Counting()
+@pytest.mark.parametrize("silently", [False, True])
+def test_other_buffers_begin_each_shard_alike_and_end_as_shard_0_left_them(silently: bool) -> None:
+    module = Counting(silently)
     buffers = ShardBuffers(module)
     for step in range(2):
         for number in range(3):
@@ -101,6 +107,33 @@ def test_other_buffers_begin_each_shard_alike_and_end_as_shard_0_left_them() -> 
         buffers.others(of_first=True)
         buffers.forget()
         assert (module.calls.item(), module.seen.item()) == (step + 1, 20.0 * step)
+
+
+def test_a_state_that_is_copied_in_is_what_the_next_shard_begins_with() -> None:
+    module = Counting()
+    buffers = ShardBuffers(module)
+    buffers.forward_begins(Shard(None))
+    buffers.shard_computed(Shard(None))
+    module.calls.data.copy_(torch.tensor([7.0]))  # as a copy of the state writes
+    buffers.forget()
+    for number in range(2):
+        compute(buffers, module, number, torch.ones(1, 2))
+        assert module.calls == 8
+
+
+def test_large_constants_are_compared_now_and_then_and_always_once_they_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shard_buffers, "LARGE_BYTES", 0)
+    monkeypatch.setattr(shard_buffers, "AUDITED_STEPS", 1)
+    module = Counting(silently=True)
+    buffers = ShardBuffers(module)
+    for step in range(3):
+        for number in range(2):
+            compute(buffers, module, number, torch.ones(1, 2))
+            assert module.calls == step + 1
+        buffers.others(of_first=True)
+        buffers.forget()
 
 
 def test_constant_buffers_are_not_sent() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -32,9 +32,9 @@ def net() -> nn.Sequential:
 class Worker:
     """A model with its reducer, and an engine whose micro-batches are this worker's shards."""
 
-    def __init__(self, communicator: Communicator | None) -> None:
+    def __init__(self, communicator: Communicator | None, build: Callable[[], nn.Module] = net) -> None:
         self.engine = FakeEngine(communicator)
-        self.model = seeded(net)
+        self.model = seeded(build)
         self.reducer = ShardReducer(
             self.model.parameters(),
             self.engine,
@@ -89,6 +89,27 @@ def test_any_number_of_workers_gets_the_bits_of_one(zero: str) -> None:
     alone = bits_of([Worker(None)], zero)
     for world_size in (2, 3, 4, 7):  # seven: one without a shard
         assert bits_of([Worker(c) for c in in_process_world(world_size)], zero) == alone, world_size
+
+
+class WithKeys(nn.Module):
+    """MoCo's: a part with BatchNorm computes without gradients within the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = net()
+        self.keys = net().requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            keys = self.keys(x)
+        found: torch.Tensor = self.queries(x) + keys
+        return found
+
+
+def test_statistics_of_a_part_without_gradients_have_the_same_bits_too() -> None:
+    alone = bits_of([Worker(None, WithKeys)])
+    for world_size in (2, 3):
+        assert bits_of([Worker(c, WithKeys) for c in in_process_world(world_size)]) == alone, world_size
 
 
 def test_in_chunks_and_over_gloo_too(monkeypatch: pytest.MonkeyPatch) -> None:
