@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 
 from bagua_core.algorithms.algorithm import Attachment
-from bagua_core.communication.communicator import Communicator, Lane
+from bagua_core.communication.communicator import CollectiveAborted, Communicator, Lane
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.weights.background_mean import BackgroundMean
 from bagua_core.communication.weights.weight_buckets import FlatWeights, make_equal
@@ -77,7 +77,11 @@ class AsyncRounds(Exchange):
             local.write_back()
 
     def close_round(self, communicator: Communicator | None, weight: float) -> None:
-        del communicator
+        if communicator is not None:
+            lane = communicator.lanes[Lane.BACKGROUND]
+            if lane.abort_flag.is_set() and not communicator.abort_flag.is_set():
+                # in the middle of an average; only a new generation brings another lane
+                raise CollectiveAborted("the lane of averages was given up by an earlier wrapping")
         self._round = weight  # a round that is closed again has other members, and this worker another part
 
     def step_committed(self) -> None:

@@ -276,8 +276,8 @@ class Communicator(ABC):
 
     def abort(self, reason: str) -> None:
         """Release every wait; afterwards neither the communicator nor its lanes are of any use."""
+        self.abort_flag.set(reason)  # first: a lane that alone is of no use was given up by its user
         for lane in self.lanes.values():
             lane.abort(reason)
-        self.abort_flag.set(reason)
         for other in self.adopted.values():
             other.abort(reason)

@@ -9,7 +9,7 @@ from torch import nn
 from bagua_core.algorithms import AsyncModelAverage, StreamingDiLoCo
 from bagua_core.algorithms.algorithm import Attachment
 from bagua_core.algorithms.async_rounds import AsyncRounds
-from bagua_core.communication.communicator import Communicator, Lane, ReduceOp
+from bagua_core.communication.communicator import CollectiveAborted, Communicator, Lane, ReduceOp
 from tests.core.communication.worlds import DEADLINE_S, FakeEngine, in_process_world, run_ranks
 
 ALGORITHM = AsyncModelAverage(sync_interval_ms=0, unit="round", sync_every=8)
@@ -183,3 +183,14 @@ def test_rounds_are_a_part_of_the_fingerprint_and_wrong_settings_are_refused() -
         ValueError, match="fragments are sent and applied in steps that all workers count alike"
     ):
         StreamingDiLoCo(unit="round")
+
+
+def test_a_wrapping_that_ended_in_the_middle_of_an_average_brings_another_lane() -> None:
+    """By a round that is closed again, in another generation: on a lane that was given up no average ends."""
+    world = members(0.0, 2.0)
+    world[0].learn(1.0)
+    world[0].commit()  # the other one never comes
+    world[0].exchange.close()
+    later = ALGORITHM.attach(Attachment((world[0].parameter,), [], world[0].engine, 1 << 20))
+    with pytest.raises(CollectiveAborted, match="given up by an earlier wrapping"):
+        later.close_round(world[0].engine.communicator(), 0.5)
