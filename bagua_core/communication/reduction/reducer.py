@@ -8,6 +8,7 @@ behind, in memory that no abandoned operation can reach.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
@@ -78,6 +79,7 @@ class Reducer(Contributions):
         self._lock = threading.RLock()  # parameters on several devices: backward runs in several threads
         self._reductions = 0
         self._has_local = False
+        self._has_said_lost = False
         self._backward = BackwardTask()
         self._skips = False
         self._next_bucket = 0
@@ -342,6 +344,8 @@ class Reducer(Contributions):
             self._has_parts = True
             self._separate_mean()
             return
+        if self._has_local and self._weight == 0.0:
+            self._say_lost()
         for bucket in self._buckets:
             bucket.missing = 0
         try:
@@ -426,6 +430,18 @@ class Reducer(Contributions):
                     self._set_mean_aside(index, parameter)
 
         return gradient_computed
+
+    def _say_lost(self) -> None:
+        """Once: the gradients of a worker without a share are replaced by zero."""
+        if not self._has_said_lost:
+            self._has_said_lost = True
+            print(
+                "bagua: warning: what this worker gathered under no_sync() is left out: it has no share of the batch "
+                "whose backward is synchronized; drop_last=True avoids it, and max_local_batch_size in place of "
+                "no_sync()",
+                file=sys.stderr,
+                flush=True,
+            )
 
     # -- what did not happen
 

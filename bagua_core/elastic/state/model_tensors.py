@@ -78,7 +78,8 @@ class ModelTensors:
         # buffers when the model was wrapped: name, shape and data type, and how the sharded ones are cut
         self.buffers_described, self.buffer_layouts = self._described_buffers()
         # copies of what .grad held when the step's first backward began; None: none has begun
-        self._gradients: dict[str, torch.Tensor] | None = None
+        self._gradients: dict[str, torch.Tensor] | None = None  # at the step's first backward
+        self._before_fillers: dict[str, torch.Tensor] | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -157,7 +158,7 @@ class ModelTensors:
         self._taken = True
         self._protected = {}
         self._unknown = ()
-        self._gradients = None
+        self._gradients = self._before_fillers = None
         if watches and self.learns:
             self._watch.begin({n: p for n, p in self._parameters.items() if n not in self._learned})
         else:
@@ -254,16 +255,27 @@ class ModelTensors:
             if value is not None or parameter.grad is not None:
                 self._put_gradient(parameter, value)
 
-    def backward_begins(self) -> None:
-        """A backward is about to add to .grad; the first one in a step makes copies of what is there."""
+    def backward_begins(self, *, is_filler: bool) -> None:
+        """A backward is about to add to .grad; the first one in a step makes copies of what is there, and so does the
+        first one of a filler."""
         if self._gradients is None:
             self._gradients = {n: g.clone() for n, g in self.gradients().items()}
+        if is_filler and self._before_fillers is None:
+            self._before_fillers = {n: g.clone() for n, g in self.gradients().items()}
+
+    def take_back_fillers(self) -> None:
+        """What fillers have added to .grad is no part of the step."""
+        if self._before_fillers is not None:
+            self.put_gradients(self._before_fillers)
+            self._before_fillers = None
 
     def take_gradients(self, values: Mapping[str, torch.Tensor]) -> None:
         """Those of a copied state; the step under way goes back to them, and not to this worker's earlier ones."""
         self.put_gradients(values)
         if self._gradients is not None:
             self._gradients = {n: g.clone() for n, g in self.gradients().items()}
+        if self._before_fillers is not None:
+            self._before_fillers = {n: g.clone() for n, g in self.gradients().items()}
 
     def roll_back_gradients(self) -> None:
         """The step did not happen, and the reducer has forgotten it."""

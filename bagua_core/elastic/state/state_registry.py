@@ -123,15 +123,21 @@ class StateRegistry:
             }
 
     @torch.no_grad()
-    def backward_begins(self) -> None:
-        """A backward is about to add to what .grad holds. Called in every step, before its first gradient."""
+    def backward_begins(self, *, is_filler: bool = False) -> None:
+        """A backward is about to add to what .grad holds. Called in every step, before its first gradient. is_filler:
+        of samples that do not count, behind the step's others."""
         for model in self.models:
-            model.backward_begins()
+            model.backward_begins(is_filler=is_filler)
+
+    @torch.no_grad()
+    def take_back_fillers(self) -> None:
+        """The step is committed: .grad holds again what it held before fillers added to it."""
+        for model in self.models:
+            model.take_back_fillers()
 
     @torch.no_grad()
     def roll_back_gradients(self) -> None:
-        """.grad holds again what it held before the step's first backward. Of a step that failed: after roll_back, once
-        the reducers have forgotten it."""
+        """After roll_back, once the reducers have forgotten the step: .grad holds again what it held before."""
         for model in self.models:
             model.roll_back_gradients()
 

@@ -316,7 +316,7 @@ class CurrentStep:
         """See StepEngine."""
         self.in_forward = False
         if self.in_step and self.launched:
-            self.registry.backward_begins()
+            self.registry.backward_begins(is_filler=self._micro_batch.weight == 0.0)
             if (recorder := tracing.active) is not None:
                 recorder.backward_begins()
 

@@ -131,8 +131,8 @@ class StepEnd(CurrentStep):
         state.resume_point_is_current = state.guard.stepping = False
         self.most_parts = max(self.most_parts, self.part, state.final_parts)
         if self._micro_batch.weight == 0.0 and any(m.has_local_gradients for m in self.given.models):
-            # of filler samples under no_sync(): the next reduction would count what lies in .grad
-            self.registry.roll_back_gradients()
+            # under no_sync(): the next reduction would count what lies in .grad
+            self.registry.take_back_fillers()
         self.registry.step_committed()
         if self.member is not None and not self.plan.healing:
             self._checks.step_timed(time.monotonic() - self._step_from_s, self.member.waited_s)
