@@ -116,8 +116,13 @@ def found_in(storage: Storage) -> list[Found]:
 
 def choose(storage: Storage, found: list[Found], step: int | None) -> Found:
     """The newest complete one, of `step` if that is given. Raises ExportError that lists what is there."""
-    fitting = (f for f in found if f.is_complete and step in (None, f.place.name.step))
-    chosen = next(fitting, None)
+    try:
+        chosen = catalogue.newest_complete(f for f in found if step in (None, f.place.name.step))
+    except StoreError as error:
+        raise ExportError(
+            f"a checkpoint that may be complete can't be read: {error}. An older one is exported only if --step names "
+            f"it:\n{shown(found)}"
+        ) from error
     if chosen is None:
         wanted = "" if step is None else f" of step {step}"
         raise ExportError(f"{storage} holds no complete checkpoint{wanted}:\n{shown(found)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,11 @@ from bagua_contract.records import StateName
 from bagua_core import checkpoint
 from bagua_core.elastic.checkpoint import layout, part_file, restore
 from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.dcp_reader import DcpReader
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.part_file import STATE, Header
+from bagua_core.elastic.checkpoint.storage import StoreError
+from tests.core.elastic.checkpoint.checkpoint_worlds import FailingStorage
 from tests.core.elastic.checkpoint.test_checkpoint_parts import PLACE, whole
 from tests.core.elastic.state.trainings import Training
 from tests.docs.printed import printed
@@ -209,6 +213,39 @@ def test_what_cannot_be_exported_is_told_with_what_is_there(tmp_path: Path, run:
     code, text = run("export", tmp_path / "saved", tmp_path / "none" / "out.pt", "--step", 2)
     assert code == 1 and "out.pt can't be written" in text
     assert not output.exists()
+
+
+@pytest.mark.parametrize("where", ["list", "open"])
+def test_only_what_cannot_be_read_is_not_exported(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    several(tmp_path / "saved")
+    output = tmp_path / "out.pt"
+    storage = FailingStorage(tmp_path / "saved", where, errno.EIO)
+    monkeypatch.setattr(checkpoint, "storage_of", lambda text: storage)
+
+    storage.unreadable = "run-0001-step-000000002"
+    code, text = run("list", tmp_path / "saved")
+    assert code == 0 and "bytes in 3 parts" in text.splitlines()[1]
+    assert "can't be read" in text.splitlines()[2] and "Input/output error" in text.splitlines()[2]
+    for step in ((), ("--step", 4)):
+        assert run("export", tmp_path / "saved", output, *step)[0] == 0
+        assert torch.load(output, weights_only=True)["step"] == 4
+        output.unlink()
+    DcpReader(storage).read_metadata()
+    code, text = run("export", tmp_path / "saved", output, "--step", 2)
+    assert code == 1 and "Input/output error" in text and not output.exists()
+    with pytest.raises(StoreError, match="run-0001-step-000000002"):
+        DcpReader(storage, 2).read_metadata()
+
+    storage.unreadable = "run-0001-step-000000004"
+    code, text = run("export", tmp_path / "saved", output)
+    assert code == 1 and "Input/output error" in text and "--step" in text and not output.exists()
+    with pytest.raises(StoreError, match="run-0001-step-000000004"):
+        DcpReader(storage).read_metadata()
+    assert run("export", tmp_path / "saved", output, "--step", 2)[0] == 0
+    assert torch.load(output, weights_only=True)["step"] == 2
+    DcpReader(storage, 2).read_metadata()
 
 
 def test_checkpoints_of_an_earlier_format_are_refused_in_one_line(tmp_path: Path, run: Run) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bagua_contract.records import StateName
@@ -68,11 +68,15 @@ class UnreadableRun(PeerViolation, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint's directory. headers: by part; empty, with the reason, if it does not count."""
+    """A checkpoint's directory. headers: by part; empty, with the reason, if it does not count.
+
+    unseen: why it could not be looked into; it may be complete.
+    """
 
     place: Place
     headers: tuple[Header, ...]
     reason: str = ""
+    unseen: StoreError | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -87,7 +91,7 @@ def is_void(place: Place, runs: Sequence[Run]) -> bool:
 def find(storage: Storage) -> list[Found]:
     """All checkpoints, newest first. Headers and lengths are looked at, bytes are not.
 
-    Raises OSError, UnreadableRun, OldFormat.
+    Raises OSError if the root can't be listed or a run's file can't be read, UnreadableRun, OldFormat.
     """
     past = runs(storage)
     found = []
@@ -98,8 +102,24 @@ def find(storage: Storage) -> list[Found]:
         if is_void(place, past):
             found.append(Found(place, (), "a later run went on from before it"))
         else:
-            found.append(look_into(storage, place))
+            try:
+                found.append(look_into(storage, place))
+            except StoreError as error:
+                found.append(Found(place, (), f"can't be read: {error}", error))
     return sorted(found, key=lambda f: f.place, reverse=True)
+
+
+def newest_complete(found: Iterable[Found]) -> Found | None:
+    """found: newest first. None if none is complete.
+
+    Raises StoreError if an unseen one comes before it: that one may be complete, and the newest.
+    """
+    for one in found:
+        if one.unseen is not None:
+            raise one.unseen
+        if one.is_complete:
+            return one
+    return None
 
 
 def look_into(storage: Storage, place: Place) -> Found:
@@ -157,14 +177,23 @@ def _read_header(storage: Storage, place: Place, name: str) -> Header:
 
 def removable(found: Sequence[Found], kept: int = KEPT) -> list[Place]:
     """found: newest first. All that is older than the `kept` newest complete ones, and whatever an earlier run left
-    unfinished or a later one undid, once this many are there."""
+    unfinished or a later one undid, once this many are there. An unseen one is never among them.
+
+    Raises StoreError if an unseen one is newer than the oldest of those kept: then nothing may be removed.
+    """
     complete = [f.place for f in found if f.is_complete]
     if len(complete) < kept:
         return []
     oldest_kept = complete[kept - 1]
     newest_run = max(f.place.run for f in found)
+    seen = []
+    for one in found:
+        if one.unseen is None:
+            seen.append(one)
+        elif one.place > oldest_kept:
+            raise one.unseen
     return [
-        f.place for f in found if f.place < oldest_kept or (not f.is_complete and f.place.run < newest_run)
+        f.place for f in seen if f.place < oldest_kept or (not f.is_complete and f.place.run < newest_run)
     ]
 
 

@@ -114,9 +114,9 @@ class DcpReader(StorageReader):
 
     def _chosen(self) -> Found:
         found = catalogue.find(self._storage)
-        for one in found:
-            if one.is_complete and self._step in (None, one.place.name.step):
-                return one
+        chosen = catalogue.newest_complete(f for f in found if self._step in (None, f.place.name.step))
+        if chosen is not None:
+            return chosen
         there = ", ".join(
             f"step {f.place.name.step} ({'complete' if f.is_complete else f.reason})" for f in found
         )

@@ -8,6 +8,7 @@ next older one. Knows nothing of generations and of how a state is taken over.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,10 +66,13 @@ class Restored:
 def choose(storage: Storage, job: str, refused: frozenset[Place], say: Callable[[str], None]) -> Choice:
     """Rank 0's choice; the run that begins is written down.
 
-    Raises CheckpointsUnreadable: to begin anew beside checkpoints that only can't be seen would undo them.
+    Raises CheckpointsUnreadable: to begin anew or from an older checkpoint, where newer ones only can't be seen, would
+    undo those.
     """
     try:
         found = catalogue.find(storage)
+        usable = [f for f in found if f.place not in refused]
+        newest = catalogue.newest_complete(usable)
         run = catalogue.next_run(storage)
     except FileNotFoundError:
         return Choice(1, None)  # it could not be made, which was said
@@ -78,14 +82,9 @@ def choose(storage: Storage, job: str, refused: frozenset[Place], say: Callable[
         raise CheckpointsUnreadable(
             f"{storage} can't be read: {error}. Mend it, or start with another --checkpoint-dir"
         ) from error
-    chosen = None
-    for one in found:
-        if one.is_complete and one.place not in refused:
-            chosen = one.place
-            break
-        if one.place not in refused:
-            say(f"checkpoint {one.place.directory_name} is not used: {one.reason}")
-    choice = Choice(run, chosen)
+    for one in itertools.takewhile(lambda f: f is not newest, usable):
+        say(f"checkpoint {one.place.directory_name} is not used: {one.reason}")
+    choice = Choice(run, None if newest is None else newest.place)
     try:
         catalogue.write_run(storage, Run(run, choice.step), job)
     except OSError as error:

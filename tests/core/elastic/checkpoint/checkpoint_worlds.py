@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,27 @@ made: list[Rank] = []
 
 def wait(pending: Pending) -> None:
     pending.wait()
+
+
+class FailingStorage(LocalStorage):
+    """A directory whose mount fails for a while: in each call named by `where` for what lies under `unreadable`."""
+
+    def __init__(self, root: Path, where: str, number: int) -> None:
+        super().__init__(root)
+        self.where, self.number = where, number
+        self.unreadable = ""
+
+    def _fail(self, where: str, name: str) -> None:
+        if self.unreadable and where == self.where and name.startswith(self.unreadable):
+            raise OSError(self.number, os.strerror(self.number))
+
+    def entries(self, directory: str = "") -> list[str]:
+        self._fail("list", directory)
+        return super().entries(directory)
+
+    def open(self, name: str) -> io.BufferedReader:
+        self._fail("open", name)
+        return super().open(name)
 
 
 class Rank:

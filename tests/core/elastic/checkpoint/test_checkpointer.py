@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
-import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +19,7 @@ from bagua_core.elastic.checkpoint.part_file import STATE
 from bagua_core.elastic.checkpoint.restore import CheckpointMismatch, CheckpointsUnreadable
 from bagua_core.elastic.checkpoint.writer import Saved
 from tests.core.communication.worlds import run_ranks
-from tests.core.elastic.checkpoint.checkpoint_worlds import DEADLINE_S, Rank, together, world
+from tests.core.elastic.checkpoint.checkpoint_worlds import DEADLINE_S, FailingStorage, Rank, together, world
 from tests.core.elastic.state.trainings import Training, wire_form
 from tests.lab.wait import HANG_S
 
@@ -138,27 +136,6 @@ def test_a_directory_that_cannot_be_read_is_no_beginning(tmp_path: Path) -> None
         together(world(tmp_path, 1), begin=True)
 
 
-class FailingStorage(LocalStorage):
-    """A directory whose mount fails for a while: in each call named by `where` for what lies under `unreadable`."""
-
-    def __init__(self, root: Path, where: str, number: int) -> None:
-        super().__init__(root)
-        self.where, self.number = where, number
-        self.unreadable = ""
-
-    def _fail(self, where: str, name: str) -> None:
-        if self.unreadable and where == self.where and name.startswith(self.unreadable):
-            raise OSError(self.number, os.strerror(self.number))
-
-    def entries(self, directory: str = "") -> list[str]:
-        self._fail("list", directory)
-        return super().entries(directory)
-
-    def open(self, name: str) -> io.BufferedReader:
-        self._fail("open", name)
-        return super().open(name)
-
-
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN])
 @pytest.mark.parametrize("where", ["list", "open"])
 def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_voided(
@@ -176,15 +153,47 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_voided(
     assert again[0].name.step == 4
 
 
-def test_none_is_removed_while_one_cannot_be_read(tmp_path: Path) -> None:
+def test_none_is_removed_while_a_newer_one_cannot_be_read(tmp_path: Path) -> None:
     together(world(tmp_path, 1), 4, begin=True)
     storage = FailingStorage(tmp_path, "open", errno.ESTALE)
     (rank,) = world(storage, 1)
     together([rank], begin=True)
-    storage.unreadable = "run-0001-step-000000004"
+    storage.unreadable = "run-0002-step-000000006"
     together([rank], 4)
     assert any("could not be removed" in text for text in rank.said)
     assert steps_on_disk(tmp_path) == [8, 6, 4, 2]
+    storage.unreadable = ""
+    together([rank], 2)
+    assert steps_on_disk(tmp_path) == [10, 8]
+
+
+@pytest.mark.parametrize("where", ["list", "open"])
+def test_the_job_goes_on_from_one_that_is_newer_than_what_cannot_be_read(tmp_path: Path, where: str) -> None:
+    together(world(tmp_path, 2), 4, begin=True)
+    storage = FailingStorage(tmp_path, where, errno.EIO)
+    storage.unreadable = "run-0001-step-000000002"
+    ranks = world(storage, 2)
+    together(ranks, begin=True)
+    assert [rank.name.step for rank in ranks] == [4, 4]
+
+
+def test_what_is_older_than_one_that_cannot_be_read_is_not_chosen_instead(tmp_path: Path) -> None:
+    together(world(tmp_path, 1), 4, begin=True)
+    (path,) = tmp_path.glob("run-0001-step-000000004-*/part-*")
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")  # only reading shows it
+    storage = FailingStorage(tmp_path, "open", errno.EACCES)
+    storage.unreadable = "run-0001-step-000000002"
+    with pytest.raises(CheckpointsUnreadable, match="run-0001-step-000000002"):
+        together(world(storage, 1), begin=True)
+
+
+def test_removal_goes_on_beside_an_older_one_that_cannot_be_read(tmp_path: Path) -> None:
+    together(world(tmp_path, 1), 4, begin=True)
+    storage = FailingStorage(tmp_path, "open", errno.EIO)
+    storage.unreadable = "run-0001-step-000000002"
+    (rank,) = world(storage, 1)
+    together([rank], 4, begin=True)
+    assert steps_on_disk(tmp_path) == [8, 6, 2]
     storage.unreadable = ""
     together([rank], 2)
     assert steps_on_disk(tmp_path) == [10, 8]
