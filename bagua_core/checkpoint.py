@@ -6,6 +6,7 @@ The file is made by `torch.save` of tensors and plain values only; `torch.load(.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,13 @@ import torch
 from bagua_core.elastic.checkpoint import catalogue, restore
 from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart
-from bagua_core.elastic.checkpoint.storage import CheckpointDirError, Storage, StoreError, storage_of
+from bagua_core.elastic.checkpoint.storage import (
+    CheckpointDirError,
+    Storage,
+    StoreError,
+    may_be_whole,
+    storage_of,
+)
 from bagua_core.elastic.state.model_tensors import ALGORITHM, BUFFER, PARAMETER
 from bagua_core.errors import UserError
 
@@ -30,6 +37,7 @@ EXPORT = (
     '"step", "position" (of the loader), "models" and "optimizers" (a state dict each), "registered"; '
     '"algorithms" where an algorithm has tensors of its own, "gradients" where .grad holds some.'
 )
+_OF_ONE_FILE = (errno.EIO, errno.EACCES)  # a bad sector, another owner: other checkpoints may be readable
 
 
 class ExportError(UserError):
@@ -77,6 +85,8 @@ def export(storage: Storage, found: list[Found], output: Path, step: int | None)
     try:
         restored = restore.load(storage, chosen)
     except (CorruptPart, OSError) as error:
+        if isinstance(error, OSError) and may_be_whole(error) and error.errno not in _OF_ONE_FILE:
+            raise ExportError(f"{storage}/{chosen.place.directory_name} can't be read: {error}") from error
         raise ExportError(
             f"{storage}/{chosen.place.directory_name} can't be used: {error}. Choose another one by --step:\n"
             + shown(found)

@@ -248,6 +248,31 @@ def test_only_what_cannot_be_read_is_not_exported(
     DcpReader(storage, 2).read_metadata()
 
 
+@pytest.mark.parametrize(
+    ("error", "advises"),
+    [
+        (MemoryError(), False),
+        (OSError(errno.EMFILE, "Too many open files"), False),
+        (StoreError("the store did not answer"), False),
+        (OSError(errno.EIO, "Input/output error"), True),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), True),
+    ],
+)
+def test_another_checkpoint_is_advised_only_where_the_error_is_of_this_one(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, advises: bool
+) -> None:
+    several(tmp_path)
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(part_file, "read_data", fail)
+    code, text = run("export", tmp_path, tmp_path / "out.pt")
+    assert code == 1 and f"{tmp_path / PLACE.directory_name} can't be " in text
+    assert (str(error) or "no memory for its state") in text
+    assert ("Choose another one by --step" in text) == advises
+
+
 def test_checkpoints_of_an_earlier_format_are_refused_in_one_line(tmp_path: Path, run: Run) -> None:
     paths = whole(tmp_path, Training("sgd", 1))
     old = paths[0].with_suffix("")
