@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from bagua_core.data.partition import global_batch_range, share
+from bagua_core.data.partition import share
 from bagua_core.data.sample_seeding import random_sources_kept, seed_random_sources
 from bagua_core.integrations.loader_settings import reading_settings
 
@@ -21,8 +21,9 @@ class SharedBatches:
     """A batch sampler of this worker's part of each batch that the workers have together.
 
     The parts of a batch, by rank, are in the order of the samples, so a gather of each batch returns that order. All
-    workers have equally many batches, as synchronised metrics need (with batch_size=1 some may have one less).
-    Where there are fewer samples than workers, each worker takes all of them.
+    workers have equally many batches, as synchronised metrics need (with batch_size=1 some may have one less), and
+    their numbers of samples differ by at most one. Where there are fewer samples than workers, each worker takes
+    all of them.
     """
 
     def __init__(self, samples: Any, batch_size: int, place: Place) -> None:
@@ -35,14 +36,13 @@ class SharedBatches:
         rank, world_size = self._place()
         if len(samples) < world_size:
             rank, world_size = 0, 1
-        count = -(-len(samples) // (world_size * self._batch_size))
+        turns = -(-len(samples) // world_size)  # in each every worker takes one sample
+        count = -(-turns // self._batch_size)
         for i in range(count):
-            if self._batch_size == 1:  # only the last batch may be too short for all workers
-                whole = global_batch_range(len(samples), i, world_size)
-            else:
-                whole = share(len(samples), count, i)
+            # the last one is the longest, so that no worker is without a sample of it
+            whole = samples[i * turns // count * world_size : (i + 1) * turns // count * world_size]
             own = share(len(whole), world_size, rank)
-            if batch := samples[whole.start + own.start : whole.start + own.stop]:
+            if batch := whole[own.start : own.stop]:
                 yield batch
 
     def _order(self) -> list[Any]:

@@ -64,6 +64,8 @@ def test_batches_of_all_workers_one_behind_the_other_are_the_order_of_the_data(
     most = -(-samples // (world_size * batch_size))
     assert all(len(batches) in (most, most - (batch_size == 1)) for batches in shares)
     assert all(0 < len(batch) <= batch_size for batches in shares for batch in batches)
+    totals = [sum(map(len, batches)) for batches in shares]
+    assert max(totals) - min(totals) <= 1
 
 
 def test_an_evaluation_follows_the_workers_of_its_beginning() -> None:
