@@ -128,7 +128,8 @@ def plan_units(situation: UnitSituation, now_s: float, policy: ClusterPolicy) ->
                 kills.append(KillUnit(unit.job_id, "the last try failed"))
             if now_s >= unit.killed_since_s + policy.stuck_after_kill_s:
                 places = ", ".join(str(s) for s in unit.slots)
-                troubles.append(f"job {unit.job_id} was killed and still has processes in slots {places}")
+                how = "was killed" if again_s is None else "can't be killed, as the daemon's log says,"
+                troubles.append(f"job {unit.job_id} {how} and still has processes in slots {places}")
             times.append(unit.killed_since_s + policy.stuck_after_kill_s)
         elif now_s >= kill_at_s:
             waited = f"it was asked to leave {now_s - unit.asked_since_s:.0f} s ago and is still there"

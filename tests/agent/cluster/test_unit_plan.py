@@ -156,6 +156,10 @@ def test_who_does_not_leave_is_killed_once_and_told_of_if_that_does_not_help() -
     assert decided((), killed, now_s=NOW_S + 60.0).troubles == (
         "job x was killed and still has processes in slots 0, 1",
     )
+    failed = replace(killed, act_again_s=NOW_S + 70.0)
+    assert decided((), failed, now_s=NOW_S + 60.0).troubles == (
+        "job x can't be killed, as the daemon's log says, and still has processes in slots 0, 1",
+    )
 
 
 # -- slots
