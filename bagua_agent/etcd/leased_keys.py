@@ -94,6 +94,8 @@ class LeasedKeys:
         self._known_revision: dict[str, int] = {}
         self._removals: set[str] = set()
         self._held: set[str] = set()  # won by put_if_absent, or being tried
+        self._is_anothers: dict[str, Callable[[KeyValue], bool]] = {}
+        self._left_to_others: set[str] = set()  # desired keys that another owner has, as last seen
         self._lease_id = 0
         self._renewal_due = 0.0
         self._checks_left = 0
@@ -110,13 +112,20 @@ class LeasedKeys:
         with self._changed:
             return self._lease_id
 
-    def put(self, key: str, value: bytes) -> None:
-        """From now on `key` should hold `value`. Returns at once; written in milliseconds if etcd answers."""
+    def put(
+        self, key: str, value: bytes, is_anothers: Callable[[KeyValue], bool] = lambda found: False
+    ) -> None:
+        """From now on `key` should hold `value`. Returns at once; written in milliseconds if etcd answers.
+
+        is_anothers: whether what is found at the key is another owner's; it is not written over then, and `recheck`
+        looks again. Pure, and called from the thread.
+        """
         with self._changed:
             self._refuse_if_closing()
             self._removals.discard(key)
             self._held.discard(key)
             self._desired[key] = value
+            self._is_anothers[key] = is_anothers
             self._changed.notify_all()
 
     def remove(self, key: str) -> None:
@@ -126,6 +135,8 @@ class LeasedKeys:
             self._desired.pop(key, None)
             self._standing.pop(key, None)
             self._held.discard(key)
+            self._left_to_others.discard(key)
+            self._is_anothers.pop(key, None)
             self._removals.add(key)
             self._changed.notify_all()
 
@@ -287,10 +298,22 @@ class LeasedKeys:
                 self._tell(StoreBack())
 
     def _work_is_due(self) -> bool:
-        return not self._lease_id or not self._all_done() or time.monotonic() >= self._renewal_due
+        return (
+            not self._lease_id
+            or bool(self._removals or self._wrong())
+            or time.monotonic() >= self._renewal_due
+        )
 
     def _all_done(self) -> bool:
         return not self._removals and self._desired == self._standing
+
+    def _wrong(self) -> dict[str, bytes]:
+        """What is to be written. The lock is held."""
+        return {
+            key: value
+            for key, value in self._desired.items()
+            if self._standing.get(key) != value and key not in self._left_to_others
+        }
 
     def _work(self) -> None:
         """One round: the lease, then what is to be written. Raises when etcd does not do it."""
@@ -354,11 +377,12 @@ class LeasedKeys:
                 del self._standing[key]
                 self._known_revision.pop(key, None)
             self._removals |= found - self._desired.keys() - self._held
+            self._left_to_others.clear()
             self._checks_left = max(0, self._checks_left - 1)
 
     def _write(self, lease_id: int) -> None:
         with self._changed:
-            wrong = {key: value for key, value in self._desired.items() if self._standing.get(key) != value}
+            wrong = self._wrong()
             known = {key: self._known_revision.get(key, 0) for key in wrong}
         keys = list(wrong)
         for chunk in (keys[i : i + _KEYS_IN_A_WRITE] for i in range(0, len(keys), _KEYS_IN_A_WRITE)):
@@ -390,6 +414,9 @@ class LeasedKeys:
                     self._known_revision.pop(key, None)
                 else:
                     self._known_revision[key] = kv.mod_revision
+                    if key in self._desired and self._is_anothers[key](kv):
+                        self._left_to_others.add(key)
+                        self._standing.pop(key, None)
 
     def _note_standing(self, written: dict[str, tuple[bytes, int]], lease_id: int) -> None:
         with self._changed:
@@ -421,6 +448,7 @@ class LeasedKeys:
                 return
             self._lease_id = 0
             self._standing.clear()
+            self._left_to_others.clear()
             self._known_revision.clear()
             self._removals.clear()
             self._changed.notify_all()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bagua_agent.base.background import Failed, OperationEnd, background_thread, describe
 from bagua_agent.base.backoff import delay_s
@@ -40,6 +40,7 @@ class Change:
     value: bytes | None
     mod_revision: int
     create_revision: int
+    lease_id: int = field(default=0, compare=False)  # of the value; 0 for none
 
 
 def difference(old: Mapping[str, KeyValue], new: Mapping[str, KeyValue], revision: int) -> tuple[Change, ...]:
@@ -50,7 +51,7 @@ def difference(old: Mapping[str, KeyValue], new: Mapping[str, KeyValue], revisio
     )
     return (
         *(Change(key, None, revision, old[key].create_revision) for key in removed),
-        *(Change(kv.key, kv.value, kv.mod_revision, kv.create_revision) for kv in written),
+        *(Change(kv.key, kv.value, kv.mod_revision, kv.create_revision, kv.lease_id) for kv in written),
     )
 
 
@@ -316,7 +317,7 @@ class Mirror:
                     changes.append(Change(key, None, revision, old.create_revision if old is not None else 0))
                 else:
                     kv = self._state[key] = KeyValue.of(event.kv)
-                    changes.append(Change(key, kv.value, revision, kv.create_revision))
+                    changes.append(Change(key, kv.value, revision, kv.create_revision, kv.lease_id))
             self._revisions.update(reached)
         self._tell(tuple(changes))
 

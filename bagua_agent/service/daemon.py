@@ -25,7 +25,7 @@ from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, nonce_of, write_unit
 from bagua_agent.cluster_state.odd_records import OddRecords
 from bagua_agent.etcd import cluster_keys
-from bagua_agent.etcd.client import KeyValue, Put, Store, absent
+from bagua_agent.etcd.client import Put, Store, absent
 from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.mirror import Change, Mirror
@@ -36,7 +36,7 @@ from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.failure_events import write_failure
 from bagua_agent.service.logs.kept_logs import KeptLogs, owners_folder
 from bagua_agent.service.node.node_facts import NodeFacts
-from bagua_agent.service.node.own_name import check_own, claim, is_of_another
+from bagua_agent.service.node.own_name import check_own, claim, taker
 from bagua_agent.service.notify import Notifier
 from bagua_agent.service.state_machine import messages as ms
 from bagua_agent.service.state_machine.machine import Now, State, step
@@ -63,13 +63,6 @@ class _Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnKeySeen:
-    """The node's key, after a change of it that is not this daemon's."""
-
-    seen: KeyValue
-
-
-@dataclass(frozen=True, slots=True)
 class _StoreInTouch:
     up: bool  # whether the store's watch is connected
 
@@ -79,16 +72,7 @@ class _Stop:
     pass
 
 
-_Message = (
-    ms.Event
-    | _Changed
-    | _OwnKeySeen
-    | _StoreInTouch
-    | _Stop
-    | HelperFailed
-    | HealthAsked
-    | DaemonPictureAsked
-)
+_Message = ms.Event | _Changed | _StoreInTouch | _Stop | HelperFailed | HealthAsked | DaemonPictureAsked
 
 
 class NodeDaemon:
@@ -229,28 +213,19 @@ class NodeDaemon:
 
     def _take(
         self,
-        message: ms.Event
-        | _Changed
-        | _OwnKeySeen
-        | _StoreInTouch
-        | HelperFailed
-        | HealthAsked
-        | DaemonPictureAsked,
+        message: ms.Event | _Changed | _StoreInTouch | HelperFailed | HealthAsked | DaemonPictureAsked,
     ) -> None:
         match message:
             case _Changed(changes):
                 for change in changes:
-                    if change.key == self._key and change.value and is_of_another(change.value, self._node):
-                        self._hands.run(
-                            "looking at the node's key", lambda: self._store.get(self._key), self._saw_own_key
-                        )
+                    if change.key == self._key and change.value is not None:
+                        check_own(change.value, change.lease_id, self._node)
+                        if change.lease_id != self._leased.lease_id:  # an odd record, which is written over
+                            self._leased.recheck()
                     is_orders = change.key == self._orders_key
                     follows = "units go on as they are" if is_orders else "it is passed over"
                     with self._odd.passing_over(change.key, follows):
                         self._step(ms.RecordChanged(change))
-            case _OwnKeySeen(seen):
-                check_own(seen, self._node)
-                self._leased.recheck()
             case _StoreInTouch(up):
                 self._touch.connected(up, _clock_s())
                 self._in_touch = up
@@ -312,7 +287,9 @@ class NodeDaemon:
             if not self._told and not self._claim():
                 return
             self._told = value
-            self._leased.put(self._key, value)
+            self._leased.put(
+                self._key, value, lambda found: taker(found.value, found.lease_id, node) is not None
+            )
         self._notifier.status(report.status)
 
     def _claim(self) -> bool:
@@ -337,11 +314,6 @@ class NodeDaemon:
 
     def _looked(self, end: OperationEnd[ms.NodeSeen]) -> None:
         self._inbox.put(ms.LookFailed(end.reason) if isinstance(end, Failed) else end.value)
-
-    def _saw_own_key(self, end: OperationEnd[KeyValue | None]) -> None:
-        """If etcd does not answer, the next change of the other's record comes to here again."""
-        if not isinstance(end, Failed) and end.value is not None:
-            self._inbox.put(_OwnKeySeen(end.value))
 
     def _look(self) -> ms.UnitsSeen:
         found = tuple(self._runner.found())

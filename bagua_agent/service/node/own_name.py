@@ -11,7 +11,7 @@ import time
 
 from bagua_agent.base.errors import BaguaError, UserError
 from bagua_agent.etcd import cluster_keys
-from bagua_agent.etcd.client import KeyValue, Store
+from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract.records import read_message
@@ -23,20 +23,20 @@ class NameTaken(UserError):
     """Another daemon has this node's name."""
 
 
-def is_of_another(value: bytes, own: pb.Node) -> bool:
-    """value: of the node's key. own: this daemon's record. Whether another daemon wrote it. Pure."""
-    found = read_message(pb.Node, value)
-    return found is not None and (found.boot_id, found.address) != (own.boot_id, own.address)
+def taker(value: bytes, lease_id: int, own: pb.Node) -> pb.Node | None:
+    """The record of another daemon that has the node's key; None if none has it. Pure.
 
-
-def check_own(seen: KeyValue, own: pb.Node) -> None:
-    """Raises NameTaken if another daemon has the node's key. Pure.
-
-    seen: the key in etcd. own: this daemon's record. A daemon keeps the key on a lease; a record without one is passed
-    over as any odd record.
+    value, lease_id: of the key in etcd. own: this daemon's record. A daemon keeps the key on a lease; a record without
+    one is passed over as any odd record.
     """
-    found = read_message(pb.Node, seen.value)
-    if found is not None and seen.lease_id and is_of_another(seen.value, own):
+    found = read_message(pb.Node, value) if lease_id else None
+    is_own = found is None or (found.boot_id, found.address) == (own.boot_id, own.address)
+    return None if is_own else found
+
+
+def check_own(value: bytes, lease_id: int, own: pb.Node) -> None:
+    """Raises NameTaken if another daemon has the node's key. Pure. Arguments as of `taker`."""
+    if (found := taker(value, lease_id, own)) is not None:
         raise NameTaken(
             f"another daemon, at {found.address}, has the node name {own.node_name!r}, and both would run its jobs; "
             f"set another node.name in agent.toml here, at {own.address}, or there"
@@ -60,7 +60,7 @@ def claim(store: Store, leased: LeasedKeys, own: pb.Node, within_s: float, stopp
             return True
         try:
             if seen is not None:
-                check_own(seen, own)
+                check_own(seen.value, seen.lease_id, own)
                 return True
         except NameTaken:
             if time.monotonic() >= deadline_s:

@@ -120,6 +120,29 @@ def test_takes_over_a_key_that_is_already_there(
     assert read(store, "/a").lease_id == keys.lease_id
 
 
+def test_what_another_owner_has_is_not_written_over_until_it_is_gone(
+    unix_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    store = make_store(unix_server.endpoint)
+    keys, _ = keep(store)
+
+    def is_anothers(found: KeyValue) -> bool:
+        return found.value.startswith(b"another's")
+
+    keys.put("/a", b"ours 1", is_anothers)
+    assert keys.flush(DEADLINE_S)
+    store.put("/a", b"another's")
+    keys.put("/a", b"ours 2", is_anothers)
+    keys.put("/b", b"")
+    wait_until(lambda: "/b" in values(store))
+    assert values(store)["/a"] == b"another's"
+    assert not keys.flush(0), "counts as written"
+    store.delete("/a")
+    keys.recheck()
+    assert keys.flush(DEADLINE_S)
+    assert values(store)["/a"] == b"ours 2"
+
+
 def test_remove_leaves_keys_of_others(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:
     store = make_store(unix_server.endpoint)
     store.put("/theirs", b"")

@@ -104,6 +104,8 @@ def test_a_daemon_whose_name_was_taken_while_it_was_out_of_touch_ends(
         plain_store.put(KEY, record("another"), plain_store.lease_grant(60).lease_id)
         eventually(lambda: ends, DEADLINE_S, lambda: f"it ends; it said {said}")
     assert isinstance(ends[0], NameTaken)
+    found = plain_store.get(KEY)
+    assert found is not None and found.value == record("another"), "the other's record was written over"
 
 
 def test_a_record_without_a_lease_in_the_nodes_key_ends_no_daemon(
