@@ -6,7 +6,7 @@ error names what the person wrote. Pure; does not know what values mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from bagua_launch.options import Option
@@ -28,11 +28,12 @@ def merge(
     command_line: Mapping[str, str | bool | None],
     environ: Mapping[str, str],
     file_values: Values,
+    only_typed: Set[str] = frozenset(),
 ) -> dict[str, Said]:
     """The value given for each option's key; keys without a value are absent.
 
     command_line: by key; None or False where the flag was not given. An empty variable says nothing,
-    as job scripts often export one.
+    as job scripts often export one. only_typed: keys whose variables and lines of the file are ignored.
     """
     said: dict[str, Said] = {}
     for option in options:
@@ -40,6 +41,8 @@ def merge(
         variable = next((v for v in option.variables if environ.get(v)), None)
         if typed is not None and typed is not False:
             said[option.key] = Said("true" if typed is True else typed, option.flag)
+        elif option.key in only_typed:
+            continue
         elif variable is not None:
             said[option.key] = Said(environ[variable], variable)
         elif option.key in file_values:

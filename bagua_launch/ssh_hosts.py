@@ -37,6 +37,11 @@ OWN = frozenset(
         *("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file"),
     }
 )
+# of those, what describes one host: there its own file or variable may give it
+_OF_THE_HOST = frozenset({"nproc_per_node", "local_addr"})
+DECIDED = OWN - _OF_THE_HOST
+"""Options that the terminal decides for every node: a host that takes one from its own file or variable would meet
+elsewhere, or start the job on the hosts again."""
 # options whose value is written behind "=" alone
 _BARE = frozenset(option.key for option in RUN_OPTIONS if option.bare_value)
 
@@ -52,6 +57,18 @@ class SshHost:
     def address(self) -> str:
         """Without the user."""
         return self.target.rpartition("@")[2].strip("[]")
+
+
+def without_hosts_beside_standalone(typed: Mapping[str, object], values: dict[str, Said]) -> dict[str, Said]:
+    """`values`, less hosts of a variable or file where --standalone was typed. typed: by key, as click read it.
+
+    Raises RequestError if both were typed.
+    """
+    if not typed.get("standalone") or "hosts" not in values:
+        return values
+    if typed.get("hosts") is not None:
+        raise refuse(values["hosts"], "--standalone is for this node alone", "one of them")
+    return {key: said for key, said in values.items() if key != "hosts"}
 
 
 def parse_hosts(said: Said) -> tuple[SshHost, ...]:

@@ -12,23 +12,9 @@ import pytest
 
 from bagua_agent.config.job_config import JobConfig
 from tests.lab.wait import HANG_S
-from tests.launch.launcher import Completed, Launcher, LaunchProcess
+from tests.launch.launcher import STAND_IN, Completed, Launcher, LaunchProcess
 
 ROOT = Path(__file__).parents[2]
-
-# takes the agent's place in a real process; the real one would start etcd and workers
-_STAND_IN = """
-import json, sys, types
-agent = types.ModuleType("bagua_agent.job.run")
-def run_job(config):
-    print(json.dumps({"id": config.job_id, "nodes": [config.min_nodes, config.max_nodes],
-                      "slots": config.slots, "kind": config.command.kind.value,
-                      "target": config.command.target, "args": config.command.args,
-                      "endpoints": config.endpoints, "restarts": config.max_restarts}))
-    return 7
-agent.run_job = run_job
-sys.modules["bagua_agent.job.run"] = agent
-"""
 
 
 @pytest.fixture
@@ -60,7 +46,7 @@ def launch_process(launch: Launcher) -> LaunchProcess:
         if agent:
             stand_in = launch.directory / "stand-in"
             stand_in.mkdir(exist_ok=True)
-            (stand_in / "sitecustomize.py").write_text(_STAND_IN)
+            (stand_in / "sitecustomize.py").write_text(STAND_IN)
             path.insert(0, str(stand_in))
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **env}
         return subprocess.run(

@@ -14,6 +14,20 @@ from click.testing import CliRunner, Result
 from bagua_agent.config.job_config import JobConfig
 from bagua_launch.main import cli
 
+# takes the agent's place in a real process; the real one would start etcd and workers
+STAND_IN = """
+import json, sys, types
+agent = types.ModuleType("bagua_agent.job.run")
+def run_job(config):
+    print(json.dumps({"id": config.job_id, "nodes": [config.min_nodes, config.max_nodes],
+                      "slots": config.slots, "kind": config.command.kind.value,
+                      "target": config.command.target, "args": config.command.args,
+                      "endpoints": config.endpoints, "restarts": config.max_restarts}))
+    return 7
+agent.run_job = run_job
+sys.modules["bagua_agent.job.run"] = agent
+"""
+
 Completed = subprocess.CompletedProcess[str]
 LaunchProcess = Callable[..., Completed]
 # Before click 8.2 a runner mixes stderr into stdout by default.

@@ -3,32 +3,94 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.lab.launched import environment
+from tests.launch.launcher import STAND_IN, Completed, Launcher, asked_of
 
 LIMIT_S = 60.0
 
 
-def test_a_mistake_on_one_host_is_one_line(tmp_path: Path) -> None:
-    request = {"files": {}, "arguments": ["missing.py"], "environment": {}, "directory": str(tmp_path)}
+def run_node(directory: Path, *arguments: str, variables: dict[str, str], stand_in: str = "") -> Completed:
+    """stand_in: directory with the module that takes the agent's place; empty: none."""
+    request = {"files": {}, "arguments": arguments, "environment": variables, "directory": str(directory)}
     words = [sys.executable, "-m", "bagua_launch.remote_node"]
+    env = environment()
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (stand_in, env["PYTHONPATH"])))
     with subprocess.Popen(
         words,
-        env=environment(),
+        env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as node:
         try:
-            assert node.stdin is not None and node.stderr is not None
+            assert node.stdin is not None and node.stdout is not None and node.stderr is not None
             node.stdin.write(json.dumps(request) + "\n")
             node.stdin.flush()  # its end would end the node
-            assert node.wait(LIMIT_S) == 2
-            (line,) = node.stderr.read().splitlines()
+            code = node.wait(LIMIT_S)
+            return Completed(words, code, node.stdout.read(), node.stderr.read())
         finally:
             node.kill()
+
+
+def ssh_stub(directory: Path) -> tuple[str, Path]:
+    """A command in the place of ssh, and the file that exists once it was called."""
+    called = directory / "ssh-was-called"
+    stub = directory / "ssh-stub"
+    stub.write_text(f'#!/bin/sh\necho "$@" >>{called}\nexit 3\n')
+    stub.chmod(0o755)
+    return str(stub), called
+
+
+def test_a_mistake_on_one_host_is_one_line(tmp_path: Path) -> None:
+    done = run_node(tmp_path, "missing.py", variables={})
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
     assert line.startswith("bagua-launch: ") and "missing.py" in line
+
+
+def test_a_host_takes_nothing_that_the_terminal_decides_from_its_own_file_and_variables(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "sitecustomize.py").write_text(STAND_IN)
+    ssh, called = ssh_stub(tmp_path)
+    path = tmp_path / "launch.toml"
+    path.write_text(
+        f'hosts = ["h1"]\nssh = "{ssh}"\nrdzv-endpoint = "elsewhere:1"\nstandalone = true\netcd-user = "u"\n'
+        "nproc-per-node = 3\nmax-restarts = 2\n"
+    )
+    variables = {"BAGUA_CONFIG": str(path), "BAGUA_HOSTS": "h2", "PET_MASTER_ADDR": "h3"}
+    done = run_node(
+        tmp_path,
+        *("--nnodes", "2", "--rdzv-endpoint", "e1:1", "--rdzv-id", "demo", "train.py"),
+        variables=variables,
+        stand_in=str(tmp_path),
+    )
+    assert not called.exists()
+    asked = asked_of(done)
+    assert (asked["id"], asked["nodes"], asked["endpoints"]) == ("demo", [2, 2], ["e1:1"])
+    assert (asked["slots"], asked["restarts"]) == (3, 2)  # what describes the host, or any node, counts
+
+
+def test_a_typed_standalone_leaves_out_hosts_that_were_not_typed(launch: Launcher) -> None:
+    ssh, called = ssh_stub(launch.directory)
+    path = launch.directory / "launch.toml"
+    path.write_text(f'hosts = ["h1"]\nssh = "{ssh}"\n')
+    for env in ({"BAGUA_CONFIG": str(path)}, {"BAGUA_HOSTS": "h1", "BAGUA_SSH": ssh}):
+        assert launch.config("--standalone", env=env).endpoints is None
+        assert not called.exists()
+        assert launch("train.py", env=env).exit_code == 3
+        assert called.exists()
+        called.unlink()
+
+
+def test_standalone_and_hosts_are_not_typed_together(launch: Launcher) -> None:
+    assert launch.refusal("--hosts", "h1", "--standalone", "train.py") == (
+        "--hosts 'h1': --standalone is for this node alone; use one of them"
+    )
