@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -93,7 +93,8 @@ class LeasedKeys:
         # mod revision of a key as last seen; missing means "no such key"
         self._known_revision: dict[str, int] = {}
         self._removals: set[str] = set()
-        self._held: set[str] = set()  # won by put_if_absent, or being tried
+        self._held: dict[str, tuple[int, int]] = {}  # won by put_if_absent: lease and create revision
+        self._tried: set[str] = set()  # by put_if_absent now
         self._is_anothers: dict[str, Callable[[KeyValue], bool]] = {}
         self._left_to_others: set[str] = set()  # desired keys that another owner has, as last seen
         self._lease_id = 0
@@ -123,7 +124,7 @@ class LeasedKeys:
         with self._changed:
             self._refuse_if_closing()
             self._removals.discard(key)
-            self._held.discard(key)
+            self._held.pop(key, None)
             self._desired[key] = value
             self._is_anothers[key] = is_anothers
             self._changed.notify_all()
@@ -134,7 +135,7 @@ class LeasedKeys:
             self._refuse_if_closing()
             self._desired.pop(key, None)
             self._standing.pop(key, None)
-            self._held.discard(key)
+            self._held.pop(key, None)
             self._left_to_others.discard(key)
             self._is_anothers.pop(key, None)
             self._removals.add(key)
@@ -151,20 +152,21 @@ class LeasedKeys:
         deadline = time.monotonic() + limit_s
         with self._changed:
             self._refuse_if_closing()
-            held_before = key in self._held
-            self._held.add(key)
-        won: int | None = None
+            self._tried.add(key)
         certain = False
         try:
-            won = self._try_until(key, value, deadline, limit_s)
+            lease_id, won = self._try_until(key, value, deadline, limit_s)
             certain = True
-            return won
         finally:
             with self._changed:
-                if won is None and not held_before:
-                    self._held.discard(key)
-                if not certain:
+                self._tried.discard(key)
+                if not certain:  # what was held before may be held still; `_check` compares it
                     self._checks_left = _CHECKS_AFTER_OUTAGE
+                elif won is None:
+                    self._held.pop(key, None)
+                elif lease_id == self._lease_id:
+                    self._held[key] = (lease_id, won)
+        return won
 
     def recheck(self) -> None:
         """Look whether the keys still stand; for an owner who saw one vanish. A thread that hangs is replaced."""
@@ -216,7 +218,8 @@ class LeasedKeys:
 
     # ---- put_if_absent
 
-    def _try_until(self, key: str, value: bytes, deadline: float, limit_s: float) -> int | None:
+    def _try_until(self, key: str, value: bytes, deadline: float, limit_s: float) -> tuple[int, int | None]:
+        """The lease of the last attempt, and the key's create revision on it; None if another has the key."""
         while True:
             with self._changed:
                 # a removal on its way would take the new key too
@@ -236,11 +239,11 @@ class LeasedKeys:
                     [absent(key)], [Put(key, value, lease_id)], timeout_s=remaining_s
                 )
                 if answer.succeeded:
-                    return answer.revision
+                    return lease_id, answer.revision
                 kv = self._store.get(key, max(0.001, deadline - time.monotonic()))
                 if kv is not None:
                     # ours by an attempt that got no answer, or since before
-                    return kv.create_revision if kv.lease_id == lease_id else None
+                    return lease_id, kv.create_revision if kv.lease_id == lease_id else None
             except OutcomeUnknown:
                 continue  # the key is absent or another owner's: the same read gives the answer
             except LeaseLost:
@@ -370,15 +373,32 @@ class LeasedKeys:
 
     def _check(self, lease_id: int) -> None:
         """Compares what hangs on the lease with what should, and queues the difference."""
+        with self._changed:
+            won = dict(self._held)
         with self._asking():
             found = self._store.lease_keys(lease_id, self._request_s)
+        created = self._create_revisions(sorted(found & won.keys()))
         with self._changed:
+            # a key that was won, was lost, and that a later attempt without an answer created again is none of ours
+            for key, revision in created.items():
+                if self._held.get(key) == won[key] != (lease_id, revision):
+                    del self._held[key]
             for key in self._standing.keys() - found:
                 del self._standing[key]
                 self._known_revision.pop(key, None)
-            self._removals |= found - self._desired.keys() - self._held
+            self._removals |= found - self._desired.keys() - self._held.keys() - self._tried
             self._left_to_others.clear()
             self._checks_left = max(0, self._checks_left - 1)
+
+    def _create_revisions(self, keys: Sequence[str]) -> dict[str, int]:
+        """Of those that are there."""
+        revisions = {}
+        for key in keys:
+            with self._asking():
+                kv = self._store.get(key, self._request_s)
+            if kv is not None:
+                revisions[key] = kv.create_revision
+        return revisions
 
     def _write(self, lease_id: int) -> None:
         with self._changed:
@@ -448,6 +468,7 @@ class LeasedKeys:
                 return
             self._lease_id = 0
             self._standing.clear()
+            self._held.clear()
             self._left_to_others.clear()
             self._known_revision.clear()
             self._removals.clear()

@@ -89,6 +89,7 @@ class JobMembership:
         )
         self._wait = ""
         self._stands_not_before_s = float("-inf")
+        self._leads_since = 0  # create revision of the leader's key, as this agent last won it
 
     @property
     def leading(self) -> bool:
@@ -197,6 +198,8 @@ class JobMembership:
                 self._stand(now_s)
         elif leader.agent_id != self._job.agent_id:
             self._leader_watch.leader_is(leader)
+        elif not self._state.leading:  # the answer to the election is on its way, or was lost
+            self._job.timers.set_once("election", now_s + STAND_AGAIN_S, self._stand_again)
         self._job.timers.set_once("hosts", now_s, self._watch_hosts)
 
     def _stand(self, now_s: float) -> None:
@@ -301,7 +304,10 @@ class JobMembership:
         match report:
             case Elected() if now_s < self._stands_not_before_s:
                 self._leadership.resign()  # won by an attempt that was under way when this node resigned
+            case Elected() if self._state.leading and report.create_revision == self._leads_since:
+                pass  # a second answer about the same key
             case Elected():
+                self._leads_since = report.create_revision
                 if self._state.leading:
                     self.advance(ev.LeadershipLost(now_s=now_s))
                 self._job.narrator.tell("this node leads: it forms the generations")
@@ -360,5 +366,10 @@ class JobMembership:
         ]
 
     def _stand_again(self, now_s: float) -> None:
-        if self._job.seen.leader is None and not self._state.leading:
+        if self._state.leading:
+            return
+        leader = self._job.seen.leader
+        if leader is None:
             self.follow_leader(now_s)
+        elif leader.agent_id == self._job.agent_id and self._job.seen.result is None:
+            self._stand(now_s)  # the key is ours already: its revision is the answer

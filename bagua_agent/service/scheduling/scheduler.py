@@ -68,6 +68,7 @@ class Scheduler:
         self._failpoints = Failpoints.from_environment()
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._holder: int | None = None  # create revision of the key, as the mirror last told
+        self._holders_lease_id = 0  # that the key is on
         self._won: int | None = None  # as we last won it
         self._bug = ""  # the last one that was reported
         self._outage = ""
@@ -92,6 +93,7 @@ class Scheduler:
     def _key_changed(self, changes: tuple[Change, ...]) -> None:
         for change in changes:
             if change.key == cluster_keys.SCHEDULER:
+                self._holders_lease_id = change.lease_id
                 self._holder = None if change.value is None else change.create_revision
         self._inbox.put(None)
 
@@ -133,7 +135,7 @@ class Scheduler:
 
     def _stand(self) -> int | None:
         """The create revision of the key that we hold; None once there is reason to look again."""
-        if self._holder is not None and self._holder != self._won:
+        if self._is_anothers(self._holder):
             self._inbox.get()  # until the key changes, or we stop
             if self._holder is not None:
                 return None
@@ -142,9 +144,15 @@ class Scheduler:
         # Ours already after an outage that ended our decisions but not our lease: then we go on.
         won = self._leased.put_if_absent(cluster_keys.SCHEDULER, self._value, STAND_TIMEOUT_S)
         self._won = won
-        if won is None and self._holder is None:
+        if won is None and not self._is_anothers(self._holder):
             self._stopping.wait(TRY_AGAIN_S)  # our mirror has yet to hear of the winner
         return won
+
+    def _is_anothers(self, holder: int | None) -> bool:
+        """Whether another daemon has the key. A key on our lease is ours, even if our election got no answer."""
+        if holder is None or holder == self._won:
+            return False
+        return self._holders_lease_id != self._leased.lease_id
 
     # -- the scheduler itself
 

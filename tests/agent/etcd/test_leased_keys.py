@@ -4,11 +4,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from bagua_agent.base.errors import InternalError, StoreUnavailable, UserError
-from bagua_agent.etcd.client import KeepAlive, KeyValue, Store
+from bagua_agent.base.errors import InternalError, OutcomeUnknown, StoreUnavailable, UserError
+from bagua_agent.etcd.client import KeepAlive, KeyValue, Store, Transaction
 from bagua_agent.etcd.leased_keys import (
     LeasedKeys,
     LeaseEvent,
@@ -327,6 +328,69 @@ def test_an_election_on_a_lost_lease_takes_the_next(
     assert keys.put_if_absent("/leader", b"me") is not None
     assert read(store, "/leader").lease_id == keys.lease_id
     assert kinds(events.calls) == [LeaseGranted, LeaseLapsed, LeaseGranted]
+
+
+class LateStore(Store):
+    """While `losing`, transactions on /leader are done and their answers are lost, until the caller gives up."""
+
+    losing = False
+
+    def transact(self, *words: Any, **keywords: Any) -> Transaction:
+        answer = super().transact(*words, **keywords)
+        if not (self.losing and any(put.key == "/leader" for put in words[1])):
+            return answer
+        if answer.succeeded:
+            raise OutcomeUnknown("no answer, as the test wants it")
+        raise StoreUnavailable("no answer, as the test wants it")
+
+
+def await_three_renewals(keys: LeasedKeys) -> None:
+    for number in range(3):
+        keys.recheck()
+        keys.put("/renewed", f"{number}".encode())
+        assert keys.flush(DEADLINE_S)  # the check came before it
+
+
+@pytest.mark.parametrize("lost_by", ["a removal", "the end of the lease"])
+def test_a_key_won_before_is_removed_after_an_uncertain_attempt(
+    unix_server: Server, make_store: MakeStore, keep: Keep, lost_by: str
+) -> None:
+    store = make_store(unix_server.endpoint)
+    late = LateStore(store.config)
+    keys, events = keep(late, 30)
+    assert keys.put_if_absent("/leader", b"me") is not None
+    if lost_by == "a removal":
+        store.delete("/leader")
+    else:
+        store.lease_revoke(keys.lease_id)
+        keys.recheck()
+        events.wait_for(lambda e: kinds(e) == [LeaseGranted, LeaseLapsed, LeaseGranted])
+    late.losing = True
+    with pytest.raises(StoreUnavailable, match="as the test wants it"):
+        keys.put_if_absent("/leader", b"me again")
+    late.losing = False
+    assert read(store, "/leader").lease_id == keys.lease_id, "the attempt was carried out"
+    await_three_renewals(keys)
+    assert values(store).keys() == {"/renewed"}
+    assert keys.put_if_absent("/leader", b"at last") == read(store, "/leader").create_revision
+    await_three_renewals(keys)
+    assert values(store)["/leader"] == b"at last"
+    late.close()
+
+
+def test_a_key_that_is_held_outlasts_an_uncertain_attempt(
+    unix_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    store = make_store(unix_server.endpoint)
+    late = LateStore(store.config)
+    keys, _ = keep(late, 30)
+    won = keys.put_if_absent("/leader", b"me")
+    late.losing = True
+    with pytest.raises(StoreUnavailable, match="as the test wants it"):
+        keys.put_if_absent("/leader", b"me")
+    await_three_renewals(keys)
+    assert read(store, "/leader").create_revision == won
+    late.close()
 
 
 @pytest.mark.parametrize("state", ["up", "frozen", "dead"])

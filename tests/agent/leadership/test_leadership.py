@@ -15,10 +15,11 @@ from bagua_agent.base.timers import Timers
 from bagua_agent.etcd.client import MOST_OPERATIONS_IN_A_TRANSACTION, Compare, Put, Store, Transaction
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
-from bagua_agent.job.membership_driver import STAND_AFTER_RESIGNING_S, JobMembership
+from bagua_agent.job.membership_driver import STAND_AFTER_RESIGNING_S, STAND_AGAIN_S, JobMembership
 from bagua_agent.job.messages import LeadershipReported
 from bagua_agent.job_state.console import Narrator
 from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.job_state.job_state import JobSeen
 from bagua_agent.large_jobs.record_parts import StoredRecord
 from bagua_agent.leadership.leadership import Leadership
@@ -211,6 +212,30 @@ def test_an_election_that_fails_is_followed_by_another(node: Node, error: BaseEx
     node.wait_until(time.monotonic() + STAND_AFTER_RESIGNING_S)
     node.hear()
     assert node.membership.leading
+
+
+def test_an_agent_that_has_the_key_and_does_not_lead_stands_again(node: Node) -> None:
+    """etcd carried an election out, and its answer was lost."""
+    node.etcd.failures = [LOST]
+    node.membership.follow_leader(time.monotonic())
+    node.seen.leader = LeaderKey(AGENT, "host:1", 1)
+    node.hear()
+    node.membership.follow_leader(time.monotonic())
+    assert not node.membership.leading
+    node.wait_until(time.monotonic() + STAND_AGAIN_S)
+    node.hear()
+    assert node.membership.leading
+
+
+def test_the_second_answer_to_one_election_changes_nothing(node: Node) -> None:
+    node.lead()
+    node.worker_ready()
+    node.hear()
+    node.said.clear()
+    node.leadership.stand(AGENT, "host:1")
+    node.hear()
+    assert node.membership.leading and node.said == []
+    assert node.etcd.transactions == [(node.keys.generation,)]
 
 
 @pytest.mark.parametrize("workers", [1, 63, 64, 300])

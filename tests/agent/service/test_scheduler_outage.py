@@ -87,6 +87,45 @@ def test_it_goes_on_with_the_key_that_it_holds(store: TroubleWithOrders) -> None
         leased.close()
 
 
+class LateElection(TroubleWithOrders):
+    """Puts the scheduler's key, and loses the answers about it until `answers` is set."""
+
+    answers = False
+
+    def transact(
+        self,
+        compares: Sequence[Compare] = (),
+        puts: Sequence[Put] = (),
+        deletes: Sequence[str] = (),
+        timeout_s: float | None = None,
+        delete_ranges: Sequence[KeyRange] = (),
+    ) -> Transaction:
+        done = super().transact(compares, puts, deletes, timeout_s, delete_ranges)
+        if not self.answers and any(put.key == cluster_keys.SCHEDULER for put in puts):
+            self.answers = True
+            raise StoreUnavailable("no answer, as the test wants")
+        return done
+
+
+def test_one_whose_election_got_no_answer_leads_with_the_key(plain_etcd: EmbeddedEtcd) -> None:
+    """The key is on its lease, so no other daemon could take it before the lease ends."""
+    store = LateElection(StoreConfig((parse_endpoint(plain_etcd.endpoint),)))
+    said: list[str] = []
+    leased = LeasedKeys(store, LEASE_S)
+    scheduler = Scheduler(store, leased, "n0", said.append, ClusterPolicy(settle_s=0.0))
+    submit(store)
+    try:
+        scheduler.start()
+        eventually(lambda: store.answers, 20.0, "an election without an answer")
+        won = store.get(cluster_keys.SCHEDULER)
+        eventually(lambda: ordered(store) == ["job"], 10.0, lambda: f"the order stands; said: {said}", 0.05)
+        assert won == store.get(cluster_keys.SCHEDULER), "it goes on with the key that is there"
+    finally:
+        scheduler.stop()
+        leased.close()
+        store.close()
+
+
 def test_one_whose_picture_is_wrong_reads_the_cluster_anew(
     store: TroubleWithOrders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
