@@ -19,6 +19,7 @@ from datetime import timedelta
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from bagua_contract.addresses import family_of
 from bagua_core.communication.transports.meeting_frames import Connection, Operation, frame
 from bagua_core.errors import InfrastructureLost
 
@@ -40,8 +41,7 @@ class MeetingServer:
     dropped with all that meets in them. What this worker publishes stays."""
 
     def __init__(self, bind_host: str) -> None:
-        family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
-        self._listener = socket.create_server((bind_host, 0), family=family, backlog=512)
+        self._listener = socket.create_server((bind_host, 0), family=family_of(bind_host), backlog=512)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._groups: OrderedDict[bytes, dict[bytes, bytes]] = OrderedDict()

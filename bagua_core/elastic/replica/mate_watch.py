@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from bagua_contract.addresses import family_of
 from bagua_core.elastic.replica.joint_following import Word
 from bagua_core.errors import InfrastructureLost
 
@@ -49,7 +50,7 @@ def connect(
         link = socket.create_connection((first_host, int(port)), within_s, source_address=(bind_host, 0))
         link.sendall(_HELLO.pack(bytes.fromhex(told), shard_rank))
         return {0: link}
-    with socket.create_server((bind_host, 0), backlog=128) as listening:
+    with socket.create_server((bind_host, 0), family=family_of(bind_host), backlog=128) as listening:
         token = secrets.token_bytes(_TOKEN_BYTES)
         store.set(_KEY, f"{listening.getsockname()[1]} {token.hex()}")
         return _accepted(listening, token, size, time.monotonic() + within_s)

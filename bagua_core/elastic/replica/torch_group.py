@@ -16,6 +16,7 @@ import torch
 import torch.distributed
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from bagua_contract.addresses import family_of
 from bagua_core.communication.local_interface import interface_of
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def shared_store(meeting: Store, shard_rank: int, bind_host: str, first_host: st
     if shard_rank:
         port = int(meeting.get(_PORT))
         return TCPStore(first_host, port, None, False, CONNECT_TIMEOUT, wait_for_workers=False)
-    with socket.create_server((bind_host, 0), backlog=128) as listening:
+    with socket.create_server((bind_host, 0), family=family_of(bind_host), backlog=128) as listening:
         port = listening.getsockname()[1]
         store = TCPStore(
             bind_host,

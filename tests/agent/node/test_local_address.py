@@ -8,15 +8,7 @@ import pytest
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.node.local_address import LOOPBACK, local_address
-
-
-def has_ipv6_loopback() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
+from tests.lab.ipv6 import needs_ipv6
 
 
 @pytest.mark.parametrize(
@@ -49,7 +41,7 @@ def test_a_name_is_resolved() -> None:
     assert local_address(None, "localhost:2379", False) in ("127.0.0.1", "::1")
 
 
-@pytest.mark.skipif(not has_ipv6_loopback(), reason="this machine has no IPv6 loopback")
+@needs_ipv6
 def test_a_store_with_a_v6_address() -> None:
     assert local_address(None, "[::1]:2379", False) == "::1"
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
 from bagua_core.communication.local_interface import interface_of
+from tests.lab.ipv6 import IPV6_HERE, needs_ipv6
 
 
 def test_loopback_has_its_interface_by_address_and_by_name() -> None:
@@ -18,10 +17,6 @@ def test_an_address_of_another_host_has_none(host: str) -> None:
     assert interface_of(host) is None
 
 
+@needs_ipv6
 def test_an_address_of_version_6_is_found_too() -> None:
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as listening:
-            listening.bind(("::1", 0))
-    except OSError:
-        pytest.skip("this host has no IPv6")
-    assert interface_of("::1") == "lo"
+    assert interface_of(IPV6_HERE) == "lo"

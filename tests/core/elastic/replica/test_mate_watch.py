@@ -9,11 +9,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from bagua_core.elastic.replica.mate_watch import MateWatch, WatchFailed, connect
+from tests.lab.ipv6 import IPV6_HERE, needs_ipv6
 
 WITHIN_S = 20.0
 HERE = "127.0.0.1"
@@ -22,11 +24,12 @@ HERE = "127.0.0.1"
 class Shards:
     """A watch for each shard of a replica in this process, and what each of them reported."""
 
-    def __init__(self, size: int, store: Store | None = None) -> None:
+    def __init__(self, size: int, store: Store | None = None, here: str = HERE) -> None:
         shared = store or HashStore()
+        shared.set_timeout(timedelta(seconds=WITHIN_S))
         with ThreadPoolExecutor(size) as pool:
             links = list(
-                pool.map(lambda shard: connect(shared, shard, size, HERE, HERE, WITHIN_S), range(size))
+                pool.map(lambda shard: connect(shared, shard, size, here, here, WITHIN_S), range(size))
             )
         self.lost: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(size)]
         self.watches = [MateWatch(of, lost.put) for of, lost in zip(links, self.lost, strict=True)]
@@ -104,3 +107,11 @@ def test_a_stranger_takes_no_place() -> None:
 def test_a_shard_that_does_not_come_is_named() -> None:
     with pytest.raises(WatchFailed, match="shard 1, 2 did not connect in time"):
         connect(HashStore(), 0, 3, HERE, HERE, 0.05)
+
+
+@needs_ipv6
+def test_shards_meet_over_ipv6() -> None:
+    two = Shards(2, here=IPV6_HERE)
+    two.watches[1].close(in_order=False)
+    assert two.lost[0].get(timeout=WITHIN_S) == 1
+    two.close()
