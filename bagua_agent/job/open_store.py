@@ -18,7 +18,7 @@ from bagua_agent.etcd.server.embedded import START_TIMEOUT_S, PortTaken
 from bagua_agent.etcd.server.hosted import HostedEtcd
 from bagua_agent.node.listening_address import listening_target
 from bagua_agent.node.local_address import LOOPBACK
-from bagua_contract.addresses import family_of
+from bagua_contract.addresses import family_of, joined
 
 _IS_ANYONE_THERE_S = 0.5
 _LOOK_UP_EVERY_S = 0.5  # while connecting: a signal must not wait for an etcd that never answers
@@ -56,7 +56,7 @@ def open_store(
     Raises UserError (a taken port, no etcd to run), StoreUnavailable within join_timeout_s.
     """
     if config.endpoints is None:
-        listen = "unix" if config.max_nodes == 1 else f"{address}:{_free_port(address)}"
+        listen = "unix" if config.max_nodes == 1 else joined(address, _free_port(address))
         return _hosted(config, listen, directory)
     store = Store(store_config(config.endpoints, config.store_credentials))
     if config.hosts_store:

@@ -18,6 +18,7 @@ from bagua_agent.etcd.endpoints import DEFAULT_PORT
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.job.open_store import JobStore, is_exposed, open_store
 from tests.lab.free_port import free_port
+from tests.lab.ipv6 import IPV6_HERE, needs_ipv6
 
 COMMAND = WorkerCommand(CommandKind.SCRIPT, "train.py")
 Open = Callable[..., JobStore]
@@ -44,10 +45,9 @@ def free_endpoint() -> str:
 def opened(tmp_path: Path) -> Iterator[Open]:
     stores: list[JobStore] = []
 
-    def open_it(**settings: object) -> JobStore:
-        stores.append(
-            _connected(open_store(config(**settings), "127.0.0.1", tmp_path / str(len(stores)), never))
-        )
+    def open_it(address: str = "127.0.0.1", **settings: object) -> JobStore:
+        directory = tmp_path / str(len(stores))
+        stores.append(_connected(open_store(config(**settings), address, directory, never)))
         return stores[-1]
 
     yield open_it
@@ -86,6 +86,14 @@ def test_a_job_of_more_nodes_hosts_its_store_for_them(opened: Open) -> None:
     follower = opened(max_nodes=3, endpoints=(host.endpoint,))
     assert follower.server is None
     assert follower.store.get("/key") is not None
+
+
+@needs_ipv6
+def test_a_node_with_an_address_of_version_6_hosts_its_store_there(opened: Open) -> None:
+    host = opened(IPV6_HERE, max_nodes=2)
+    assert serves(host)
+    assert host.endpoint.startswith(f"[{IPV6_HERE}]:")
+    assert serves(opened(IPV6_HERE, max_nodes=2, endpoints=(host.endpoint,)))
 
 
 def test_a_second_job_on_the_node_hosts_at_another_port(opened: Open) -> None:
