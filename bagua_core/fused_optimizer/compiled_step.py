@@ -296,7 +296,7 @@ def _random_one(block: Block, elements: int) -> tuple[torch.nn.Parameter, State]
     generator = torch.Generator().manual_seed(len(block.states[0]))
 
     def drawn(dtype: torch.dtype) -> Tensor:
-        values = torch.randn(elements, generator=generator)
+        values = torch.randn(elements, generator=generator, dtype=torch.float32)
         return (values * 10.0 ** torch.empty_like(values).uniform_(-6, 2, generator=generator)).to(dtype)
 
     parameter = torch.nn.Parameter(drawn(block.whole.dtype).to(block.whole.device))

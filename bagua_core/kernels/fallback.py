@@ -147,7 +147,7 @@ def _of_each(of_block: Tensor, count: int, block_size: int) -> Tensor:
 
 def _lengths(count: int, block_size: int, like: Tensor) -> Tensor:
     """How many values are in each block."""
-    lengths = torch.full((-(-count // block_size),), float(block_size), device=like.device)
+    lengths = torch.full((-(-count // block_size),), block_size, dtype=torch.float32, device=like.device)
     lengths[-1] = (count - 1) % block_size + 1
     return lengths
 

@@ -59,7 +59,7 @@ class BucketLayout:
         )
         last = self.buckets[-1]
         self._tail_bucket = None if last.tail is None else last
-        self.lone_tail = torch.zeros(TAIL_ELEMENTS) if last.tail is None else None
+        self.lone_tail = _new_tail() if last.tail is None else None
         """The tail, if no bucket carries it."""
         for parameter, view in moving:
             index = self.index_of.get(id(parameter))
@@ -104,7 +104,7 @@ class BucketLayout:
     def renew(self) -> None:
         """New memory for all, zero."""
         if self.lone_tail is not None:
-            self.lone_tail = torch.zeros(TAIL_ELEMENTS)
+            self.lone_tail = _new_tail()
         for bucket in self.buckets:
             bucket.renew()
         self._collect_views()
@@ -152,3 +152,7 @@ class BucketLayout:
             for index, view in zip(bucket.plan.members, bucket.views, strict=True):
                 self.views[index] = view
         self.gradients[:] = [like(p, v) for v, p in zip(self.views, self.parameters, strict=True)]
+
+
+def _new_tail() -> torch.Tensor:
+    return torch.zeros(TAIL_ELEMENTS, dtype=torch.float32)

@@ -34,8 +34,11 @@ def contribution(place: tuple[int, int] | None) -> tuple[float, float, float]:
 def explain(places: Sequence[tuple[int, int]]) -> str:
     """The error's text. places: (step, number) by global rank, NO_PLACE for those that copied the state."""
     known = [(rank, place) for rank, place in enumerate(places) if place != NO_PLACE]
-    first, of_first = known[0]
-    second, of_second = next((rank, place) for rank, place in known if place != of_first)
+    first, of_first = known[0] if known else (0, NO_PLACE)
+    other = next(((rank, place) for rank, place in known if place != of_first), None)
+    if other is None:
+        return step_counts.inexact(f"all ranks reduce the gradients of {_backward(of_first)}")
+    second, of_second = other
     return (
         f"rank {first} reduces the gradients of {_backward(of_first)} "
         f"and rank {second} those of {_backward(of_second)}. All workers must run the same backwards in each step: a "

@@ -37,13 +37,24 @@ def differ(sums: tuple[float, float, float]) -> bool:
 def explain(counts: Sequence[int], step: int) -> str:
     """The error's text. counts: by global rank, NOT_COUNTED for those that were not counted; step: committed steps."""
     counted = [(rank, count) for rank, count in enumerate(counts) if count != NOT_COUNTED]
-    first, of_first = counted[0]
-    second, of_second = next((rank, count) for rank, count in counted if count != of_first)
+    first, of_first = counted[0] if counted else (0, 0)
+    other = next(((rank, count) for rank, count in counted if count != of_first), None)
+    if other is None:
+        return inexact(f"in step {step} all ranks took {_steps(of_first)}")
+    second, of_second = other
     return (
         f"in step {step} rank {first} took {_steps(of_first)} and rank {second} took {_steps(of_second)}, so their "
         "parameters differ. A worker that joins starts its own loop counters at 0: decide when to call "
         "optimizer.step() by the job's own position: `for i, batch in loader.enumerate()`, loader.step, or what "
         "bagua.next_step() returns"
+    )
+
+
+def inexact(all_equal: str) -> str:
+    """The error's text where the numbers of all ranks are equal, but not by their sums. all_equal: what is equal."""
+    return (
+        f"{all_equal}, but the sums over all ranks do not say so: what carries the gradients of the last bucket does "
+        "not sum float32 exactly"
     )
 
 

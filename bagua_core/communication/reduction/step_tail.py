@@ -71,7 +71,8 @@ class StepTail:
                     float(self._trained.differs),
                     *self._engine.loss_numbers(),
                     probe_of(plan.global_rank),
-                )
+                ),
+                dtype=torch.float32,  # whatever the script's default: a product of counts needs 24 bits
             )
         )
 

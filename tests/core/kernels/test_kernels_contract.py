@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import bagua_core.kernels as kernels
+from tests.core.defaults import default_dtype
 from tests.core.kernels import reference
 from tests.core.kernels.reference import bits_of, values_of
 from tests.core.kernels.samples import COUNTS, DTYPES, hard_blocks, normal, unaligned
@@ -284,6 +285,19 @@ def test_the_new_error_may_go_elsewhere() -> None:
     in_place = kernels.one_bit_compress(values, error)
     assert_same(there, in_place)
     assert_same(left, error)
+
+
+def test_the_scripts_default_dtype_changes_nothing() -> None:
+    count = 301  # bfloat16 has no such number
+    values, error = normal(count, torch.float32), normal(count, torch.float32, seed=1)
+    second = seconds_for(count, torch.float32)
+    expected, left = reference.one_bit_compressed(values_of(values), values_of(error), 1024)
+    steps = reference.adam_steps(values_of(values), values_of(second), 1e-3, 1.0)
+    with default_dtype(torch.bfloat16):
+        assert data_of(kernels.one_bit_compress(values, error, block_size=1024)) == expected
+        kernels.adam_steps(values, second, 1e-3, 1.0)
+    assert_same(error, reference.stored(left, torch.float32))
+    assert_same(values, reference.stored(steps, torch.float32))
 
 
 any_float = st.integers(0, 2**32 - 1).map(lambda bits: np.uint32(bits).view(np.float32))

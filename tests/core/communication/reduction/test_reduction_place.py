@@ -76,3 +76,8 @@ def test_the_error_leaves_out_ranks_that_copied_the_state() -> None:
     assert "rank 1 reduces the gradients of backward 1 in step 5 and rank 2" in explain(
         [NO_PLACE, (4, 0), (3, 1)]
     )
+
+
+@pytest.mark.parametrize("places", [[(4, 1), (4, 1)], [NO_PLACE, NO_PLACE]])
+def test_the_error_says_so_if_the_sums_are_wrong_and_no_rank_differs(places: list[tuple[int, int]]) -> None:
+    assert "does not sum float32 exactly" in explain(places)

@@ -42,3 +42,8 @@ def test_counts_beyond_the_largest_are_equal_to_it(count: int) -> None:
 def test_the_error_names_two_ranks_and_what_each_did() -> None:
     text = explain([NOT_COUNTED, 1, 1, 0], 7)
     assert "in step 7 rank 1 took 1 optimizer step and rank 3 took 0 optimizer steps" in text
+
+
+@pytest.mark.parametrize("counts", [[2, NOT_COUNTED, 2], [NOT_COUNTED]])
+def test_the_error_says_so_if_the_sums_are_wrong_and_no_rank_differs(counts: list[int]) -> None:
+    assert "does not sum float32 exactly" in explain(counts, 7)
