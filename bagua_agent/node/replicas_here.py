@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from bagua_agent.job_state import console
 from bagua_agent.job_state.context import JoinedJob
@@ -21,6 +22,15 @@ from bagua_contract.replica import Replica
 
 # Of the first replica that a cut between two hosts ends, and of later ones: a host that was only frozen comes back.
 FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 1.0, 60.0
+FORGOTTEN_AFTER_S = 600.0  # much longer than the longest patience: see lost_touch
+
+
+@dataclass(slots=True)
+class _Cuts:
+    """Of one agent."""
+
+    ended: int  # replicas with a part there that `lost_touch` ended
+    silent_s: float  # when it last did not answer
 
 
 class ReplicasHere:
@@ -42,7 +52,8 @@ class ReplicasHere:
         self._on_assembled = on_assembled
         self._replica_of: dict[str, Replica] = {}  # of workers here
         self._began_s: dict[str, float] = {}  # by replica
-        self._cuts: dict[str, int] = {}  # by agent: replicas that ended since it did not answer
+        self._cuts: dict[str, _Cuts] = {}  # by agent; forgotten as `lost_touch` says
+        self._ended_by_cut: set[str] = set()  # replicas with workers here that were killed for a cut
         self._leave_by_s: dict[
             str, float
         ] = {}  # workers here that leave with another node, with their deadlines
@@ -103,14 +114,26 @@ class ReplicasHere:
 
     def lost_touch(self, agent_id: str, now_s: float) -> None:
         """Its host does not answer this one, for a second and a half. The parts here wait in collectives of their
-        replica, which report nothing, so they are ended; the others' part ends by their agent's word, or as a loss. As
-        long as the cut lasts, each attempt has twice the time of the one before."""
-        ids = {r.replica_id for r in self._replica_of.values() if agent_id in r.agent_ids}
-        patience_s = min(FIRST_PATIENCE_S * 2.0 ** self._cuts.get(agent_id, 0), LONGEST_PATIENCE_S)
+        replica, which report nothing, so they are ended; the others' part ends by their agent's word, or as a loss.
+        Called again in each round of touches while the host is silent; a replica is ended once.
+
+        A young replica is spared for a while, as its hosts may have formed it across a cut that comes and goes. Each
+        attempt has twice the time of the one before, up to LONGEST_PATIENCE_S, so that one outlives such a cut. An
+        answer alone changes nothing: a link that fails again after each answer would end replicas without end. Once
+        the host has not been silent for FORGOTTEN_AFTER_S, the next attempt is a first one: on a link that works for so
+        long a replica reaches an age at which no patience counts."""
+        self._cuts = {a: c for a, c in self._cuts.items() if now_s - c.silent_s <= FORGOTTEN_AFTER_S}
+        cuts = self._cuts.get(agent_id, _Cuts(0, now_s))
+        cuts.silent_s = now_s
+        patience_s = min(FIRST_PATIENCE_S * 2.0**cuts.ended, LONGEST_PATIENCE_S)
+        here = {r.replica_id for r in self._replica_of.values() if agent_id in r.agent_ids}
+        ids = here - self._ended_by_cut
         for replica in [r for r in groups(self._job.seen.view).records.values() if r.replica_id in ids]:
             if replica.over or now_s < self._began_s[replica.replica_id] + patience_s:
                 continue
-            self._cuts[agent_id] = self._cuts.get(agent_id, 0) + 1
+            cuts.ended += 1
+            self._cuts[agent_id] = cuts
+            self._ended_by_cut.add(replica.replica_id)
             other = next(m.node_name for m in replica.members if m.agent_id == agent_id)
             why = f"{other} {NO_ANSWER}"
             self._job.narrator.tell(console.replica_cut(replica, other))
@@ -141,6 +164,7 @@ class ReplicasHere:
         others = [w for w in replica.worker_ids if w in self._replica_of]
         if not others:
             self._began_s.pop(replica.replica_id, None)
+            self._ended_by_cut.discard(replica.replica_id)
             self._job.seen.remembered.pop(self._job.keys.replica(replica.replica_id), None)
         for other in others if unexpected else ():
             self._workers.kill(other, f"{REPLICA_OVER}: another worker of it on this node has ended")

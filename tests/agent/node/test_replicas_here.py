@@ -10,7 +10,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.view import AgentView, DepartureView, JobView, ReplicaView
 from bagua_agent.node.node_workers import NodeWorkers
-from bagua_agent.node.replicas_here import ReplicasHere
+from bagua_agent.node.replicas_here import FIRST_PATIENCE_S, FORGOTTEN_AFTER_S, ReplicasHere
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_contract.replica import Replica, ReplicaMember
 
@@ -174,3 +174,45 @@ def test_parts_of_a_replica_whose_hosts_do_not_reach_each_other_are_ended_each_t
     assert node.killed == ["a0", "a3"]
     node.here.lost_touch("c", 100.0)
     assert node.killed == ["a0", "a3"], "no part of a replica is there"
+
+
+def test_a_cut_ends_a_replica_once_although_its_worker_ends_later() -> None:
+    node = Node()
+    node.sees(AB)
+    lines = len(node.lines)
+    for now_s in (2.5, 3.0, 3.5):
+        node.here.lost_touch("b", now_s)
+    assert node.killed == ["a0"] and len(node.lines) == lines + 1
+    node.here.ended("a0", unexpected=True)
+    node.alive.add("a3")
+    node.sees(replica("a3", "b1"), now_s=4.0)
+    node.here.lost_touch("b", 6.0)
+    assert node.killed == ["a0", "a3"], "twice the time, for one cut"
+
+
+def cut_again(node: Node, number: int, began_s: float, missed_s: float) -> bool:
+    """Whether the node ends a replica with b of that age."""
+    worker = f"a{number}"
+    node.alive.add(worker)
+    node.sees(replica(worker, f"b{number}"), now_s=began_s)
+    node.here.lost_touch("b", missed_s)
+    is_ended = worker in node.killed
+    node.alive.discard(worker)
+    node.here.ended(worker, unexpected=True)
+    return is_ended
+
+
+def test_cuts_are_forgotten_once_the_other_host_has_answered_for_long() -> None:
+    node = Node()
+    assert cut_again(node, 3, 0.0, FIRST_PATIENCE_S)
+    node.here.lost_touch("b", 20.0)  # no part here is in a replica with it, and it is silent still
+    assert not cut_again(node, 4, 20.0 + FORGOTTEN_AFTER_S - 2.0, 20.0 + FORGOTTEN_AFTER_S - 1.0)
+    answers_s = 20.0 + 2 * FORGOTTEN_AFTER_S
+    assert cut_again(node, 5, answers_s, answers_s + FIRST_PATIENCE_S)
+
+
+def test_a_link_that_fails_again_and_again_lets_a_replica_live_at_last() -> None:
+    """Each time it works for twenty seconds, so that the two hosts form a replica, and then fails for two."""
+    node = Node()
+    ended = [cut_again(node, n, 22.0 * n, 22.0 * n + 20.0) for n in range(9)]
+    assert ended == [True] * 5 + [False] * 4
