@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from bagua_launch import scalar_values
 from bagua_launch.errors import RequestError
 from bagua_launch.precedence import Values
 
@@ -14,9 +15,9 @@ WITHIN_S = 400.0  # longer than the compiler may take
 
 def net_variables(values: Values) -> dict[str, str]:
     """The variables of the workers; compiles the plugin if need be. Raises RequestError if it cannot be had."""
-    said = values.get("enable_bagua_net")
-    if said is None or said.text == "false":
+    if not scalar_values.is_on(values, "enable_bagua_net"):
         return {}
+    said = values["enable_bagua_net"]
     try:
         found = subprocess.run(
             PATH_COMMAND,

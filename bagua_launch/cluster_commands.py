@@ -17,7 +17,7 @@ import click
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.plain_text import plain_line
 from bagua_agent.base.time_of_day import time_of_day
-from bagua_launch import tune_command, watch_commands
+from bagua_launch import scalar_values, tune_command, watch_commands
 from bagua_launch.cluster_access import credentials_of, daemon_credentials
 from bagua_launch.cluster_access import open_store as _store
 from bagua_launch.cluster_access import values_of as _values
@@ -58,7 +58,7 @@ def submit(**typed: Any) -> int:
 
         cluster_requests.submit(store, submission)
         _say(as_json, submission.job_id, {"job": submission.job_id})
-        if "follow" not in values:
+        if not scalar_values.is_on(values, "follow"):
             return 0
         return _follow(store, submission.job_id, as_json)
 

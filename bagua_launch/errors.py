@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from bagua_agent.base.errors import UserError
-from bagua_launch.precedence import Said
+
+if TYPE_CHECKING:
+    from bagua_launch.precedence import Said
 
 
 class RequestError(UserError):

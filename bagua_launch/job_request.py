@@ -165,7 +165,9 @@ def parse_slots(said: Said, node: NodeFacts) -> int:
 def parse_command(values: Values, program: Sequence[str]) -> WorkerCommand:
     if not program:
         raise RequestError("no script; use bagua-launch [OPTIONS] SCRIPT [ARGUMENTS], or --help")
-    module, no_python, run_path = (_is_on(values, k) for k in ("module", "no_python", "run_path"))
+    module, no_python, run_path = (
+        scalar_values.is_on(values, k) for k in ("module", "no_python", "run_path")
+    )
     if module and no_python:
         raise RequestError("--module with --no-python: a module needs python; use one of them")
     if module and run_path:
@@ -183,7 +185,7 @@ def parse_command(values: Values, program: Sequence[str]) -> WorkerCommand:
 def parse_virtual_shards(values: Values) -> int:
     """Of a deterministic job; 0 for any other. Raises RequestError."""
     said = values.get("virtual_shards")
-    if not _is_on(values, "deterministic"):
+    if not scalar_values.is_on(values, "deterministic"):
         if said is not None:
             raise refuse(said, "only a deterministic job has virtual shards", "--deterministic with it")
         return 0
@@ -225,10 +227,6 @@ def parse_credentials(values: Values) -> StoreCredentials:
         given.get("etcd_user"),
         given.get("etcd_password_file"),
     )
-
-
-def _is_on(values: Values, key: str) -> bool:
-    return key in values and scalar_values.switch(values[key])
 
 
 # option's key: (JobConfig's field, parser)

@@ -1,14 +1,16 @@
 """Resolves an option's value from the command line, the environment and the configuration file.
 
 Flag over environment over file over default. Every value keeps the place it came from, so that an
-error names what the person wrote. Pure; does not know what values mean.
+error names what the person wrote. Pure; does not know what values mean, but for switches: theirs are "true" or
+"false", in whichever form they were written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from bagua_launch import scalar_values
 from bagua_launch.options import Option
 
 
@@ -34,6 +36,8 @@ def merge(
 
     command_line: by key; None or False where the flag was not given. An empty variable says nothing,
     as job scripts often export one. only_typed: keys whose variables and lines of the file are ignored.
+    A switch that is off has a value too: some are on by default, and off in a variable is stronger than on in the file.
+    Raises RequestError for a switch whose value is neither.
     """
     said: dict[str, Said] = {}
     for option in options:
@@ -44,7 +48,13 @@ def merge(
         elif option.key in only_typed:
             continue
         elif variable is not None:
-            said[option.key] = Said(environ[variable], variable)
+            said[option.key] = _canonical(option, Said(environ[variable], variable))
         elif option.key in file_values:
-            said[option.key] = file_values[option.key]
+            said[option.key] = _canonical(option, file_values[option.key])
     return said
+
+
+def _canonical(option: Option, said: Said) -> Said:
+    if not option.is_switch:
+        return said
+    return replace(said, text="true" if scalar_values.switch(said) else "false")

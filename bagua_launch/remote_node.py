@@ -1,6 +1,6 @@
 """The program that `--hosts` runs on each host: one node, as if a person had typed its command there.
 
-The host's own launch.toml and variables count, except for what the terminal decides (`ssh_hosts.DECIDED`).
+The host's own launch.toml and variables count, except for what the terminal decides (`ssh_hosts.py`).
 
 Started over ssh. It reads what to do from its standard input: one line of JSON, then nothing while the job runs.
 "leave" asks it to go at a step boundary; the end of the input means that the terminal is gone, and the node ends at
@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import TextIO
 
-from bagua_launch.ssh_hosts import DECIDED, LEAVE
+from bagua_launch.ssh_hosts import LEAVE
 
 
 def main(source: TextIO) -> int:
@@ -44,7 +44,7 @@ def main(source: TextIO) -> int:
         from bagua_launch.main import cli
 
         try:
-            cli.main(["run", *words], prog_name="bagua-launch", obj=DECIDED)
+            cli.main(["run", *words], prog_name="bagua-launch", obj=frozenset(request["only_typed"]))
         except SystemExit as end:  # with it click also says a mistake, in one line
             return end.code if isinstance(end.code, int) else 1
         return 0

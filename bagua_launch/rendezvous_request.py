@@ -62,7 +62,7 @@ class Rendezvous:
 
 def parse_rendezvous(values: Values, *, max_nodes: int, node_rank: int | None, node: NodeFacts) -> Rendezvous:
     """Raises RequestError. job_id None: any id will do, since no other node has to name it."""
-    if "standalone" in values and scalar_values.switch(values["standalone"]):
+    if scalar_values.is_on(values, "standalone"):
         if max_nodes > 1:
             raise refuse(values["nnodes"], "--standalone is for one node", "--nnodes 1, or no --standalone")
         ignored = [k for k in ("rdzv_endpoint", "rdzv_id", "rdzv_backend") if k in values]

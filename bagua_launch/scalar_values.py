@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from bagua_agent.config.job_config import LONGEST_WAIT_S
 from bagua_launch.errors import refuse
-from bagua_launch.precedence import Said
+
+if TYPE_CHECKING:
+    from bagua_launch.precedence import Said, Values
 
 _STREAMS = re.compile(r"[0-3]|[0-9]+:[0-3](?:,[0-9]+:[0-3])*")
 _LOCAL_RANKS = re.compile(r"[0-9]+(?:,[0-9]+)*")
@@ -22,6 +25,11 @@ def switch(said: Said) -> bool:
     if word in ("0", "false", "no", "off"):
         return False
     raise refuse(said, "neither yes nor no", "1 or 0")
+
+
+def is_on(values: Values, key: str) -> bool:
+    """Of a switch; off without a value."""
+    return key in values and switch(values[key])
 
 
 def text(said: Said) -> str:

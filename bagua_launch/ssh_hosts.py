@@ -39,11 +39,10 @@ OWN = frozenset(
 )
 # of those, what describes one host: there its own file or variable may give it
 _OF_THE_HOST = frozenset({"nproc_per_node", "local_addr"})
-DECIDED = OWN - _OF_THE_HOST
-"""Options that the terminal decides for every node: a host that takes one from its own file or variable would meet
-elsewhere, or start the job on the hosts again."""
+_DECIDED = OWN - _OF_THE_HOST
 # options whose value is written behind "=" alone
 _BARE = frozenset(option.key for option in RUN_OPTIONS if option.bare_value)
+_SWITCHES = frozenset(option.key for option in RUN_OPTIONS if option.is_switch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +90,13 @@ def parse_hosts(said: Said) -> tuple[SshHost, ...]:
     return tuple(found)
 
 
+def only_typed_on_hosts(values: Mapping[str, Said]) -> frozenset[str]:
+    """Keys that a host takes from its line alone, and not from its own file or variables: what the terminal decides for
+    every node, or the host would meet elsewhere, or start the job on all hosts again; and switches that the terminal
+    has off, which no word of a line says."""
+    return _DECIDED | {key for key, said in values.items() if key in _SWITCHES and said.text == "false"}
+
+
 def node_arguments(
     host: SshHost,
     values: Mapping[str, Said],
@@ -114,10 +120,10 @@ def node_arguments(
         if key in OWN:
             continue
         flag = "--" + key.replace("_", "-")
-        if said.text == "true":
-            words.append(flag)
+        if key in _SWITCHES:
+            words += [flag] if said.text == "true" else []
         elif key in _BARE:
             words.append(f"{flag}={said.text}")  # the next word would be the script
-        elif said.text != "false":
+        else:
             words += [flag, said.text]
     return [*words, *program]

@@ -29,7 +29,7 @@ from bagua_agent.security.certificates import Role
 from bagua_contract.addresses import family_of, joined
 from bagua_launch.input_files import current_directory
 from bagua_launch.precedence import Said
-from bagua_launch.ssh_hosts import LEAVE, SshHost, node_arguments
+from bagua_launch.ssh_hosts import LEAVE, SshHost, node_arguments, only_typed_on_hosts
 
 SSH_PORT = 22
 SSH_FAILED = 255
@@ -138,6 +138,7 @@ class SshJob:
                 job_id=self._job_id,
                 credentials={option: f"{FILES}/{name}" for option, name in CREDENTIALS.items()},
             ),
+            "only_typed": sorted(only_typed_on_hosts(self._values)),
             "environment": dict(self._environment),
             "directory": current_directory(),
             "files": dict(files),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bagua_launch.ssh_hosts import only_typed_on_hosts
 from tests.lab.launched import environment
 from tests.launch.launcher import STAND_IN, Completed, Launcher, asked_of
 
@@ -16,7 +17,13 @@ LIMIT_S = 60.0
 
 def run_node(directory: Path, *arguments: str, variables: dict[str, str], stand_in: str = "") -> Completed:
     """stand_in: directory with the module that takes the agent's place; empty: none."""
-    request = {"files": {}, "arguments": arguments, "environment": variables, "directory": str(directory)}
+    request = {
+        "files": {},
+        "arguments": arguments,
+        "only_typed": sorted(only_typed_on_hosts({})),
+        "environment": variables,
+        "directory": str(directory),
+    }
     words = [sys.executable, "-m", "bagua_launch.remote_node"]
     env = environment()
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (stand_in, env["PYTHONPATH"])))
