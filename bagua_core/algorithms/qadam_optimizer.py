@@ -132,6 +132,10 @@ class QAdamOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._counts = {}
+        for of_parameter in self.state.values():
+            count = of_parameter.get("step")
+            if isinstance(count, Tensor) and count.dtype.itemsize < 4:  # which stays at 256, or at 2048
+                of_parameter["step"] = count.float()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -155,7 +159,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 raise ValueError(f"QAdam takes dense gradients only, not {parameter.grad.layout}")
             state = self.state[parameter]
             if not state:
-                state["step"] = torch.tensor(0.0)
+                state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
                 state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 # of the parameter's dtype, to which load_state_dict converts it

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from bagua_core.algorithms import QAdamOptimizer
+from tests.core.defaults import default_dtype
 
 WARMUP, STEPS = 4, 9
 GRADIENTS = torch.randn(STEPS, 2, 7, generator=torch.Generator().manual_seed(3))
@@ -52,6 +53,40 @@ def test_the_warm_up_is_adam(weight_decay: float) -> None:
     run(torch.optim.Adam(theirs, lr=0.01, weight_decay=weight_decay), theirs, range(STEPS))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def long_warm_up(optimizer: QAdamOptimizer, ours: nn.Parameter, theirs: nn.Parameter, steps: range) -> None:
+    """Steps of the optimizer and of torch's Adam, in which the moments and their corrections change all the time."""
+    adam = torch.optim.Adam([theirs], lr=0.01, betas=(0.9, 0.9999))
+    for step in range(steps.stop):
+        theirs.grad = GRADIENTS[step % STEPS, 0] * (1 + step / 100)
+        adam.step()
+        if step in steps:
+            ours.grad = theirs.grad.clone()
+            optimizer.step()
+    assert int(optimizer.state[ours]["step"]) == steps.stop
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_steps_are_counted_beyond_what_the_default_dtype_holds() -> None:
+    (ours, _), (theirs, _) = parameters(), parameters()
+    with default_dtype(torch.bfloat16):  # in which 256 + 1 is 256
+        optimizer = QAdamOptimizer([ours], lr=0.01, warmup_steps=1000, betas=(0.9, 0.9999))
+        long_warm_up(optimizer, ours, theirs, range(300))
+
+
+@pytest.mark.parametrize("how", ["load_state_dict", "pickle"])
+def test_a_count_of_low_precision_is_widened(how: str) -> None:
+    (ours, _), (theirs, _) = parameters(), parameters()
+    optimizer = QAdamOptimizer([ours], lr=0.01, warmup_steps=1000, betas=(0.9, 0.9999))
+    long_warm_up(optimizer, ours, nn.Parameter(theirs.detach().clone()), range(250))
+    optimizer.state[ours]["step"] = optimizer.state[ours]["step"].bfloat16()
+    if how == "pickle":
+        optimizer = copy.deepcopy(optimizer)
+        ours = optimizer.param_groups[0]["params"][0]
+    else:
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    long_warm_up(optimizer, ours, theirs, range(250, 300))
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
