@@ -8,6 +8,7 @@ is a program of its own, which the core does not import; the workers' side is wo
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pickle
 import signal
@@ -42,9 +43,10 @@ def launch(
 ) -> list[Any]:
     """Run `function(*args, **kwargs)` in `nproc_per_node` workers of an elastic job on this machine.
 
-    The function may be defined in a notebook: it travels with what it refers to. options: further ones of bagua-launch,
-    such as ("--max-restarts", "3"). Returns what the function returned in each worker, by local rank; None where a
-    worker ended by sys.exit(0). Blocks until the job ends; KeyboardInterrupt stops the job first.
+    The function may be defined in a notebook: it travels with what it refers to, and modules are looked for along the
+    caller's sys.path. options: further ones of bagua-launch, such as ("--max-restarts", "3"). Returns what the function
+    returned in each worker, by local rank; None where a worker ended by sys.exit(0). Blocks until the job ends;
+    KeyboardInterrupt stops the job first.
     Raises LaunchFailed, TypeError, ValueError, ImportError (cloudpickle is missing).
     """
     if isinstance(nproc_per_node, bool) or not isinstance(nproc_per_node, int):
@@ -57,6 +59,8 @@ def launch(
         )
     with tempfile.TemporaryDirectory(prefix="bagua-launch-") as name:
         directory = Path(name)
+        # first and by itself: a worker can unpickle the call only once it finds the caller's modules
+        (directory / "sys_path").write_text(json.dumps(_module_path()))
         (directory / "call").write_bytes(_pickler().dumps((function, args, kwargs)))
         words = ["--standalone", "--nproc-per-node", str(nproc_per_node), *options]
         code = _run([*words, "-m", "bagua_core.worker.run_function", name])
@@ -67,6 +71,16 @@ def launch(
             )
         results = [directory / f"result-{local_rank}" for local_rank in range(nproc_per_node)]
         return [pickle.loads(path.read_bytes()) if path.exists() else None for path in results]
+
+
+def _module_path() -> list[str]:
+    """sys.path, whose directories are found from any other one. An entry that is no file belongs to an import hook."""
+
+    def is_relative(entry: str) -> bool:
+        return not entry or (not os.path.isabs(entry) and os.path.exists(entry))
+
+    entries = [entry for entry in sys.path if isinstance(entry, str)]
+    return [os.path.join(os.getcwd(), entry) if is_relative(entry) else entry for entry in entries]
 
 
 def _pickler() -> Any:

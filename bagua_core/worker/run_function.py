@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pickle
 import sys
@@ -12,6 +13,9 @@ from bagua_contract.environment import WorkerEnvironment
 
 
 def main(directory: Path) -> None:
+    # the caller's order: a module's name means the same file here as there
+    theirs = json.loads((directory / "sys_path").read_text())
+    sys.path[:] = [*theirs, *(entry for entry in sys.path if entry not in theirs)]
     function, args, kwargs = pickle.loads((directory / "call").read_bytes())
     result = function(*args, **kwargs)
     local_rank = WorkerEnvironment.decode(os.environ).local_rank

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,23 @@ def test_an_interrupt_stops_the_job(tmp_path: Path) -> None:
     watcher.join()
     assert (tmp_path / "runs").exists()
     eventually(lambda: family() <= before, 10, lambda: f"no process left: {family() - before}")
+
+
+def test_a_worker_imports_what_the_caller_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that only the caller's sys.path has; it imports another, whose name the current directory has too."""
+    elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
+    for directory, answer in ((elsewhere, "the caller's"), (here, "another")):
+        directory.mkdir()
+        (directory / "answer_of_a_caller.py").write_text(f"ANSWER = {answer!r}\n")
+    lines = "def answer():\n    import answer_of_a_caller\n    return answer_of_a_caller.ANSWER\n"
+    (elsewhere / "function_of_a_caller.py").write_text(lines)
+    monkeypatch.syspath_prepend(str(elsewhere))
+    monkeypatch.chdir(here)
+    module = importlib.import_module("function_of_a_caller")
+    try:
+        assert bagua.launch(module.answer, nproc_per_node=1) == ["the caller's"]
+    finally:
+        del sys.modules[module.__name__]
 
 
 @pytest.mark.parametrize(("number", "error"), [(0, ValueError), (True, TypeError), ("2", TypeError)])
