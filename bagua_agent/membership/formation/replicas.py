@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from bagua_agent.base.plain_text import shortened, some
 from bagua_agent.membership.failures.root_cause import KEY_IS_GONE, LOST_WITH_NODE, REPLICA_OVER
+from bagua_agent.membership.formation.groups_in_reach import groups_in_reach
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.replica_groups import groups, groups_in
 from bagua_agent.membership.standing import Standing, stand
@@ -83,30 +84,18 @@ def _across(view: JobView, workers: list[MemberView]) -> list[list[MemberView]]:
     size = view.replica_size
     if not any(view.agents[w.agent_id].cut_off for w in workers):
         return [workers[i : i + size] for i in range(0, len(workers) // size * size, size)]
-    left, found = list(workers), []
-    while (group := _first_group(view, left)) is not None:
-        found.append(group)
-        ids = {w.worker_id for w in group}
-        left = [w for w in left if w.worker_id not in ids]
-    return found
-
-
-def _first_group(view: JobView, workers: list[MemberView]) -> list[MemberView] | None:
-    for first in range(len(workers) - view.replica_size + 1):
-        group: list[MemberView] = []
-        for worker in workers[first:]:
-            if all(_reach_each_other(view, worker, other) for other in group):
-                group.append(worker)
-            if len(group) == view.replica_size:
-                return group
-    return None
-
-
-def _reach_each_other(view: JobView, one: MemberView, other: MemberView) -> bool:
-    return (
-        other.agent_id not in view.agents[one.agent_id].cut_off
-        and one.agent_id not in view.agents[other.agent_id].cut_off
-    )
+    by_agent: defaultdict[str, list[MemberView]] = defaultdict(list)
+    for worker in workers:
+        by_agent[worker.agent_id].append(worker)
+    number = {agent_id: i for i, agent_id in enumerate(by_agent)}
+    cut_off: list[set[int]] = [set() for _ in number]
+    for one, i in number.items():
+        for j in (number[other] for other in view.agents[one].cut_off if other in number):
+            cut_off[i].add(j)
+            cut_off[j].add(i)
+    of_each = [iter(found) for found in by_agent.values()]
+    hosts = groups_in_reach([len(found) for found in by_agent.values()], cut_off, size)
+    return [[next(of_each[host]) for host in group] for group in hosts]
 
 
 def left_over(view: JobView, standing: Standing, now_s: float, policy: Policy) -> dict[str, int]:

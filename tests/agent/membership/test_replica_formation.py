@@ -126,6 +126,13 @@ def test_one_worker_of_three_that_is_cut_off_from_another_waits() -> None:
     assert formed(cut(view, "c", "b")) == [("a0", "b0", "d0")]
 
 
+def test_a_third_node_that_reaches_one_of_two_keeps_no_replica_from_the_others() -> None:
+    view = job({"a": 1, "b": 1, "c": 1, "d": 1}, "a0", "b0", "c0", "d0", size=3)
+    assert formed(cut(view, "b", "c", "d")) == [("a0", "c0", "d0")]
+    two_each = job({"a": 2, "b": 1, "c": 2, "d": 1}, "a0", "a1", "b0", "c0", "c1", "d0", size=4)
+    assert formed(cut(two_each, "b", "c", "d")) == [("a0", "a1", "c0", "c1")]
+
+
 def test_nothing_is_formed_in_a_job_without_replicas_or_that_closes() -> None:
     assert decided(job({"a": 1, "b": 1}, "a0", "b0", size=1)) == ReplicaChanges()
     assert formed(job({"a": 1, "b": 1}, "a0", "b0", closing_generation=3)) == []
