@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import suite_costs
+from tests.lab.wait import HANG_S
 
 ROOT = Path(__file__).parent.parent
 
@@ -59,7 +60,7 @@ def test_a_run_orders_its_files_says_a_failure_at_once_and_records_costs(
     (tests / "test_b.py").write_text("def test_b(): assert False\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "-m", selection]
     command += ["--record-costs", "tests"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False)
     lines = run.stdout.splitlines()
     begun = [
         line for line in lines if "test_a.py::" in line or "FAILED tests/test_b.py::test_b (call)" in line

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import bagua_net
 from benchmarks.bagua_net import Condition, Measurement, better_baseline, plan
+from tests.lab.wait import HANG_S
 
 
 def test_better_baseline_is_the_best_median_of_the_own_settings() -> None:
@@ -38,7 +39,7 @@ def test_rest_is_no_baseline() -> None:
 @pytest.mark.usefixtures("nccl_on_lab_hosts")
 def test_quick_run_prints_a_row_for_each_size_and_mode() -> None:
     argv = [sys.executable, "-m", "benchmarks.bagua_net", "--quick"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     for row in ("| 1 KB    | answered", "| 1 KB    | stream", "| 1024 KB | answered", "| 1024 KB | stream"):
         assert row in done.stdout

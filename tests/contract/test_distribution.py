@@ -11,6 +11,7 @@ import pytest
 
 from bagua_agent.service.node.node_checks import Weight, judge_packages
 from bagua_contract.distribution import DISTRIBUTION, original_beside, own_version
+from tests.lab.wait import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +31,7 @@ def original(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def said(code: str, path: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],
-        capture_output=True, text=True, timeout=120, check=True, cwd=ROOT,
+        capture_output=True, text=True, timeout=HANG_S, check=True, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT / "protos")])},
     )  # fmt: skip
     return done.stdout + done.stderr

@@ -14,6 +14,7 @@ from bagua_launch.errors import RequestError
 from bagua_launch.original_flags import HINTS, NO_EFFECT, Original, Translation, translate
 from bagua_launch.precedence import Said
 from tests.lab import zygote
+from tests.lab.wait import HANG_S
 from tests.launch.launcher import Launcher
 
 ROOT = Path(__file__).parents[2]
@@ -196,7 +197,7 @@ def start(directory: Path, *words: str, path: str = "", **more: str) -> subproce
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -18,6 +18,7 @@ from bagua_core.kernels.compilation import CompilationError
 from bagua_core.net import build
 from bagua_core.net.check import interfaces, why_inactive
 from tests.docs.printed import printed_block
+from tests.lab.wait import HANG_S
 from tests.net.conftest import MakeDriver
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -205,7 +206,7 @@ def test_the_environment_names_the_compiled_library_and_the_check_finds_it(
     (environment,) = (line for line in lines if "bagua_core.net env" in line)
     (check,) = (line for line in lines if "bagua_core.net check" in line)
     program = "\n".join((f'python() {{ "{sys.executable}" "$@"; }}', environment, "env", check))
-    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, timeout=180)
+    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, timeout=HANG_S)
     (library,) = cache.glob(f"bagua-kernels/net-*/{build.FILE_NAME}")
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout.splitlines()
@@ -223,7 +224,7 @@ def test_the_check_says_whether_nccl_would_load_the_plugin(plugin: Plugin, cache
     assert why_inactive({"NCCL_NET_PLUGIN": str(library)}, library) == ""
     assert interfaces(build.library()) == ["lo, 10000 Mbit/s"]
     done = subprocess.run(
-        [sys.executable, "-m", "bagua_core.net", "check"], capture_output=True, text=True, timeout=180
+        [sys.executable, "-m", "bagua_core.net", "check"], capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode == 1
     assert done.stdout.startswith("active: no, NCCL_NET_PLUGIN is not set; use eval")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.printed import printed
+from tests.lab.wait import HANG_S
 
 SCRIPT = """
 import ctypes, os
@@ -28,7 +29,7 @@ def launched(script: Path, **variables: str) -> subprocess.CompletedProcess[str]
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG_S,
         check=False,
     )
 

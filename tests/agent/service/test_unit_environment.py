@@ -11,6 +11,7 @@ from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.service.units.run_unit import agent_environment
 from bagua_agent.service.units.units import UnitFolders, UnitNote, UnitRequest, unit_command
 from tests.lab.machine import ROOT
+from tests.lab.wait import HANG_S
 
 SCRIPT = """
 import json, os, sys
@@ -38,7 +39,7 @@ def test_a_jobs_variables_reach_its_workers_alone(tmp_path: Path) -> None:
     folder = UnitFolders(tmp_path / "units").make(UnitRequest(config, environment, str(tmp_path)), UnitNote())
     inherited = {"PATH": os.environ["PATH"], "PYTHONPATH": places, "DAEMONS_OWN": "1"}
     unit = subprocess.run(
-        unit_command(folder), env=inherited, capture_output=True, text=True, timeout=120, check=False
+        unit_command(folder), env=inherited, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert unit.returncode == 0, unit.stderr
     worker = json.loads(said.read_text())

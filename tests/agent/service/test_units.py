@@ -23,6 +23,7 @@ from bagua_agent.service.units.units import FoundUnit, UnitFolders, UnitNote, re
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import ROOT, Machine
+from tests.lab.wait import HANG_S
 
 __all__ = ["make_lab"]
 
@@ -75,7 +76,7 @@ def test_systemd_before_252_takes_the_options(tmp_path: Path, monkeypatch: pytes
 def test_processes(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, SCENARIO, "child", tmp_path],
-        env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=180, check=False,
+        env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     check({**json.loads(done.stdout), "place": str(tmp_path)})

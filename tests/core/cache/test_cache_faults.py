@@ -309,7 +309,7 @@ def lines_of(said: str) -> list[tuple[int, int]]:
 def test_the_example_computes_each_sample_once(tmp_path: Path) -> None:
     (example,) = printed("docs/cached-dataset.md", "python examples")
     done = python((ROOT / example).read_text(), "--samples", "80", "--backend", "redis")
-    said, errors = done.communicate(timeout=100)
+    said, errors = done.communicate(timeout=HANG_S)
     assert done.returncode == 0, errors
     epochs = lines_of(said)
     assert len(epochs) == 3, said

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.lab.wait import HANG_S
+
 FORKS = 60
 SCRIPT = f"""
 import os, sys, threading, time
@@ -54,6 +56,10 @@ print(f"stuck {{stuck}}, calls {{min(calls) > 0}}")
 
 def test_a_fork_waits_for_calls_of_other_threads(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=True,
     )
     assert done.stdout.splitlines()[-1] == "stuck 0, calls True", done.stdout

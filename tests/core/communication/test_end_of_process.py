@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.wait import HANG_S
+
 ROOT = Path(__file__).parents[3]
 
 TESTS = """
@@ -55,7 +57,7 @@ def test_pytest_ends_with_its_own_status_and_without_finalization(tmp_path: Path
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout + ended.stderr
     assert "1 failed, 1 passed" in ended.stdout

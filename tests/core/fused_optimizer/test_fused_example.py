@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.lab.wait import HANG_S
+
 ROOT = Path(__file__).parents[3]
 
 
 def test_the_example() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "protos")])}
     words = [sys.executable, str(ROOT / "examples" / "fused_optimizer.py"), "--layers", "8"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"epoch \d: loss [\d.]+", done.stdout)) == 4
     assert "same bits: True" in done.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.launched import launch
+from tests.lab.wait import HANG_S
 
 ROOT = Path(__file__).parents[3]
 RANK = Path(__file__).with_name("collectives_rank.py")
@@ -19,7 +20,7 @@ def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("BAGUA_", "PET_"))}
     environment |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1", **more}
     return subprocess.run(
-        [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
 

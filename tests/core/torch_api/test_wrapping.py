@@ -26,6 +26,7 @@ from bagua_core.torch_api.wrapping import Wrapped, attach, check_group, check_ig
 from tests.core.communication.worlds import in_process_world, run_ranks, seeded
 from tests.core.torch_api.scripts_in_threads import LoopEngine, Net, batches, script, weights
 from tests.lab.left_open import started_since
+from tests.lab.wait import HANG_S
 
 GRADIENTS = algorithms.gradient_allreduce.GradientAllReduceAlgorithm
 
@@ -322,7 +323,7 @@ for _ in range(3):
     m(torch.ones(1, 2)).sum().backward(); o.step()
 a.abort(m)
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG_S).returncode == 0
 
 
 # -- where torch is touched
@@ -341,7 +342,7 @@ noted = torch.optim.Optimizer.__init__
 made.take_note()
 assert torch.optim.Optimizer.__init__ is noted is not before
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_S)
 
 
 def test_a_handle_holds_no_thread() -> None:

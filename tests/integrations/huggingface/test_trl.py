@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.faults.job import Job
+from tests.lab.wait import HANG_S
 from tests.peers.conftest import launch_environment
 
 SCRIPT = Path(__file__).with_name("train_sft.py")
@@ -39,7 +40,7 @@ def test_a_worker_is_lost_and_another_joins(tmp_path: Path) -> None:
         HF_HOME=str(tmp_path / "home"),
     )
     words = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--plain"]
-    subprocess.run(words, env=environment, timeout=120, check=True)
+    subprocess.run(words, env=environment, timeout=HANG_S, check=True)
     alone = torch.load(tmp_path / "plain.pt")
     assert len(alone["losses"]) == EPOCHS * 7
     for end in ends:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.integrations.lightning.conftest import SCRIPT
+from tests.lab.wait import HANG_S
 from tests.peers.conftest import launch_environment
 
 pytestmark = pytest.mark.long
@@ -70,7 +71,7 @@ def train(out: Path, *words: str) -> None:
             *words,
         ],
         env=launch_environment(out, OMP_NUM_THREADS="1", PATH=os.environ["PATH"]),
-        timeout=120,
+        timeout=HANG_S,
         check=True,
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.lab.wait import HANG_S
+
 SCRIPT = """
 import warnings
 import torch
@@ -86,5 +88,5 @@ print("as torch's own")
 
 
 def test_torch_accepts_the_group_of_a_world_of_one() -> None:
-    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=HANG_S)
     assert ran.stdout.endswith("as torch's own\n"), ran.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.lab.wait import HANG_S
+
 SCRIPT = """
 import torch
 from torch.distributed.fsdp import fully_shard
@@ -36,5 +38,5 @@ print("as without shards")
 
 
 def test_a_script_trains_without_a_job() -> None:
-    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=HANG_S)
     assert ran.stdout.endswith("as without shards\n"), ran.stderr

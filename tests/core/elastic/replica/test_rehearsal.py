@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bagua_core.elastic.replica.rehearsal import NOT_REHEARSED, REHEARSED
+from tests.lab.wait import HANG_S
 
 SCRIPT = """
 import sys
@@ -94,7 +95,7 @@ def test_the_first_step_has_nothing_left_to_decide(tmp_path: Path, names: tuple[
         )
         for rank in range(2)
     ]
-    said = [run.communicate(timeout=240) for run in runs]
+    said = [run.communicate(timeout=HANG_S) for run in runs]
     assert [run.returncode for run in runs] == [0, 0], said
     for rank, (out, _) in enumerate(said):
         assert out.split("\n")[:-1] == [f"{name} {rank == 1}" for name in names]
