@@ -34,28 +34,56 @@ _MOST_NAMED = 20
 def submit(store: Store, submission: pb.Submission) -> None:
     """Gives the submission its nonce and writes it; what may be left of a removed job of its name goes.
 
-    Raises UserError if there is a job of this id.
+    Raises UserError if there is a job of this id, InfrastructureLost if it is not known whether it was written.
     """
     job_id = submission.job_id
     key = cluster_keys.submission(job_id)
     keys, over = JobKeys(job_id), cluster_keys.outcome(job_id)
-    conditions = [absent(key), absent(keys.spec), absent(over), none_below(keys.agents)]
-    leftovers = [KeyRange.of_prefix(keys.prefix), KeyRange.of_prefix(keys.records)]
     named = pb.Submission()
     named.CopyFrom(submission)
     named.nonce = secrets.token_hex(8)
-    value = named.SerializeToString()
-    try:
-        done = store.transact(conditions, [Put(key, value)], delete_ranges=leftovers).succeeded
-    except OutcomeUnknown:
-        found = store.get(key)
-        done = found is not None and found.value == value
+    # the removal: a repeated attempt does not submit the job again after an earlier attempt's was deleted
+    conditions = [absent(key), absent(keys.spec), absent(over), absent(cluster_keys.removal(named.nonce))]
+    conditions.append(none_below(keys.agents))
+    leftovers = [KeyRange.of_prefix(keys.prefix), KeyRange.of_prefix(keys.records)]
+    unsure: InfrastructureLost | None = None
+    for _ in range(_MOST_ATTEMPTS):
+        try:
+            done = store.transact(
+                conditions, [Put(key, named.SerializeToString())], delete_ranges=leftovers
+            ).succeeded
+            # refused: perhaps because of an earlier attempt, whatever has become of the job since
+            done = done or (unsure is not None and _was_submitted(store, job_id, named.nonce))
+            break
+        except OutcomeUnknown as error:
+            unsure = error  # the same again: its conditions let only one attempt be done
+        except InfrastructureLost as error:
+            if unsure is None:
+                raise
+            raise _may_be_submitted(job_id, error) from error
+    else:
+        raise _may_be_submitted(job_id, unsure) from unsure
     if not done and store.get(over) is not None:
         raise UserError(
             f"a job {job_id!r} has ended and is still kept; use another --name, or `bagua-launch delete {job_id}` first"
         )
     if not done:
         raise UserError(f"there is a job {job_id!r} already; use another --name")
+
+
+def _was_submitted(store: Store, job_id: str, nonce: str) -> bool:
+    """Whether the submission of this nonce was written, also if it was changed or removed since."""
+    found = store.get(cluster_keys.submission(job_id))
+    if found is not None and nonce_of(_parsed(found, job_id)) == nonce:
+        return True
+    return store.get(cluster_keys.removal(nonce)) is not None
+
+
+def _may_be_submitted(job_id: str, why: InfrastructureLost | None) -> InfrastructureLost:
+    return InfrastructureLost(
+        f"it is not known whether job {job_id!r} was submitted, and it may start; look with `bagua-launch list` before "
+        f"you submit it again ({why})"
+    )
 
 
 def stop(store: Store, job_id: str) -> str:
@@ -72,8 +100,12 @@ def stop(store: Store, job_id: str) -> str:
 def delete(store: Store, job_id: str, now_unix_s: float) -> str:
     """Remove an ended job; the line to print. Raises UserError if it has not ended."""
     key, over = cluster_keys.submission(job_id), cluster_keys.outcome(job_id)
+    removed = f"job {job_id!r} is removed; the nodes remove its logs, and its name can be used again"
+    unsure = ""  # nonce of the submission whose removal got no answer
     for _ in range(_MOST_ATTEMPTS):
         found, outcome = store.get(key), store.get(over)
+        if unsure and store.get(cluster_keys.removal(unsure)) is not None:
+            return removed
         if found is None and outcome is None and store.get(JobKeys(job_id).spec) is not None:
             return _delete_started_by_hand(store, job_id, now_unix_s)
         if found is None:
@@ -87,11 +119,10 @@ def delete(store: Store, job_id: str, now_unix_s: float) -> str:
             )
         unchanged = [mod_revision_is(key, found.mod_revision), mod_revision_is(over, outcome.mod_revision)]
         try:
-            done = remove_job(store, job_id, nonce, now_unix_s, *unchanged)
+            if remove_job(store, job_id, nonce, now_unix_s, *unchanged):
+                return removed
         except OutcomeUnknown:
-            done = store.get(cluster_keys.removal(nonce)) is not None
-        if done:
-            return f"job {job_id!r} is removed; the nodes remove its logs, and its name can be used again"
+            unsure = nonce
     raise _changes_all_the_time(f"job {job_id!r}")
 
 

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-
 import pytest
 
-from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown
+from bagua_agent.base.errors import InfrastructureLost
 from bagua_agent.cluster.cluster_records import PROTOCOL
 from bagua_agent.cluster_client import cluster_requests
 from bagua_agent.etcd import cluster_keys
-from bagua_agent.etcd.client import Compare, Put, Store, Transaction
+from bagua_agent.etcd.client import Store
 from bagua_contract import cluster_pb2 as pb
+from tests.agent.service.meddled_store import Meddled, no_answer, with_long_timeouts
 
 KEY = cluster_keys.drain("n0")
-
-
-class Meddled(Store):
-    """Before each transaction, and after it, something happens."""
-
-    before: Callable[[], object] = staticmethod(lambda: None)
-    after: Callable[[], object] = staticmethod(lambda: None)
-    transactions = 0
-
-    def transact(
-        self,
-        compares: Sequence[Compare] = (),
-        puts: Sequence[Put] = (),
-        deletes: Sequence[str] = (),
-        timeout_s: float | None = None,
-    ) -> Transaction:
-        self.transactions += 1
-        self.before()
-        done = super().transact(compares, puts, deletes, timeout_s)
-        self.after()
-        return done
 
 
 @pytest.fixture
 def store(plain_store: Store) -> Meddled:
     node = pb.Node(protocol=PROTOCOL, node_name="n0", slots=2)
     plain_store.put(cluster_keys.node("n0"), node.SerializeToString())
-    # long: a transaction without an answer within the usual second is repeated, as the one of the tests is
-    return Meddled(replace(plain_store.config, request_timeout_s=60.0, attempt_timeout_s=60.0))
+    return Meddled(with_long_timeouts(plain_store))
 
 
 def drain(store: Store, reason: str) -> str:
@@ -53,10 +29,6 @@ def drain(store: Store, reason: str) -> str:
 def reason_of(store: Store) -> str | None:
     found = store.get(KEY)
     return None if found is None else str(pb.Drain.FromString(found.value).reason)
-
-
-def no_answer() -> None:
-    raise OutcomeUnknown("no answer, as the test wants")
 
 
 def test_a_drain_that_came_between_is_undone_too(store: Meddled, plain_store: Store) -> None:
