@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua_agent.config.job_config import (
+    DEFAULT_SIGNALS,
     MOST_VIRTUAL_SHARDS,
     VIRTUAL_SHARDS,
     CommandKind,
@@ -70,6 +71,10 @@ def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None
     fields, waits = parse_job_fields(values, program)
     if "nproc_per_node" in values:
         fields["slots"] = parse_slots(values["nproc_per_node"], node)
+    if "signals_to_handle" not in values and node.ignores("SIGHUP"):
+        # Under nohup. SIGINT not: a shell script ignores it for every program in the background, and --hosts and
+        # bagua.launch() stop a job by it.
+        fields["signals_to_handle"] = tuple(name for name in DEFAULT_SIGNALS if name != "SIGHUP")
     place = parse_rendezvous(
         values, max_nodes=fields.get("max_nodes", 1), node_rank=fields.get("node_rank"), node=node
     )

@@ -1,4 +1,4 @@
-"""Reads the facts of this node: the number of GPUs and processors, and addresses.
+"""Reads the facts of this node: the number of GPUs and processors, addresses, and ignored signals.
 
 Asks the system without torch or CUDA, and only when a request needs to know.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -27,6 +28,10 @@ class NodeFacts(Protocol):
         """Whether `host` names one of this node's addresses."""
         ...
 
+    def ignores(self, signal_name: str) -> bool:
+        """Whether this process was started with the signal ignored, as nohup does with SIGHUP."""
+        ...
+
 
 class ThisNode:
     """The node this process runs on."""
@@ -42,6 +47,9 @@ class ThisNode:
 
     def owns_address(self, host: str) -> bool:
         return is_this_host(host, socket.gethostname())
+
+    def ignores(self, signal_name: str) -> bool:
+        return signal.getsignal(signal.Signals[signal_name]) is signal.SIG_IGN
 
 
 def _installed_gpus() -> int:

@@ -225,7 +225,8 @@ RUN_OPTIONS = (
     Option(
         "signals-to-handle",
         PROGRAM,
-        f"Signals on which the agent ends its workers in order. {_default('signals_to_handle')}",
+        "Signals on which the agent ends its workers in order. Under nohup SIGHUP must be named. "
+        f"{_default('signals_to_handle')}",
         "NAME,...",
     ),
     Option("role", PROGRAM, f"Role name given to the workers. {_default('role')}", "NAME"),

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from bagua_agent.config.job_config import JobConfig
+from bagua_launch.node_facts import ThisNode
 from tests.lab.wait import HANG_S
 from tests.launch.launcher import STAND_IN, Completed, Launcher, LaunchProcess
 
@@ -25,6 +26,9 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        ThisNode, "ignores", lambda self, signal_name: False
+    )  # these tests may run under nohup
     asked: list[JobConfig] = []
 
     def run_job(config: JobConfig) -> int:

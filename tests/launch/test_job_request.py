@@ -22,6 +22,7 @@ class Node:
     gpus: int = 0
     cpus: int = 4
     addresses: frozenset[str] = frozenset({"localhost"})
+    ignored: frozenset[str] = frozenset()
 
     def gpu_count(self) -> int:
         return self.gpus
@@ -31,6 +32,9 @@ class Node:
 
     def owns_address(self, host: str) -> bool:
         return host in self.addresses
+
+    def ignores(self, signal_name: str) -> bool:
+        return signal_name in self.ignored
 
 
 def asked(node: Node | None = None, program: tuple[str, ...] = ("train.py",), /, **values: str) -> JobRequest:
@@ -373,6 +377,15 @@ def test_this_node_counts_visible_gpus_and_knows_its_addresses(monkeypatch: pyte
     assert node.cpu_count() >= 1
     assert node.owns_address("127.0.0.1")
     assert not node.owns_address("192.0.2.1") and not node.owns_address("no-such-host.invalid")
+
+
+def test_a_signal_that_is_ignored_at_the_start_is_handled_only_where_it_is_named() -> None:
+    under_nohup = Node(ignored=frozenset({"SIGHUP"}))
+    assert config(under_nohup).signals_to_handle == ("SIGTERM", "SIGINT", "SIGQUIT")
+    assert config(under_nohup, signals_to_handle="SIGTERM,SIGHUP").signals_to_handle == ("SIGTERM", "SIGHUP")
+    # a shell's script ignores these for what it starts in the background; Ctrl-C of --hosts comes as SIGINT
+    in_the_background = Node(ignored=frozenset({"SIGINT", "SIGQUIT"}))
+    assert config(in_the_background).signals_to_handle == ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
 def test_the_hang_timeout_is_seconds_or_never() -> None:

@@ -128,6 +128,9 @@ class Node:
     def owns_address(self, host: str) -> bool:
         return host == "localhost"
 
+    def ignores(self, signal_name: str) -> bool:
+        return False
+
 
 @pytest.mark.parametrize(
     ("text", "gpus", "slots"), [("auto", 0, 5), ("auto", 3, 3), ("gpu", 3, 3), ("cpu", 3, 5), ("4", 0, 4)]
