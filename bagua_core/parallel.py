@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -29,6 +29,7 @@ from bagua_core.communication.step_interface import StepEngine
 from bagua_core.errors import TrainingOver
 from bagua_core.model import torch_ddp_names
 from bagua_core.model.backward_begin import announce_backward, scale_gradients
+from bagua_core.model.filler_buffers import FillerBuffers
 from bagua_core.model.module_buffers import ModuleBuffers
 from bagua_core.model.optimizer_steps import optimizer_steps_of
 from bagua_core.model.sharded_modules import (
@@ -167,10 +168,13 @@ class DistributedDataParallel(nn.Module):
                     self._engine.share_in_replica(self._module_buffers.current())
         elif self._shards is not None and self._engine.in_step:
             self._shards.buffers.check_without_gradients()
-        with tracing.span("forward"):
+        fillers = self._filler_buffers()
+        with tracing.span("forward"), nullcontext() if fillers is None else fillers.kept():
             outputs = self.module(*inputs, **keywords)
         if torch.is_grad_enabled() and self._engine.in_step:
             announce_backward(outputs, self._engine.backward_begins)
+            if fillers is not None:
+                announce_backward(outputs, fillers.backward_begins)
             if self._sharded and self._engine.micro_batch.part != 1.0:
                 scale_gradients(outputs, self._engine.micro_batch.part)
         return outputs
@@ -414,6 +418,18 @@ class DistributedDataParallel(nn.Module):
         """The same on all ranks. One that copies the state beside this step may not have the buffers that the others'
         forwards made since the model was wrapped."""
         return self._had_buffers if self._engine.plan.healing else bool(self._module_buffers.current())
+
+    def _filler_buffers(self) -> FillerBuffers | None:
+        """Of the forward that begins, if it is one of filler samples in training. A worker that heals gets the state's
+        buffers with the copy, and a deterministic job counts those of shards alone."""
+        engine = self._engine
+        if not self.training or not engine.in_step or self._shards is not None or engine.micro_batch.weight:
+            return None
+        if engine.plan.global_rank in engine.plan.healing:
+            return None
+        # these count other workers' samples
+        joint = SyncBatchNorm if engine.communicator() is not None else None
+        return FillerBuffers(self._module_buffers, joint)
 
     def _broadcast_buffers(self) -> None:
         engine = self._engine

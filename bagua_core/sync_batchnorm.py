@@ -54,8 +54,6 @@ class SyncBatchNorm(_BatchNorm):
         peers = self._peers() if self.training else None
         if peers is None:
             return super().forward(input)
-        if self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, peers)  # type: ignore[no-untyped-call]
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             self._follow(mean, variance, count)
@@ -63,7 +61,11 @@ class SyncBatchNorm(_BatchNorm):
         return result
 
     def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+        """count: 0 if no worker has samples, which changes nothing."""
         assert self.running_mean is not None and self.running_var is not None
+        is_counted = count > 0
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(is_counted)
         unbiased = variance * (count / (count - 1).clamp_(min=1))
         for running, found in ((self.running_mean, mean), (self.running_var, unbiased)):
             factor: float | torch.Tensor
@@ -73,7 +75,7 @@ class SyncBatchNorm(_BatchNorm):
                 factor = 1.0
             else:
                 factor = self.num_batches_tracked.to(running.dtype).reciprocal()
-            running.lerp_(found.to(running.dtype), factor)
+            running.copy_(torch.where(is_counted, running.lerp(found.to(running.dtype), factor), running))
 
     def _peers(self) -> Peers | None:
         engine = self._engine
@@ -172,7 +174,8 @@ class _Normalize(torch.autograd.Function):
         if count:
             variance, mean = torch.var_mean(wide, over, correction=0)
             row = torch.cat([mean, variance * count, wide.new_full((1,), float(count))])
-        mean, squares, total = _combined(peers.gather(row))
+        mean, squares, counted = _combined(peers.gather(row))
+        total = counted
         if not count:  # perhaps no worker has samples here: what comes out is then replaced by zero
             is_empty = total == 0
             mean = torch.where(is_empty, wide.mean(over), mean)
@@ -187,8 +190,8 @@ class _Normalize(torch.autograd.Function):
             output = output + bias.view(shape)
         ctx.save_for_backward(normal, inverse, weight, total)
         ctx.peers, ctx.over, ctx.shape, ctx.has_bias = peers, over, shape, bias is not None
-        ctx.mark_non_differentiable(mean, variance, total)
-        return output.to(input.dtype), mean, variance, total
+        ctx.mark_non_differentiable(mean, variance, counted)
+        return output.to(input.dtype), mean, variance, counted
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:

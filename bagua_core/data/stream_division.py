@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from bagua_core.data.division import Division, DivisionSettings, Piece
+from bagua_core.data.division import NO_PIECE, Division, DivisionSettings, Piece
 from bagua_core.data.partition import batch_count, micro_batch_count, micro_share
 from bagua_core.data.prefetch import BatchKey
 from bagua_core.data.stream_reader import StreamReader
@@ -91,8 +91,11 @@ class StreamDivision(Division):
     def piece(self, key: BatchKey) -> Piece:
         assert key.active_index is not None
         first, samples = key.batch * self._size, self.samples(key.epoch, key.batch)
-        micro_batches = self.micro_batches(key.epoch, key.batch, key.active_count)
-        places = micro_share(samples, key.active_count, key.active_index, micro_batches, key.micro)
+        # those that the samples need come first, as of other data; the rest of a full batch's number have none
+        used = micro_batch_count(samples, key.active_count, self._most_local)
+        if key.micro >= used:
+            return NO_PIECE
+        places = micro_share(samples, key.active_count, key.active_index, used, key.micro)
         return Piece([first + place for place in places], len(places) / samples)
 
     def filler(self, epoch: int) -> list[int]:

@@ -27,11 +27,13 @@ class ModuleBuffers:
         """Each buffer once, in registration order."""
         return list(self.named().values())
 
-    def named(self) -> dict[str, torch.Tensor]:
-        """Each buffer once, under the first of its names."""
+    def named(self, but_of: type[nn.Module] | None = None) -> dict[str, torch.Tensor]:
+        """Each buffer once, under the first of its names. but_of: a class of submodules that are left out."""
         found: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
         for prefix, module in self._holders:
+            if but_of is not None and isinstance(module, but_of):
+                continue
             for name, buffer in module._buffers.items():
                 if buffer is not None and id(buffer) not in seen:
                     seen.add(id(buffer))
