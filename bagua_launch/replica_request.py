@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from bagua_agent.base.plain_text import counted
-from bagua_agent.base.sizes import nodes_with_a_part
+from bagua_agent.base.sizes import nodes_with_a_part, whole_replicas
 from bagua_agent.config.job_config import JobConfig
 from bagua_launch.errors import refuse
 from bagua_launch.precedence import Said, Values
@@ -35,11 +35,10 @@ def check_replicas(values: Values, config: JobConfig, slots: int) -> None:
         *((s, "one of --sizes") for s in config.size_policy.sizes),
         *(((config.size_policy.start_size, "--start-size"),) if config.size_policy.start_size else ()),
     ):
-        used = nodes_with_a_part(nodes, slots, size)
+        used, enough = whole_replicas(nodes, slots, size)
         if used == nodes:
             continue
         workers = f"{counted(nodes, 'node')} with {counted(slots, 'worker')} each ({what})"
-        enough = next(n for n in range(nodes, nodes + size + 1) if nodes_with_a_part(n, slots, size) == n)
         holds = "hold no replica" if not used else f"hold replicas on {counted(used, 'node')} only"
         raise refuse(
             said, f"{workers} {holds}", f"at least {counted(enough, 'node')}, or another --replica-size"

@@ -24,6 +24,15 @@ def nodes_with_a_part(nodes: int, slots: int, replica_size: int) -> int:
     return -(-used // slots)
 
 
+def whole_replicas(nodes: int, slots: int, replica_size: int) -> tuple[int, int]:
+    """The numbers of nodes next to `nodes`, below (0: none) and above, that all have a part of a replica; `nodes` twice
+    if it is one."""
+    used = nodes_with_a_part(nodes, slots, replica_size)
+    if used == nodes:
+        return nodes, nodes
+    return used, -(-(nodes * slots // replica_size + 1) * replica_size // slots)
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """The sizes that the next generation may have. most: nodes; sizes: ascending, none of them if all are allowed."""

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
-from bagua_agent.base.plain_text import counted, some
-from bagua_agent.base.sizes import SizePolicy
+from bagua_agent.base.plain_text import some
 from bagua_agent.cluster.cluster_records import (
     UnreadableRecord,
     nonce_of,
@@ -19,6 +18,7 @@ from bagua_agent.cluster.cluster_records import (
     read_outcome,
     unreadable_outcome,
 )
+from bagua_agent.cluster_client.refused_sizes import refuse_of_submission
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
 from bagua_agent.etcd.key_range import KeyRange
@@ -158,7 +158,7 @@ def scale_submitted(store: Store, job_id: str, min_nodes: int, max_nodes: int) -
     desired = membership_pb2.Desired(min_nodes=min_nodes, max_nodes=max_nodes).SerializeToString()
 
     def change(submission: pb.Submission) -> bool:
-        refuse_forbidden(job_id, SizePolicy.of(submission.size_policy), min_nodes, max_nodes)
+        refuse_of_submission(submission, min_nodes, max_nodes)
         submission.min_nodes, submission.max_nodes = min_nodes, max_nodes
         return True
 
@@ -170,14 +170,6 @@ def scale_submitted(store: Store, job_id: str, min_nodes: int, max_nodes: int) -
 
     _, before = _change_submission(store, job_id, change, beside)
     return before.min_nodes, before.max_nodes
-
-
-def refuse_forbidden(job_id: str, policy: SizePolicy, *nodes: int) -> None:
-    """Raises UserError for a number of nodes that the job's size policy does not allow."""
-    forbidden = policy.forbidden(*nodes)
-    if forbidden is not None:
-        what = f"{counted(forbidden, 'node')}: not an allowed size"
-        raise UserError(f"job {job_id!r} can't be scaled to {what}; use sizes among {policy.text}")
 
 
 def _change_submission(

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
-from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
-from bagua_agent.cluster_client.cluster_requests import refuse_forbidden, scale_submitted, unknown_job
+from bagua_agent.cluster_client.cluster_requests import scale_submitted, unknown_job
+from bagua_agent.cluster_client.refused_sizes import refuse_of_spec
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import StoreCredentials
 from bagua_agent.etcd.client import KeyValue, Put, Store, absent, mod_revision_is
@@ -73,7 +73,9 @@ def change_desired(store: Store, job_id: str, min_nodes: int, max_nodes: int) ->
             raise unknown_job(store, job_id)
         if store.get(keys.result) is not None:
             raise UserError(f"job {job_id!r} has ended; use the id of a running job")
-        refuse_forbidden(job_id, _size_policy(job_id, spec.value), min_nodes, max_nodes)
+        read = read_message(pb.JobSpec, spec.value)
+        if read is not None:
+            refuse_of_spec(store, job_id, read, min_nodes, max_nodes)
         before = store.get(keys.desired)
         unchanged = (
             absent(keys.desired) if before is None else mod_revision_is(keys.desired, before.mod_revision)
@@ -89,15 +91,6 @@ def change_desired(store: Store, job_id: str, min_nodes: int, max_nodes: int) ->
     raise InfrastructureLost(
         f"job {job_id!r} changed {_MOST_ATTEMPTS} times while it was to be scaled; try again"
     )
-
-
-def _size_policy(job_id: str, spec: bytes) -> SizePolicy:
-    """Raises UserError."""
-    read = read_message(pb.JobSpec, spec)
-    try:
-        return ANY_SIZE if read is None else SizePolicy.of(read.size_policy)
-    except ValueError as error:
-        raise UserError(f"job {job_id!r}: its sizes can't be read ({error}); start it again") from error
 
 
 def _pair_in(record: KeyValue | None) -> tuple[int, int] | None:

@@ -140,3 +140,71 @@ def test_a_submitted_job_of_sizes_takes_them_to_its_nodes_and_is_scaled_among_th
     agent = agent_config.check(nodes_config, "test", "n0")
     made = unit_request(parse_submission(found.value, "demo"), (0,), agent, have_gpus=False).config
     assert (made.size_policy, made.max_nodes) == (SizePolicy((2, 4, 8), 4, 30.0), 4)
+
+
+def submit_replicas(store: Store, **more: str) -> None:
+    asked = {"name": "demo", "replica_size": "2", "nproc_per_node": "1", "nnodes": "2", **more}
+    said = {key: Said(text, "--" + key.replace("_", "-")) for key, text in asked.items()}
+    submission = cluster_request.parse_submission(
+        said, ("train.py",), directory="/data", environ={}, submitter="ann", now_unix_s=1.0
+    )
+    submit(store, submission)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        ((1, 1), "1 node with 1 worker each hold no replica of 2 workers; use at least 2 nodes"),
+        ((1, 4), "1 node with 1 worker each hold no replica of 2 workers; use at least 2 nodes"),
+        (
+            (2, 5),
+            "5 nodes with 1 worker each hold replicas of 2 workers on 4 nodes only; use 4 or 6 nodes",
+        ),
+        (
+            (3, 4),
+            "3 nodes with 1 worker each hold replicas of 2 workers on 2 nodes only; use 2 or 4 nodes",
+        ),
+    ],
+)
+def test_a_submitted_job_keeps_whole_replicas(store: Store, nodes: tuple[int, int], says: str) -> None:
+    submit_replicas(store)
+    with pytest.raises(UserError, match=f"job 'demo' can't be scaled: {says}$"):
+        scale_submitted(store, "demo", *nodes)
+    assert scale_submitted(store, "demo", 2, 6) == (2, 2), "what is refused changes nothing"
+
+
+def test_replicas_on_one_node_allow_every_number(store: Store) -> None:
+    submit_replicas(store, nproc_per_node="4")
+    assert scale_submitted(store, "demo", 1, 3) == (2, 2)
+
+
+def begin_replicas(store: Store, replica_size: int, *slots: int) -> None:
+    begin(store, "demo", 2, 2)
+    spec = pb.JobSpec(protocol=PROTOCOL_VERSION, nonce="n", replica_size=replica_size)
+    store.put(KEYS.spec, spec.SerializeToString())
+    for number, of_node in enumerate(slots):
+        store.put(
+            KEYS.agent(f"a{number}"), pb.Agent(agent_id=f"a{number}", slots=of_node).SerializeToString()
+        )
+
+
+def test_a_job_started_by_hand_keeps_whole_replicas(store: Store) -> None:
+    begin_replicas(store, 2, 1, 1)
+    store.put(KEYS.agent("odd"), b"\xff\xff")
+    with pytest.raises(UserError, match="1 node with 1 worker each hold no replica of 2 workers"):
+        change_desired(store, "demo", 1, 1)
+    with pytest.raises(UserError, match="use 2 or 4 nodes"):
+        change_desired(store, "demo", 3, 6)
+    assert desired(store) == (2, 2)
+    change_desired(store, "demo", 2, 5)  # its fifth node is a spare, as with --nnodes 2:5
+    assert desired(store) == (2, 5)
+
+
+def test_nodes_of_different_sizes_are_refused_only_where_the_largest_hold_no_replica(store: Store) -> None:
+    begin_replicas(store, 3, 1, 2)
+    with pytest.raises(UserError, match="1 node with 2 workers each hold no replica of 3 workers"):
+        change_desired(store, "demo", 1, 1)
+    change_desired(store, "demo", 4, 4)
+    store.delete_prefix(KEYS.agents)
+    change_desired(store, "demo", 1, 1)  # the size of its nodes is not known
+    assert desired(store) == (1, 1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
+from bagua_agent.base.sizes import ANY_SIZE, SizePolicy, nodes_with_a_part, whole_replicas
 
 ALLOWED = SizePolicy((2, 4, 8))
 
@@ -96,3 +98,10 @@ def test_the_first_forbidden_number(nodes: tuple[int, int], first: int | None) -
 def test_what_is_no_policy(sizes: tuple[int, ...], start: int, cooldown_s: float, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         SizePolicy(sizes, start, cooldown_s)
+
+
+def test_the_numbers_of_nodes_next_to_one_that_all_have_a_part_of_a_replica() -> None:
+    for size, slots, nodes in itertools.product(range(1, 8), range(1, 5), range(1, 20)):
+        whole = [n for n in range(nodes + size + 1) if nodes_with_a_part(n, slots, size) == n]
+        nearest = max(n for n in whole if n <= nodes), min(n for n in whole if n >= nodes)
+        assert whole_replicas(nodes, slots, size) == nearest, (size, slots, nodes)
