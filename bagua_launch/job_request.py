@@ -29,6 +29,7 @@ from bagua_launch.errors import RequestError, refuse
 from bagua_launch.node_facts import NodeFacts, ThisNode
 from bagua_launch.precedence import Said, Values
 from bagua_launch.rendezvous_request import (
+    IS_HOST,
     Rendezvous,
     Waits,
     parse_conf,
@@ -76,7 +77,11 @@ def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None
         # bagua.launch() stop a job by it.
         fields["signals_to_handle"] = tuple(name for name in DEFAULT_SIGNALS if name != "SIGHUP")
     place = parse_rendezvous(
-        values, max_nodes=fields.get("max_nodes", 1), node_rank=fields.get("node_rank"), node=node
+        values,
+        max_nodes=fields.get("max_nodes", 1),
+        node_rank=fields.get("node_rank"),
+        node=node,
+        is_host=waits.is_host,
     )
     given = values if place.endpoints else {k: said for k, said in values.items() if k != "rdzv_endpoint"}
     fields["store_credentials"] = parse_credentials(given)
@@ -288,7 +293,10 @@ def _notes(values: Values, place: Rendezvous, waits: Waits) -> tuple[str, ...]:
         if key in values:
             scalar_values.choice(*known)(values[key])
     without = [values[key].where for key in _WITHOUT_EFFECT if key in values]
-    without += [f"{values['rdzv_conf'].where} {key}" for key in waits.without_effect]
+    ignored = list(waits.without_effect)
+    if waits.is_host is not None and not place.obeys_is_host:
+        ignored.append(IS_HOST)
+    without += [f"{values['rdzv_conf'].where} {key}" for key in ignored]
     if not without:
         return place.notes
     return (*place.notes, f"accepted for compatibility, ignored: {', '.join(without)}")

@@ -186,7 +186,8 @@ RUN_OPTIONS = (
         "rdzv-conf",
         RENDEZVOUS,
         "Waits in seconds: join_timeout, last_call_timeout, node_window, lease_ttl, probe_window, "
-        "below_minimum_timeout, holder_timeout ('none': without limit), hang_notice, hang_renew.",
+        "below_minimum_timeout, holder_timeout ('none': without limit), hang_notice, hang_renew. "
+        "With c10d also is_host=1 or 0: whether this node hosts etcd.",
         "KEY=VALUE,...",
     ),
     Option(

@@ -33,7 +33,6 @@ _CONF_KEYS: dict[str, str | None] = {
     "holder_timeout": "holder_timeout_s",
     "hang_notice": "hang_notice_s",
     "hang_renew": "hang_renew_s",
-    "is_host": None,
     "close_timeout": None,
     "heartbeat_timeout": None,
     "keep_alive_interval": None,
@@ -43,6 +42,9 @@ _CONF_KEYS: dict[str, str | None] = {
     "use_libuv": None,
     "rank": None,
 }
+# torchrun's, of c10d: whether this node hosts the store. Its forms are torchrun's, which are not those of a switch.
+IS_HOST = "is_host"
+FORMS = {True: ("1", "true", "t", "yes", "y"), False: ("0", "false", "f", "no", "n")}
 _MAY_BE_WITHOUT_LIMIT = frozenset({"join_timeout_s", "below_minimum_timeout_s", "holder_timeout_s"})
 _ANY_PORT = re.compile(r"[^,]*:0+")
 LARGEST_PORT = 65535
@@ -51,17 +53,21 @@ _SHORTEST_LEASE_S = 2.0  # etcd grants none shorter
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """endpoints None: the agent starts an etcd of its own. master_port: the workers' own, of a static rendezvous."""
+    """endpoints None: the agent starts an etcd of its own. master_port: the workers' own, of a static rendezvous.
+    obeys_is_host: is_host of --rdzv-conf decided hosts_store."""
 
     job_id: str | None
     endpoints: tuple[str, ...] | None
     hosts_store: bool = False
     master_port: int | None = None
+    obeys_is_host: bool = False
     notes: tuple[str, ...] = ()
 
 
-def parse_rendezvous(values: Values, *, max_nodes: int, node_rank: int | None, node: NodeFacts) -> Rendezvous:
-    """Raises RequestError. job_id None: any id will do, since no other node has to name it."""
+def parse_rendezvous(
+    values: Values, *, max_nodes: int, node_rank: int | None, node: NodeFacts, is_host: bool | None = None
+) -> Rendezvous:
+    """is_host: of --rdzv-conf. job_id None: any id will do, since no other node has to name it. Raises RequestError."""
     if scalar_values.is_on(values, "standalone"):
         if max_nodes > 1:
             raise refuse(values["nnodes"], "--standalone is for one node", "--nnodes 1, or no --standalone")
@@ -70,7 +76,7 @@ def parse_rendezvous(values: Values, *, max_nodes: int, node_rank: int | None, n
         return Rendezvous(None, None, notes=notes)
 
     job_id = parse_job_id(values["rdzv_id"]) if "rdzv_id" in values else None
-    place = _meeting_place(values, max_nodes, node_rank, node)
+    place = _meeting_place(values, max_nodes, node_rank, node, is_host)
     if job_id is None and place.endpoints is not None and max_nodes > 1:
         # torchrun's default, kept so that its command lines work on several nodes
         note = "no --rdzv-id: the job is called 'none'; jobs that share an etcd need ids of their own"
@@ -78,7 +84,9 @@ def parse_rendezvous(values: Values, *, max_nodes: int, node_rank: int | None, n
     return replace(place, job_id=job_id)
 
 
-def _meeting_place(values: Values, max_nodes: int, node_rank: int | None, node: NodeFacts) -> Rendezvous:
+def _meeting_place(
+    values: Values, max_nodes: int, node_rank: int | None, node: NodeFacts, is_host: bool | None
+) -> Rendezvous:
     endpoint = values.get("rdzv_endpoint")
     said = values.get("rdzv_backend")
     if endpoint and max_nodes == 1 and said and said.text == "c10d" and _ANY_PORT.fullmatch(endpoint.text):
@@ -90,10 +98,11 @@ def _meeting_place(values: Values, max_nodes: int, node_rank: int | None, node: 
         raise refuse(said, "no such backend", " or ".join(BACKENDS))
     backend = said.text if said else "etcd"
     label = f"{said.where} {backend}" if said else ""
+    is_host = is_host if backend == "c10d" else None
 
     if endpoints is None and "master_addr" in values and max_nodes > 1:
         label = label or values["master_addr"].where
-        return _at_master(values, label, node_rank, node)
+        return _at_master(values, label, node_rank, node, is_host)
     if backend in ("etcd", "etcd-v2") or endpoints is None or len(endpoints) > 1:
         notes: tuple[str, ...] = ()
         if backend != "etcd":
@@ -101,11 +110,14 @@ def _meeting_place(values: Values, max_nodes: int, node_rank: int | None, node: 
             notes = (f"{label}: the agents meet in {where}, over its v3 interface",)
         return Rendezvous(None, endpoints, notes=notes)
     # c10d or static: torchrun starts the store on the node that owns the endpoint's address
-    hosts = node.owns_address(host_of(endpoints[0]))
-    return Rendezvous(None, endpoints, hosts, notes=(_hosting_note(label, endpoints[0], hosts),))
+    hosts = node.owns_address(host_of(endpoints[0])) if is_host is None else is_host
+    note = _hosting_note(label, endpoints[0], hosts)
+    return Rendezvous(None, endpoints, hosts, obeys_is_host=is_host is not None, notes=(note,))
 
 
-def _at_master(values: Values, label: str, node_rank: int | None, node: NodeFacts) -> Rendezvous:
+def _at_master(
+    values: Values, label: str, node_rank: int | None, node: NodeFacts, is_host: bool | None
+) -> Rendezvous:
     address = values["master_addr"]
     port = scalar_values.port(values["master_port"]) if "master_port" in values else STATIC_MASTER_PORT
     host = address.text.strip("[]")
@@ -113,8 +125,10 @@ def _at_master(values: Values, label: str, node_rank: int | None, node: NodeFact
     beside = port + 1 if port < LARGEST_PORT else port - 1
     endpoint = joined(host, beside)
     endpoints = parse_endpoints(Said(endpoint, address.where))
-    hosts = node.owns_address(host) if node_rank is None else node_rank == 0
-    return Rendezvous(None, endpoints, hosts, port, (_hosting_note(label, endpoint, hosts),))
+    is_first = node.owns_address(host) if node_rank is None else node_rank == 0
+    hosts = is_first if is_host is None else is_host
+    note = _hosting_note(label, endpoint, hosts)
+    return Rendezvous(None, endpoints, hosts, port, obeys_is_host=is_host is not None, notes=(note,))
 
 
 def _hosting_note(label: str, endpoint: str, hosts: bool) -> str:
@@ -148,30 +162,42 @@ def host_of(endpoint: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """fields: JobConfig's, by name. without_effect: keys of torchrun that mean nothing here."""
+    """fields: JobConfig's, by name. without_effect: keys of torchrun without meaning here. is_host: None if absent."""
 
     fields: dict[str, float | None] = field(default_factory=dict)
     without_effect: tuple[str, ...] = ()
+    is_host: bool | None = None
 
 
 def parse_conf(said: Said) -> Waits:
     """--rdzv-conf. Raises RequestError naming the key and the known ones."""
     fields: dict[str, float | None] = {}
     without_effect = []
+    is_host = None
     # Quotes that a batch script passes on literally are no part of the keys, as torchrun has it.
     for part in filter(None, (part.strip().strip("\"'") for part in said.text.split(","))):
         key, equals, text = (piece.strip().strip("\"'") for piece in part.partition("="))
         if not equals or not key or not text:
             raise refuse(said, f"{part!r} is not KEY=VALUE", "key=value,key=value")
+        if key == IS_HOST:
+            is_host = _is_host(said, text)
+            continue
         if key not in _CONF_KEYS:
-            known = ", ".join(k for k, name in _CONF_KEYS.items() if name)
+            known = ", ".join([*(k for k, name in _CONF_KEYS.items() if name), IS_HOST])
             raise refuse(said, f"unknown key {key!r}", known)
         name = _CONF_KEYS[key]
         if name is None:
             without_effect.append(key)
         else:
             fields[name] = _seconds(said, key, text, name)
-    return Waits(fields, tuple(without_effect))
+    return Waits(fields, tuple(without_effect), is_host)
+
+
+def _is_host(said: Said, text: str) -> bool:
+    for value, forms in FORMS.items():
+        if text.lower() in forms:
+            return value
+    raise refuse(said, f"{IS_HOST} {text!r} is neither yes nor no", f"{IS_HOST}=1 or {IS_HOST}=0")
 
 
 def _seconds(said: Said, key: str, text: str, name: str) -> float | None:

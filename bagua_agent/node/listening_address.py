@@ -1,7 +1,7 @@
 """Chooses the address at which an etcd listens that other nodes reach by this node's name.
 
 Other nodes connect to an endpoint. A name in it may resolve differently here: many systems give a host's own name a
-loopback address, and a service's name may resolve to an address that is translated on the way.
+loopback address, and a service's name or an address may be translated on the way.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from collections.abc import Sequence
 from bagua_contract.addresses import is_loopback, joined, parted
 
 EVERYWHERE = "0.0.0.0"
+EVERYWHERE_V6 = "::"
 _LOCAL_NAME = "localhost"
 
 
 def listening_host(host: str, own: Sequence[str]) -> str:
     """An address to bind. host: a name or an address, without brackets. own: addresses of this host that the name
     resolves to here. Pure."""
-    if host == _LOCAL_NAME or _is_address(host):
+    if host == _LOCAL_NAME or (_is_address(host) and own):
         return host
+    if _is_address(host):  # translated on the way, too: as that of the machine around a container
+        return EVERYWHERE_V6 if ":" in host else EVERYWHERE
     reached = [a for a in own if not is_loopback(a.partition("%")[0])]
     return reached[0] if reached else EVERYWHERE
 

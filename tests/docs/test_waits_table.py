@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from bagua_agent.config.job_config import JobConfig
 from bagua_launch.precedence import Said
-from bagua_launch.rendezvous_request import _CONF_KEYS, _MAY_BE_WITHOUT_LIMIT, parse_conf
+from bagua_launch.rendezvous_request import _CONF_KEYS, _MAY_BE_WITHOUT_LIMIT, FORMS, IS_HOST, parse_conf
 from tests.docs.page_blocks import ROOT
 
 NONE = "`none`"
@@ -22,12 +22,21 @@ def table() -> dict[str, str]:
 
 
 def test_every_key_with_an_effect_has_a_row() -> None:
-    assert set(table()) == {key for key, name in _CONF_KEYS.items() if name}
+    assert set(table()) == {key for key, name in _CONF_KEYS.items() if name} | {IS_HOST}
+
+
+def test_the_forms_of_is_host_are_those_of_the_code() -> None:
+    text = (ROOT / "docs/training-script.md").read_text()
+    (row,) = re.findall(rf"^\| `{IS_HOST}` \|.*$", text, re.MULTILINE)
+    yes, _, no = row.partition("`--rdzv-endpoint`:")[2].partition(", or ")
+    assert {True: tuple(re.findall("`(\\w+)`", yes)), False: tuple(re.findall("`(\\w+)`", no))} == FORMS
 
 
 def test_defaults_and_keys_without_limit_are_those_of_the_code() -> None:
     defaults = {field.name: field.default for field in fields(JobConfig)}
     for key, shown in table().items():
+        if key == IS_HOST:
+            continue
         (name,) = parse_conf(Said(f"{key}=7", "--rdzv-conf")).fields
         default = defaults[name]
         texts = [NONE if default is None else f"{default:g} s"]

@@ -125,8 +125,10 @@ def test_every_wait_of_the_config_has_a_key() -> None:
         (
             "join_time=3",
             "unknown key 'join_time'; use join_timeout, timeout, last_call_timeout, node_window, lease_ttl, "
-            "probe_window, below_minimum_timeout, holder_timeout, hang_notice, hang_renew",
+            "probe_window, below_minimum_timeout, holder_timeout, hang_notice, hang_renew, is_host",
         ),
+        ("is_host=maybe", "is_host 'maybe' is neither yes nor no; use is_host=1 or is_host=0"),
+        ("is_host=2", "is_host '2' is neither yes nor no; use is_host=1 or is_host=0"),
         ("join_timeout", "'join_timeout' is not KEY=VALUE; use key=value,key=value"),
         ("join_timeout=", "'join_timeout=' is not KEY=VALUE; use key=value,key=value"),
         ("lease_ttl=1", "lease_ttl '1' is out of range; use lease_ttl=SECONDS, at least 2"),
@@ -186,6 +188,37 @@ def test_torchruns_own_store_becomes_an_etcd_at_its_place(backend: str, own: boo
     assert request.notes == (
         f"--rdzv-backend {backend}: the agents meet in an etcd that {who} at node-0:29400",
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "hosts"), [("1", True), ("True", True), ("y", True), ("0", False), ("F", False)]
+)
+@pytest.mark.parametrize("owns", [True, False])
+def test_is_host_says_which_node_hosts_the_store_of_c10d(said: str, hosts: bool, owns: bool) -> None:
+    node = Node(addresses=frozenset({"svc"} if owns else ()))
+    conf, who = f"is_host={said}", "this node starts" if hosts else "another node starts"
+    request = asked(
+        node, nnodes="2", rdzv_backend="c10d", rdzv_endpoint="svc:29400", rdzv_id="a", rdzv_conf=conf
+    )
+    assert (request.config.endpoints, request.config.hosts_store) == (("svc:29400",), hosts)
+    assert request.notes == (f"--rdzv-backend c10d: the agents meet in an etcd that {who} at svc:29400",)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"rdzv_backend": "static", "rdzv_endpoint": "svc:1"},
+        {"rdzv_endpoint": "svc:1"},
+        {"rdzv_backend": "c10d", "rdzv_endpoint": "e1,e2"},
+        {"rdzv_backend": "c10d", "rdzv_endpoint": "svc:0", "nnodes": "1"},
+        {"standalone": "1", "nnodes": "1"},
+        {"nnodes": "1"},
+    ],
+)
+def test_elsewhere_is_host_has_no_effect_and_a_note_says_so(place: dict[str, str]) -> None:
+    request = asked(**{"nnodes": "2", "rdzv_conf": "is_host=1", "rdzv_id": "a", **place})
+    assert not request.config.hosts_store
+    assert request.notes[-1] == "accepted for compatibility, ignored: --rdzv-conf is_host"
 
 
 @pytest.mark.parametrize("node_rank", ["0", "1"])

@@ -19,7 +19,9 @@ from bagua_agent.node.listening_address import (
     ("host", "own", "bound"),
     [
         ("10.0.0.7", ["10.0.0.7"], "10.0.0.7"),
-        ("fe80::1%eth0", [], "fe80::1%eth0"),
+        ("fe80::1%eth0", ["fe80::1%eth0"], "fe80::1%eth0"),
+        ("203.0.113.7", [], EVERYWHERE),  # translated on the way, as that of a container's host
+        ("2001:db8::7", [], "::"),
         ("localhost", ["127.0.0.1"], "localhost"),
         ("node-1", ["10.0.0.7"], "10.0.0.7"),
         ("node-1", ["127.0.1.1", "10.0.0.7"], "10.0.0.7"),
