@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from bagua_agent.base.errors import InfrastructureLost, JobIsOver, StoreFull, UserError
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
+from bagua_agent.cluster import cluster_records
 from bagua_agent.config.job_config import JobConfig, workers_of_a_replica
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
@@ -60,6 +61,7 @@ def ensure_job(
     """The job; the first agent writes it. A job of this id that has ended is replaced.
 
     A submission's job is not: it runs once, though its units may start again before the scheduler has read the result.
+    It begins with the numbers of nodes that its submission has now: they may have changed since the unit was made.
 
     mode: the initial mode of a job that is written here.
 
@@ -72,8 +74,10 @@ def ensure_job(
     made: JobIdentity | None = None
     before: pb.Result | None = None
     removal = [cluster_keys.removal(config.submission)] if config.submission else []
+    submission = [cluster_keys.submission(config.job_id)] if config.submission else []
     for _ in range(20):  # each round either succeeds or another agent made progress
-        found, nodes = store.get_and_count([keys.result, keys.spec, keys.identity, *removal], keys.agents)
+        asked = [keys.result, keys.spec, keys.identity, *removal, *submission]
+        found, nodes = store.get_and_count(asked, keys.agents)
         if any(key in found for key in removal):
             raise UserError(f"job {config.job_id!r} was removed from the cluster; submit it again")
         if keys.result in found:
@@ -110,10 +114,13 @@ def ensure_job(
             autotune=autotune_of(config),
         )
         event = job_history.created(str(config.command))
-        desired = pb.Desired(min_nodes=config.min_nodes, max_nodes=config.max_nodes)
+        conditions = [absent(keys.spec), absent(keys.result), *map(absent, removal)]
+        # `scale` writes the submission alone while there is no job
+        conditions += [mod_revision_is(k, found[k].mod_revision if k in found else 0) for k in submission]
+        desired = _desired(config, next((found[k] for k in submission if k in found), None))
         try:
             store.transact(
-                [absent(keys.spec), absent(keys.result), *map(absent, removal)],
+                conditions,
                 [
                     Put(keys.spec, spec.SerializeToString()),
                     Put(keys.identity, made.encode()),
@@ -126,6 +133,19 @@ def ensure_job(
         except InfrastructureLost:
             continue  # unknown whether it was done: the next round reads
     raise UserError(f"job {config.job_id!r} changes hands all the time; choose another --rdzv-id")
+
+
+def _desired(config: JobConfig, submission: KeyValue | None) -> pb.Desired:
+    """For a new job. submission: the record under the job's name, which may be another one's; None: absent."""
+    least, most = config.min_nodes, config.max_nodes
+    if submission is not None:
+        try:
+            record = cluster_records.parse_submission(submission.value, config.job_id)
+        except cluster_records.UnreadableRecord:
+            record = None
+        if record is not None and cluster_records.nonce_of(record) == config.submission:
+            least, most = record.min_nodes, record.max_nodes
+    return pb.Desired(min_nodes=least, max_nodes=most)
 
 
 def autotune_of(config: JobConfig) -> pb.Autotune | None:

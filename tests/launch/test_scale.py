@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -12,11 +12,12 @@ from bagua_agent.cluster.cluster_records import parse_submission
 from bagua_agent.cluster_client.cluster_requests import scale_submitted, submit
 from bagua_agent.cluster_client.scale import ScaleChange, change_desired
 from bagua_agent.config.etcd_credentials import store_config
-from bagua_agent.config.job_config import StoreCredentials
+from bagua_agent.config.job_config import JobConfig, StoreCredentials
 from bagua_agent.etcd import cluster_keys
-from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.client import KeyValue, Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.job.create_or_join import ensure_job
 from bagua_agent.service.config import agent_config
 from bagua_agent.service.units.unit_request import unit_request
 from bagua_contract import membership_pb2 as pb
@@ -134,12 +135,78 @@ def test_a_submitted_job_of_sizes_takes_them_to_its_nodes_and_is_scaled_among_th
     with pytest.raises(UserError, match="can't be scaled to 3 nodes: not an allowed size"):
         scale_submitted(store, "demo", 2, 3)
     assert scale_submitted(store, "demo", 2, 4) == (2, 8)
+    made = unit_config(store)
+    assert (made.size_policy, made.max_nodes) == (SizePolicy((2, 4, 8), 4, 30.0), 4)
+
+
+def unit_config(store: Store) -> JobConfig:
+    """With which a daemon starts its unit now."""
     found = store.get(cluster_keys.submission("demo"))
     assert found is not None
     nodes_config = {"insecure": True, "etcd": {"endpoints": ["127.0.0.1:2379"]}, "node": {"slots": 1}}
     agent = agent_config.check(nodes_config, "test", "n0")
-    made = unit_request(parse_submission(found.value, "demo"), (0,), agent, have_gpus=False).config
-    assert (made.size_policy, made.max_nodes) == (SizePolicy((2, 4, 8), 4, 30.0), 4)
+    return unit_request(parse_submission(found.value, "demo"), (0,), agent, have_gpus=False).config
+
+
+def submit_nodes(store: Store, nodes: str) -> None:
+    said = {"name": Said("demo", "--name"), "nnodes": Said(nodes, "--nnodes")}
+    submission = cluster_request.parse_submission(
+        said, ("train.py",), directory="/data", environ={}, submitter="ann", now_unix_s=1.0
+    )
+    submit(store, submission)
+
+
+def test_a_job_that_is_scaled_while_its_first_unit_starts_begins_scaled(store: Store) -> None:
+    submit_nodes(store, "2:2")
+    config = unit_config(store)
+    assert scale_submitted(store, "demo", 2, 4) == (2, 2)
+    ensure_job(store, KEYS, config)
+    assert desired(store) == (2, 4)
+
+
+class ScaledBehindTheRead(Store):
+    """The job is scaled behind the first read of what there is of it."""
+
+    is_scaled = False
+
+    def get_and_count(
+        self, keys: Sequence[str], prefix: str, timeout_s: float | None = None
+    ) -> tuple[dict[str, KeyValue], int]:
+        found = super().get_and_count(keys, prefix, timeout_s)
+        if not self.is_scaled:
+            self.is_scaled = True
+            assert scale_submitted(self, "demo", 3, 5) == (2, 2)
+        return found
+
+
+def test_a_job_that_is_scaled_while_its_first_agent_writes_it_begins_scaled(store: Store) -> None:
+    submit_nodes(store, "2:2")
+    meddled = ScaledBehindTheRead(store.config)
+    ensure_job(meddled, KEYS, unit_config(store))
+    assert meddled.is_scaled and desired(store) == (3, 5)
+    meddled.close()
+
+
+@pytest.mark.parametrize("other", [None, b"\xff\xff"])
+def test_a_submission_that_is_lost_or_broken_keeps_no_unit_from_beginning(
+    store: Store, other: bytes | None
+) -> None:
+    submit_nodes(store, "2:3")
+    config = unit_config(store)
+    store.delete(cluster_keys.submission("demo"))
+    if other is not None:
+        store.put(cluster_keys.submission("demo"), other)
+    ensure_job(store, KEYS, config)
+    assert desired(store) == (2, 3)
+
+
+def test_a_later_submission_of_the_name_says_nothing_of_an_earlier_unit(store: Store) -> None:
+    submit_nodes(store, "2:3")
+    config = unit_config(store)
+    store.delete(cluster_keys.submission("demo"))
+    submit_nodes(store, "5:6")
+    ensure_job(store, KEYS, config)
+    assert desired(store) == (2, 3)
 
 
 def submit_replicas(store: Store, **more: str) -> None:
