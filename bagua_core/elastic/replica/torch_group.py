@@ -7,8 +7,10 @@ A job whose replicas are single workers gets a group of one, and only if the scr
 from __future__ import annotations
 
 import os
+import queue
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -18,12 +20,13 @@ from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-de
 
 from bagua_contract.addresses import family_of
 from bagua_core.communication.local_interface import interface_of
+from bagua_core.errors import InfrastructureLost
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 TIMEOUT = timedelta(days=1)  # of an operation; the death of a mate ends it
-CONNECT_TIMEOUT = timedelta(seconds=60)
+CONNECT_TIMEOUT = timedelta(seconds=60)  # of the whole group, and of each request to its store
 _PORT = "port"  # of the replica's store, in the meeting store
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -31,19 +34,53 @@ _is_made = False
 _mesh: DeviceMesh | None = None
 
 
+class GroupNotConnected(InfrastructureLost, RuntimeError):
+    """A shard did not connect in time."""
+
+
 def make(store: Store, shard_rank: int, size: int, bind_host: str) -> None:
-    """Raises RuntimeError if a mate can't be reached, ValueError if the script has made a group."""
+    """Blocks for CONNECT_TIMEOUT at most. Raises RuntimeError if a mate can't be reached, ValueError if the script has
+    made a group."""
     global _is_made
     has_gpu = torch.cuda.is_available() and torch.distributed.is_nccl_available()
     _bind_gloo_to(bind_host)
-    torch.distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
-        store=store,
-        rank=shard_rank,
-        world_size=size,
-        timeout=TIMEOUT,
+    _in_time(
+        lambda: torch.distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
+            store=store,
+            rank=shard_rank,
+            world_size=size,
+            timeout=TIMEOUT,  # not the limit for connecting, which Gloo would keep for messages between two ranks
+        )
     )
     _is_made = True
+
+
+def _in_time(connect: Callable[[], None]) -> None:
+    """Call it in a thread, which is left behind after CONNECT_TIMEOUT: the call can't be given up, and this process is
+    going to end. Raises GroupNotConnected, and what `connect` raises."""
+    ends: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    has_context = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    device = torch.cuda.current_device() if has_context else None
+
+    def run() -> None:
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)  # each thread has its own current device
+            connect()
+        except Exception as error:  # noqa: BLE001 (the waiter raises it, or has given up)
+            ends.put(error)
+        else:
+            ends.put(None)
+
+    threading.Thread(target=run, name="bagua-torch-group", daemon=True).start()
+    limit_s = CONNECT_TIMEOUT.total_seconds()
+    try:
+        error = ends.get(timeout=limit_s)
+    except queue.Empty:
+        raise GroupNotConnected(f"torch's group did not connect within {limit_s:g} s") from None
+    if error is not None:
+        raise error
 
 
 def is_made() -> bool:
