@@ -18,6 +18,7 @@ from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.fused_step import FusedStep
 from bagua_core.fused_optimizer.layout_choice import CutOrNot, LayoutChoice
 from bagua_core.fused_optimizer.options import for_each_parameter, switches
+from bagua_core.fused_optimizer.state_layout import attributes_of_script, reads_attributes
 from bagua_core.fused_optimizer.trial import (
     TrialVerdict,
     judge,
@@ -75,7 +76,8 @@ def fuse_optimizer(
             "fuse_optimizer out, or give the optimizer its own foreach=True or fused=True"
         )
     judgement = _Judgement(strict)
-    judgement(optimizer)  # now, and not in the middle of training
+    if any(judgement(optimizer)) and reads_attributes(optimizer):  # now, and not in the middle of training
+        _warn_of_attributes(optimizer)
     step = FusedStep(
         judgement,
         moves=do_flatten,
@@ -87,6 +89,17 @@ def fuse_optimizer(
     _attach(optimizer, step)
     _fused[optimizer] = step, settings
     return optimizer
+
+
+def _warn_of_attributes(optimizer: torch.optim.Optimizer) -> None:
+    found = [attributes_of_script(p) for group in optimizer.param_groups for p in group["params"]]
+    if names := dict.fromkeys(name for each in found for name in each):
+        warnings.warn(
+            f"{sum(map(bool, found))} of {len(found)} parameters have attributes that {type(optimizer).__name__} may "
+            f"read in its step ({', '.join(names)}), and are stepped as they are, unfused. Numbers that differ between "
+            "parameters can be options of parameter groups; attributes that no step reads can be deleted",
+            stacklevel=3,
+        )
 
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:

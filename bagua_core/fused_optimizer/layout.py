@@ -20,7 +20,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from bagua_core.fused_optimizer.block import Block, flatten
 from bagua_core.fused_optimizer.block_plan import BlockSizes, Candidate, plan_blocks, sizes_for
 from bagua_core.fused_optimizer.flat_memory import lying_in_order, may_move, own_memory
-from bagua_core.fused_optimizer.state_layout import NotBlockwise, kind_of_state, why_not_in_a_block
+from bagua_core.fused_optimizer.state_layout import (
+    NotBlockwise,
+    kind_of_state,
+    reads_attributes,
+    why_not_in_a_block,
+)
 
 
 class Moved:
@@ -61,6 +66,8 @@ class Layout:
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
         self._members = [m for block in self.blocks for m in block.members]
         self._pointers = [pointer for block in self.blocks for pointer in block.pointers]
+        self._reads_attributes = reads_attributes(optimizer)
+        self._attributes = self._counted_attributes()
         self.note_states(optimizer)
 
     def note_states(self, optimizer: torch.optim.Optimizer) -> None:
@@ -69,6 +76,10 @@ class Layout:
         self._entries: list[Any] = list(self._state.values())
         self._homes = [home for block in self.blocks for home in block.homes]
         self._values = list(chain.from_iterable(map(dict.values, self._homes)))
+
+    def _counted_attributes(self) -> list[int]:
+        """By member, where the step may read them."""
+        return list(map(len, map(vars, self._members))) if self._reads_attributes else []
 
     def why_stale(self, optimizer: torch.optim.Optimizer, looks_at_memory: bool) -> str | None:
         """What changed behind the blocks, if anything did."""
@@ -80,6 +91,8 @@ class Layout:
             return "parameters were added or exchanged"
         if looks_at_memory and list(map(Tensor.data_ptr, self._members)) != self._pointers:
             return "parameters were given other memory"
+        if self._counted_attributes() != self._attributes:
+            return "attributes were set on parameters"
         if (
             optimizer.state is not self._state
             or len(self._state) != len(self._entries)
@@ -130,8 +143,9 @@ def _blocks(
     usual: Callable[[torch.device], BlockSizes],
 ) -> list[Block]:
     candidates = []
+    reads = reads_attributes(optimizer)
     for place, parameter in enumerate(parameters):
-        if not parameter.requires_grad or why_not_in_a_block(parameter) is not None:
+        if not parameter.requires_grad or why_not_in_a_block(parameter, reads_attributes=reads) is not None:
             continue
         try:
             state = kind_of_state(parameter, optimizer.state.get(parameter, {}))

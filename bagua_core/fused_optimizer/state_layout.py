@@ -13,6 +13,16 @@ from torch import Tensor
 
 from bagua_core.errors import BaguaError
 
+# Attributes that frameworks set on parameters for themselves: no optimizer's step reads them.
+_MARKS = frozenset(
+    (
+        "_is_hf_initialized",  # transformers
+        *("allreduce", "partition_dim", "partition_stride", "sequence_parallel", "shared"),  # Megatron
+        *("shared_embedding", "tensor_model_parallel", "is_embedding_or_output_parameter"),
+    )
+)
+_PREFIXES_OF_MARKS = ("_dynamo_", "_ddp_", "_fsdp_", "_bagua_")
+
 
 class NotBlockwise(BaguaError, ValueError):
     """Something that has no place in a block; the message says what."""
@@ -62,7 +72,17 @@ def _kind(name: Any, value: Any, parameter: Tensor) -> Hashable:
     raise NotBlockwise(f"state {name!r} of a parameter of shape {tuple(parameter.shape)} is {what}")
 
 
-def why_not_in_a_block(parameter: Tensor) -> str | None:
+def attributes_of_script(parameter: Tensor) -> list[str]:
+    """Names of the attributes on it that a step may read, as an optimizer does that looks for `p.lr_scale`."""
+    return [n for n in vars(parameter) if n not in _MARKS and not n.startswith(_PREFIXES_OF_MARKS)]
+
+
+def reads_attributes(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step may read attributes of parameters; torch's own optimizers read none."""
+    return not type(optimizer).__module__.startswith("torch.optim.")
+
+
+def why_not_in_a_block(parameter: Tensor, *, reads_attributes: bool) -> str | None:
     """None if its memory can be a block or a part of one, whatever its state is."""
     if type(parameter) not in (Tensor, torch.nn.Parameter):
         return f"it is a {type(parameter).__name__}"
@@ -74,4 +94,6 @@ def why_not_in_a_block(parameter: Tensor) -> str | None:
         return "it is a lazily conjugated or negated view"
     if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
         return "its memory has gaps"
+    if reads_attributes and vars(parameter) and (names := attributes_of_script(parameter)):
+        return f"the script has set attributes on it: {', '.join(names)}"
     return None
