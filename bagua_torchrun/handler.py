@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from bagua_agent.base.errors import StoreUnavailable
 from bagua_agent.etcd.client import Store
 from bagua_torchrun.agents_store import AgentsStore
+from bagua_torchrun.outage_credit import OutageCredit
 from bagua_torchrun.run_lease import LeasedKeys
 from bagua_torchrun.settings import OURS, parse
 from bagua_torchrun.state_backend import StateBackend
@@ -39,6 +40,14 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
         raise RendezvousConnectionError(str(error)) from error
     os.environ[NO_SHARED_STORE] = "1"
     keys = LeasedKeys(store, settings.ttl_s)
-    return create_handler(
-        AgentsStore(keys, settings.store_prefix), StateBackend(keys, settings.state_key), parameters
+    backend = StateBackend(keys, settings.state_key, outage_credit(parameters))
+    return create_handler(AgentsStore(keys, settings.store_prefix), backend, parameters)
+
+
+def outage_credit(parameters: RendezvousParameters) -> OutageCredit:
+    """By the heartbeats that torch's handler will use."""
+    interval_s, attempts = (
+        parameters.get_as_int(name, OURS[name]) for name in ("keep_alive_interval", "keep_alive_max_attempt")
     )
+    assert interval_s is not None and attempts is not None
+    return OutageCredit(interval_s, interval_s * attempts)

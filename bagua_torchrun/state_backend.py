@@ -5,11 +5,14 @@ The token of a state is the key's mod revision, so two agents that read the same
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown
-from bagua_agent.etcd.client import mod_revision_is
+from bagua_agent.etcd.client import KeyValue, mod_revision_is
+from bagua_torchrun.outage_credit import OutageCredit
 from bagua_torchrun.run_lease import LeasedKeys
 from bagua_torchrun.torchrun_plugin import BACKEND
 
@@ -17,9 +20,11 @@ from bagua_torchrun.torchrun_plugin import BACKEND
 class StateBackend(RendezvousBackend):
     """Where torch's DynamicRendezvousHandler keeps its state."""
 
-    def __init__(self, keys: LeasedKeys, key: str) -> None:
+    def __init__(self, keys: LeasedKeys, key: str, credit: OutageCredit) -> None:
+        """credit: added to the heartbeats of every state that is returned."""
         self._keys = keys
         self._key = key
+        self._credit = credit
 
     @property
     def name(self) -> str:
@@ -28,10 +33,11 @@ class StateBackend(RendezvousBackend):
     def get_state(self) -> tuple[bytes, Token] | None:
         """The state and its token; None if there is none. Raises RendezvousConnectionError."""
         try:
-            read = self._keys.store.get(self._key)
+            with self._credit.asking():
+                read = self._read()
         except InfrastructureLost as error:
             raise _lost(error) from error
-        return None if read is None else (read.value, read.mod_revision)
+        return None if read is None else (self._credit.add_to(read.value), read.mod_revision)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write `state` if the key is as `token` says (None: absent).
@@ -41,13 +47,19 @@ class StateBackend(RendezvousBackend):
         """
         revision = token if isinstance(token, int) else 0
         try:
-            self._keys.put_if(mod_revision_is(self._key, revision), self._key, state)
-        except OutcomeUnknown:
-            pass  # what is read below decides: the state holds the writer's own heartbeat, so it is unlike any other
+            with self._credit.asking():
+                # What is read below decides: the state holds the writer's own heartbeat, so it is unlike any other.
+                with suppress(OutcomeUnknown):
+                    self._keys.put_if(mod_revision_is(self._key, revision), self._key, state)
+                read = self._read()
         except InfrastructureLost as error:
             raise _lost(error) from error
-        current = self.get_state()
-        return None if current is None else (*current, current[0] == state)
+        if read is None:
+            return None
+        return self._credit.add_to(read.value), read.mod_revision, read.value == state
+
+    def _read(self) -> KeyValue | None:
+        return self._keys.store.get(self._key)
 
 
 def _lost(error: InfrastructureLost) -> RendezvousConnectionError:

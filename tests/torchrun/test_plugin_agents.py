@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,17 +38,21 @@ while not (here / "end").exists():
     time.sleep(0.02)
 """
 QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"
+OUTAGE_S = 5.0  # longer than the agents' heartbeats last
 START_S, CHANGE_S = 60, 90
 
 
 class Agent:
     """One torchrun, and what its workers said, one dictionary for each start of a worker."""
 
-    def __init__(self, home: Path, name: str, etcd: EmbeddedEtcd, *arguments: str) -> None:
+    def __init__(
+        self, home: Path, name: str, etcd: EmbeddedEtcd, *arguments: str, nodes: str = "2:4"
+    ) -> None:
         (home / "worker.py").write_text(WORKER)
         self.said_file, self.log = home / f"said-{name}", home / f"log-{name}"
         given = {
             "8": "1",
+            "2:4": nodes,
             "etcd-1:2379,etcd-2:2379,etcd-3:2379": str(etcd.endpoint),
             "train.py": str(home / "worker.py"),
         }
@@ -84,6 +89,15 @@ class Agent:
             0.05,
         )
         return self.said()[times - 1]
+
+    def await_world(self, size: int, deadline_s: float) -> None:
+        """Until its newest worker is one of so many."""
+        eventually(
+            lambda: [one["WORLD_SIZE"] for one in self.said()[-1:]] == [str(size)],
+            deadline_s,
+            lambda: f"{self.said_file.name} of {size}: {self.said()}\n{self.log.read_text()[-3000:]}",
+            0.05,
+        )
 
     def kill_all(self) -> None:
         """The agent and its workers, as when their host is lost."""
@@ -147,3 +161,26 @@ def test_a_new_agent_takes_the_place_of_a_killed_one(
         store.close()
     assert settings.state_key in {key.key for key in keys}
     assert all(key.lease_id for key in keys)  # nothing of the run stays for ever
+
+
+@pytest.mark.long
+def test_a_new_agent_joins_those_that_an_outage_of_etcd_has_silenced(
+    tmp_path: Path, etcd: EmbeddedEtcd, agents: list[Agent]
+) -> None:
+    agents += [Agent(tmp_path, name, etcd, nodes="1:3") for name in ("first", "second")]
+    for one in agents:
+        one.await_world(2, START_S)
+    before = [len(one.said()) for one in agents]
+    os.kill(etcd.pid, signal.SIGSTOP)
+    try:
+        time.sleep(OUTAGE_S)  # the outage itself
+    finally:
+        os.kill(etcd.pid, signal.SIGCONT)
+    assert before == [len(one.said()) for one in agents], "workers ended in the outage"
+    agents.append(Agent(tmp_path, "third", etcd, nodes="1:3"))
+    for one in agents:
+        one.await_world(3, CHANGE_S)
+    assert sorted(one.said()[-1]["RANK"] for one in agents) == ["0", "1", "2"]
+    (tmp_path / "end").touch()
+    for one in agents:
+        assert one.process.wait(CHANGE_S) == 0, one.log.read_text()[-3000:]

@@ -16,6 +16,7 @@ from bagua_agent.base.errors import OutcomeUnknown, UserError
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_torchrun.agents_store import AgentsStore
+from bagua_torchrun.outage_credit import OutageCredit
 from bagua_torchrun.run_lease import LeasedKeys
 from bagua_torchrun.settings import Settings, parse
 from bagua_torchrun.state_backend import StateBackend
@@ -35,7 +36,7 @@ def store(settings: Settings) -> Iterator[Store]:
 
 
 def backend(store: Store, settings: Settings) -> StateBackend:
-    return StateBackend(LeasedKeys(store, settings.ttl_s), settings.state_key)
+    return StateBackend(LeasedKeys(store, settings.ttl_s), settings.state_key, OutageCredit(2, 6))
 
 
 def test_a_state_is_written_only_over_the_one_that_was_read(store: Store, settings: Settings) -> None:
