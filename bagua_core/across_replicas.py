@@ -159,7 +159,7 @@ class ReplicaGroup(dist.ProcessGroup):
         return _Done(outputs)
 
     def barrier(self, opts: Any = None) -> _Done:
-        ask(Barrier(torch.zeros(1), ReduceOp.SUM, across_replicas=True))
+        ask(Barrier(torch.zeros(1, dtype=torch.float32, device="cpu"), ReduceOp.SUM, across_replicas=True))
         return _Done([])
 
     allreduce_coalesced = allreduce

@@ -300,7 +300,7 @@ def barrier(group: Group | None = None) -> None:
     group: the workers that take part; None: all. See new_group.
     Raises PeerLostError or MembersChanged for a group only.
     """
-    ask(Barrier(torch.zeros(1), ReduceOp.SUM), group)
+    ask(Barrier(torch.zeros(1, dtype=torch.float32, device="cpu"), ReduceOp.SUM), group)
 
 
 # -- who am I
@@ -330,7 +330,7 @@ def _is_source(source: int, group: Group | None) -> bool:
 
 def _to_bytes(value: Any) -> torch.Tensor:
     manifest, tensors = state_codec.encode(value, what="value")
-    data = torch.empty(tensors.size_bytes, dtype=torch.uint8)
+    data = torch.empty(tensors.size_bytes, dtype=torch.uint8, device="cpu")
     tensors.read(0, data)
     head = bytearray(len(manifest).to_bytes(_LENGTH_BYTES, "big") + manifest)
     return torch.cat([torch.frombuffer(head, dtype=torch.uint8), data])

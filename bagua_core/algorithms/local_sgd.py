@@ -120,7 +120,8 @@ class LocalSGDExchange(WeightExchange):
         self._anchor = FlatWeights(attachment.parameters, widen=True)
         self._anchor.fill()
         self._momentum = [] if outer is None else self._anchor.like()
-        self._began = torch.full((1,), -1, dtype=torch.int64)  # step of the round; -1: there is no anchor yet
+        # step of the round; -1: there is no anchor yet
+        self._began = torch.full((1,), -1, dtype=torch.int64, device="cpu")
         # the mean on its way, then the next anchor
         self._next = FlatWeights(attachment.parameters, widen=True)
         self._next_momentum = [] if outer is None else self._anchor.like()

@@ -185,7 +185,7 @@ class MomentumSum(CompressedSum):
         moments = BucketMoments(self._optimizer, load)
         is_warm, late_count = phase.is_warm, moments.late_count() if phase.is_warm else 0
         if phase.asks:
-            said = torch.tensor([is_warm, late_count])
+            said = torch.tensor([is_warm, late_count], dtype=torch.int64, device="cpu")
             yield communicator.allreduce(said, ReduceOp.MAX)
             is_warm, late_count = bool(said[0]), int(said[1])
         route = route_of(communicator, self._hierarchical)

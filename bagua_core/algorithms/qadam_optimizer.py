@@ -312,7 +312,7 @@ def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
     """Its own if it has no gaps, else those of a contiguous one: as buckets lay gradients out."""
     if torch.ops.aten.is_non_overlapping_and_dense(tensor):
         return tensor.stride()
-    return torch.empty(tensor.shape, device="meta").stride()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").stride()
 
 
 def _check(options: dict[str, Any]) -> None:

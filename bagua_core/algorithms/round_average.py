@@ -39,7 +39,8 @@ class RoundAverage(Exchange):
         self._form = form
         self._anchor = FlatWeights(attachment.parameters, widen=True)
         self._momentum = [] if outer is None else self._anchor.like()
-        self._clock = torch.zeros(1, dtype=torch.int64)  # averages taken, and one; 0: there is no anchor yet
+        # averages taken, and one; 0: there is no anchor yet
+        self._clock = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._errors: list[torch.Tensor] = []  # of the averages so far, if _errors_clock is the clock
         self._errors_left: list[torch.Tensor] = []  # of the one under way
         self._errors_clock = 0

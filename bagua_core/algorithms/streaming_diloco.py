@@ -129,7 +129,8 @@ class StreamingExchange(WeightExchange):
         ]
         self._schedule = Schedule(algorithm.sync_every, len(parts), algorithm.delay)
         self._form = form_of(algorithm.compress)
-        self._clocks = torch.full((len(parts),), -1, dtype=torch.int64)  # -1: there is no anchor yet
+        # -1: there is no anchor yet
+        self._clocks = torch.full((len(parts),), -1, dtype=torch.int64, device="cpu")
         self._lane: Communicator | None = None
         self._samples = 0.0  # that this worker has used; as parts of global batches
         self.rounds = 0

@@ -379,7 +379,7 @@ class _Columns:
         if not isinstance(part.dtype, torch.dtype):
             raise ValueError(f"a tensor of {part.dtype}")
         if part.size_bytes == 0:
-            return [torch.empty(part.shape, dtype=part.dtype) for _ in column]
+            return [torch.empty(part.shape, dtype=part.dtype, device="cpu") for _ in column]
         return list(torch.from_numpy(column).view(part.dtype).view(len(column), *part.shape).unbind(0))
 
     def _numbers(self, part: _Part, column: _Rows) -> list[Any]:

@@ -256,7 +256,7 @@ class Communicator(ABC):
 
     def barrier(self) -> Pending:
         """Done when every rank has called it."""
-        return self.allreduce(torch.zeros(1, dtype=torch.uint8), ReduceOp.MAX)
+        return self.allreduce(torch.zeros(1, dtype=torch.uint8, device="cpu"), ReduceOp.MAX)
 
     def drain(self) -> list[Pending]:
         """Operations that are done once a device has nothing left of what this communicator, its lanes and those that

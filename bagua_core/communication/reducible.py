@@ -93,7 +93,7 @@ def carrier_of(tensor: torch.Tensor, op: ReduceOp) -> Carrier:
 
 def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
     """Raises TypeError where `op` means nothing for tensors of `dtype`."""
-    carrier_of(torch.empty(0, dtype=dtype), op)
+    carrier_of(torch.empty(0, dtype=dtype, device="cpu"), op)
 
 
 def sums_in(dtype: torch.dtype, op: ReduceOp) -> torch.dtype:

@@ -27,10 +27,10 @@ def mixed_seed(*parts: int) -> int:
 def epoch_order(seed: int, epoch: int, length: int, shuffle: bool) -> torch.LongTensor:
     """Indices of the dataset in the order in which the job uses them in `epoch`. [length], int64."""
     if not shuffle:
-        order = torch.arange(length)
+        order = torch.arange(length, dtype=torch.int64, device="cpu")
     else:
         generator = torch.Generator(device="cpu").manual_seed(mixed_seed(seed, epoch))
-        order = torch.randperm(length, generator=generator)
+        order = torch.randperm(length, generator=generator, device="cpu")
     assert isinstance(order, torch.LongTensor)
     return order
 

@@ -245,7 +245,7 @@ class Prefetcher:
         self._requests = _Requests(plan)
         oldest_wanted = None
         if num_workers > 0:
-            oldest_wanted = torch.ones((), dtype=torch.int64)
+            oldest_wanted = torch.ones((), dtype=torch.int64, device="cpu")
             oldest_wanted.share_memory_()  # type: ignore[no-untyped-call]
         self._worker_start = _WorkerStart(worker_init_fn)
         self._reader = BatchReader(dataset, collate_fn, sample_seed, oldest_wanted)
@@ -283,7 +283,9 @@ class Prefetcher:
         self._worker_start.collect_garbage = collecting
         gc.disable()  # a child is born without collection, until _WorkerStart has frozen what it inherited
         try:
-            with warnings.catch_warnings():
+            # The iterator draws a seed from a generator of the CPU, and CUDA cannot start in a forked child. What this
+            # process reads itself still goes to the script's default device.
+            with warnings.catch_warnings(), torch.device("cpu"):
                 # Python 3.12 warns of forks beside threads; see _WorkerStart for what is done about it
                 warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
                 self._running.iterator = iter(self._loader)

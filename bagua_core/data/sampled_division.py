@@ -77,13 +77,14 @@ class SampledDivision(EvenDivision):
         return order
 
     def _draw(self, epoch: int) -> torch.LongTensor:
-        with random_sources_kept():
+        # on the CPU, whatever the script's default: of a GPU's generator the seed is not set, and workers would differ
+        with random_sources_kept(), torch.device("cpu"):
             seed_random_sources(mixed_seed(self._seed, epoch))
             if hasattr(self._sampler, "set_epoch"):
                 self._sampler.set_epoch(epoch)
             indices = list(self._sampler)
         try:
-            order = torch.tensor([index.__index__() for index in indices], dtype=torch.int64)
+            order = torch.tensor([index.__index__() for index in indices], dtype=torch.int64, device="cpu")
         except (AttributeError, TypeError) as error:
             raise SamplerError(
                 f"{_kind(self._sampler)} gave something else than integers ({error}); "

@@ -261,7 +261,7 @@ class _Carrier:
             if key not in self._numbers:
                 self._numbers[key] = value
             if key not in self._scalars and self._numbers[key] != value:
-                self._scalars[key] = torch.zeros((), dtype=torch.float64)
+                self._scalars[key] = torch.zeros((), dtype=torch.float64, device="cpu")
             if key in self._scalars:
                 holder[name] = self._scalars[key].fill_(value)
                 return
@@ -296,7 +296,7 @@ def _random_one(block: Block, elements: int) -> tuple[torch.nn.Parameter, State]
     generator = torch.Generator().manual_seed(len(block.states[0]))
 
     def drawn(dtype: torch.dtype) -> Tensor:
-        values = torch.randn(elements, generator=generator, dtype=torch.float32)
+        values = torch.randn(elements, generator=generator, dtype=torch.float32, device="cpu")
         return (values * 10.0 ** torch.empty_like(values).uniform_(-6, 2, generator=generator)).to(dtype)
 
     parameter = torch.nn.Parameter(drawn(block.whole.dtype).to(block.whole.device))

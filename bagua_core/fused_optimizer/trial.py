@@ -222,7 +222,7 @@ def _step(
         """From a closure, gradients go by where the parameters are by then: some move them before they call it."""
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient * (1 + 0.1 * parameter.detach().tanh()) if closes else gradient.clone()
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float32, device="cpu")
 
     fill()
     if closes:

@@ -33,7 +33,9 @@ def parameters(dtype: torch.dtype, device: torch.device, count: int) -> list[tor
     generator = torch.Generator().manual_seed(1)
     return [
         torch.nn.Parameter(
-            (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(device, dtype)
+            (scale * torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")).to(
+                device, dtype
+            )
         )
         for shape, scale in zip(SHAPES[:count], _PARAMETER_SCALES, strict=False)
     ]
@@ -46,7 +48,7 @@ def gradients(dtype: torch.dtype, device: torch.device, count: int) -> Iterator[
     while True:
         made = []
         for place, (shape, scale) in enumerate(zip(SHAPES[:count], _GRADIENT_SCALES, strict=False)):
-            drawn = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+            drawn = scale * torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
             if place == _ZERO_FOR_A_WHILE and step < _A_WHILE:
                 drawn = torch.zeros_like(drawn)
             made.append(drawn.to(device, dtype))

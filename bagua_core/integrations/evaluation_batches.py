@@ -51,7 +51,9 @@ class SharedBatches:
             seed_random_sources(0)
             if own is not None:
                 own.manual_seed(0)
-            return list(self._samples)
+            # where the generator is that is seeded, whatever the script's default
+            with torch.device("cpu") if own is None else own.device:
+                return list(self._samples)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def gather_unequal(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor
 
 def _shapes_and_rows(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Every worker's shape, and its values padded to the longest."""
-    shapes = bagua.allgather(torch.tensor(flat.shape, dtype=torch.int64))
+    shapes = bagua.allgather(torch.tensor(flat.shape, dtype=torch.int64, device="cpu"))
     padded = flat.new_zeros(int(shapes.prod(1).max()))
     padded[: flat.numel()] = flat.flatten()
     return shapes, bagua.allgather(padded)

@@ -66,7 +66,7 @@ class CupyLauncher:
         key = (device, tuple(numbers))
         table = self._tables.get(key)
         if table is None:
-            table = torch.tensor(numbers, dtype=torch.int64).to(
+            table = torch.tensor(numbers, dtype=torch.int64, device="cpu").to(
                 device
             )  # waits, so that every stream may read it
             self._tables[key] = table

@@ -259,8 +259,8 @@ class ShardBuffers:
     def _row(self) -> torch.Tensor:
         parts: list[torch.Tensor] = []
         for layer in self._layers:
-            found = layer.found or [torch.zeros(layer.width), torch.zeros(layer.width)]
-            parts += [torch.tensor([float(bool(layer.found))]), *found]
+            found = layer.found or [torch.zeros(2 * layer.width, dtype=torch.float64, device="cpu")]
+            parts += [torch.tensor([float(bool(layer.found))], dtype=torch.float64, device="cpu"), *found]
         return torch.cat([part.detach().to(self.device, torch.float64) for part in parts])
 
     def _named(self) -> dict[str, torch.Tensor]:

@@ -84,7 +84,7 @@ def job_loss(loss: Any, engine: StepReductions) -> Any:
     weight = engine.micro_batch.weight
     own = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
     # replaced, not multiplied: the loss of a rank without a share may be NaN
-    total = torch.tensor([weight * own if weight else 0.0], dtype=torch.float64)
+    total = torch.tensor([weight * own if weight else 0.0], dtype=torch.float64, device="cpu")
     try:
         engine.wait(communicator.allreduce(total))
     except CollectiveFailed as error:

@@ -39,8 +39,8 @@ def weighted_mean(
 
     Raises CollectiveFailed.
     """
-    weights = torch.empty(lane.world_size, 1, dtype=torch.float64)
-    lane.allgather(weights, torch.tensor([weight], dtype=torch.float64)).wait()
+    weights = torch.empty(lane.world_size, 1, dtype=torch.float64, device="cpu")
+    lane.allgather(weights, torch.tensor([weight], dtype=torch.float64, device="cpu")).wait()
     share = shares_of(weights.flatten().tolist())[lane.global_rank]
     for number, flat in enumerate(gradients):
         order = device_order.order_of([flat])

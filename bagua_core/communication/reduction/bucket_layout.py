@@ -155,4 +155,4 @@ class BucketLayout:
 
 
 def _new_tail() -> torch.Tensor:
-    return torch.zeros(TAIL_ELEMENTS, dtype=torch.float32)
+    return torch.zeros(TAIL_ELEMENTS, dtype=torch.float32, device="cpu")

@@ -74,11 +74,13 @@ def broadcast_buffers(
 def _layout(groups: list[list[torch.Tensor]]) -> torch.Tensor:
     """A digest of types and shapes; then for each message 1, whether it is of the CPU's memory, and its size."""
     shapes = [[(b.device.type, str(b.dtype), tuple(b.shape)) for b in group] for group in groups]
-    row = torch.zeros(1 + _MOST_DEVICES, 3, dtype=torch.int64)
+    row = torch.zeros(1 + _MOST_DEVICES, 3, dtype=torch.int64, device="cpu")
     row[0, 0] = zlib.crc32(repr(shapes).encode())
     for at, group in enumerate(groups, 1):
         is_cpu = group[0].device.type == "cpu"
-        row[at] = torch.tensor([1, is_cpu, sum(b.numel() * b.dtype.itemsize for b in group)])
+        row[at] = torch.tensor(
+            [1, is_cpu, sum(b.numel() * b.dtype.itemsize for b in group)], dtype=torch.int64, device="cpu"
+        )
     return row
 
 

@@ -66,7 +66,7 @@ class Contributions(Exchange):
         self._gradients = layout.gradients
         self._bucket_of, self._index_of = layout.bucket_of, layout.index_of
         count = len(self._parameters)
-        self._used = torch.zeros(count, dtype=torch.uint8)
+        self._used = torch.zeros(count, dtype=torch.uint8, device="cpu")
         self._ready = bytearray(count)
         # 1: the view already holds something that goes into the mean as it is, so contributions are added
         self._accumulated = bytearray(count)
@@ -128,7 +128,9 @@ class Contributions(Exchange):
                 [
                     self._ready[i] or self._accumulated[i] or p.grad is not None
                     for i, p in enumerate(self._parameters)
-                ]
+                ],
+                dtype=torch.uint8,
+                device="cpu",
             )
         )
 

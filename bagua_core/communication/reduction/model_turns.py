@@ -62,7 +62,7 @@ class ModelTurns:
 class Turn:
     def __init__(self, communicator: Communicator, number: int, names: dict[int, str]) -> None:
         self._names = names
-        own = torch.full((communicator.world_size, 1), number)
+        own = torch.full((communicator.world_size, 1), number, dtype=torch.int64, device="cpu")
         self._numbers = torch.empty_like(own)
         self.pending = communicator.alltoall(self._numbers, own)
 

@@ -72,7 +72,8 @@ class StepTail:
                     *self._engine.loss_numbers(),
                     probe_of(plan.global_rank),
                 ),
-                dtype=torch.float32,  # whatever the script's default: a product of counts needs 24 bits
+                dtype=torch.float32,  # the squares of counts need its 24 bits
+                device="cpu",
             )
         )
 
@@ -109,16 +110,18 @@ class StepTail:
         return plan.step, self._read if self._read_in == (plan.generation, plan.step) else 0
 
     def _explanation_of_places(self, communicator: Communicator) -> str:
-        own = torch.tensor(self._place() or reduction_place.NO_PLACE)
-        places = torch.empty(communicator.world_size, 2, dtype=own.dtype)
+        own = torch.tensor(self._place() or reduction_place.NO_PLACE, dtype=torch.int64, device="cpu")
+        places = torch.empty(communicator.world_size, 2, dtype=own.dtype, device="cpu")
         self._engine.wait(communicator.allgather(places, own))
         return reduction_place.explain([(step, number) for step, number in places.tolist()])
 
     def _explanation(self, communicator: Communicator) -> str:
         step = self._engine.plan.step
         count = self._optimizer_steps.before(step)
-        own = torch.tensor([step_counts.NOT_COUNTED if count is None else count])
-        counts = torch.empty(communicator.world_size, 1, dtype=own.dtype)
+        own = torch.tensor(
+            [step_counts.NOT_COUNTED if count is None else count], dtype=torch.int64, device="cpu"
+        )
+        counts = torch.empty(communicator.world_size, 1, dtype=own.dtype, device="cpu")
         self._engine.wait(communicator.allgather(counts, own))
         return step_counts.explain(counts.flatten().tolist(), step)
 

@@ -77,8 +77,8 @@ class TrainedParameters:
         choice = self.choice
         if choice is None:
             choice = bytes(p.requires_grad for _, p in self.candidates)
-        own = torch.tensor(list(choice), dtype=torch.uint8)
-        rows = torch.empty(communicator.world_size, len(choice), dtype=torch.uint8)
+        own = torch.tensor(list(choice), dtype=torch.uint8, device="cpu")
+        rows = torch.empty(communicator.world_size, len(choice), dtype=torch.uint8, device="cpu")
         wait(communicator.allgather(rows, own))
         text = difference([bytes(row) for row in rows.tolist()], [name for name, _ in self.candidates])
         if text is not None:

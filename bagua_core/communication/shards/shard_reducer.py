@@ -160,7 +160,7 @@ class ShardReducer(Reducer):
 
     def _note_used(self) -> None:
         super()._note_used()
-        self._used.logical_or_(torch.tensor(list(self._used_before), dtype=torch.bool))
+        self._used.logical_or_(torch.tensor(list(self._used_before), dtype=torch.bool, device="cpu"))
 
     def _begin_step(self) -> None:
         self._is_later = False

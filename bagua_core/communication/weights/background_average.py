@@ -68,7 +68,7 @@ class Round:
     def _sum_of_weights(self) -> float | None:
         if self._weight is None:
             return None
-        weights = torch.tensor([self._weight], dtype=torch.float64)
+        weights = torch.tensor([self._weight], dtype=torch.float64, device="cpu")
         self._communicator.allreduce(weights, ReduceOp.SUM).wait()
         return float(weights)
 

@@ -81,7 +81,7 @@ class Fragment:
 
     def no_errors(self) -> list[torch.Tensor]:
         """Zeros on the host, of the pseudo-gradients' shapes."""
-        return [torch.zeros(flat.shape, dtype=torch.float32) for flat in self.anchor.flats]
+        return [torch.zeros(flat.shape, dtype=torch.float32, device="cpu") for flat in self.anchor.flats]
 
     @property
     def is_applied(self) -> bool:

@@ -84,7 +84,9 @@ def epoch_batches(
         if limits.budget is not None and number + 1 < len(runs):
             left = made.pop()
         if limits.similar > 1 and shuffle:
-            made = [made[place] for place in torch.randperm(len(made), generator=generator).tolist()]
+            made = [
+                made[place] for place in torch.randperm(len(made), generator=generator, device="cpu").tolist()
+            ]
         batches += made
     return _of(batches + last)
 
@@ -131,5 +133,5 @@ def _of(batches: list[list[int]]) -> EpochBatches:
     for batch in batches:
         starts.append(starts[-1] + len(batch))
     return EpochBatches(
-        torch.tensor([index for batch in batches for index in batch], dtype=torch.int64), starts
+        torch.tensor([index for batch in batches for index in batch], dtype=torch.int64, device="cpu"), starts
     )

@@ -36,12 +36,16 @@ def side_by_side(
     """
     length = len(complexities)
     generator = torch.Generator().manual_seed(mixed_seed(seed, epoch, 2))
-    keys = torch.tensor(complexities, dtype=torch.float64)
+    keys = torch.tensor(complexities, dtype=torch.float64, device="cpu")
     if shuffle and random_level > 0 and length:
-        noise = torch.rand(length, generator=generator, dtype=torch.float64)
+        noise = torch.rand(length, generator=generator, dtype=torch.float64, device="cpu")
         keys = keys + noise * (random_level * (keys.max() - keys.min()))
     # among equals by chance, else they would be neighbours for ever
-    before = torch.randperm(length, generator=generator) if shuffle else torch.arange(length)
+    before = (
+        torch.randperm(length, generator=generator, device="cpu")
+        if shuffle
+        else torch.arange(length, dtype=torch.int64, device="cpu")
+    )
     extra = length % replicas
     if drop_last and extra:
         before = before[: length - extra]  # whichever come last, not the most complex
@@ -56,8 +60,11 @@ def side_by_side(
     rows = [ranked[at : at + replicas] for at in range(0, len(ranked), replicas)]
     if shuffle:
         # no replica always has the most complex one of its row
-        rows = [[row[i] for i in torch.randperm(replicas, generator=generator).tolist()] for row in rows]
-        rows = [rows[i] for i in torch.randperm(len(rows), generator=generator).tolist()]
+        rows = [
+            [row[i] for i in torch.randperm(replicas, generator=generator, device="cpu").tolist()]
+            for row in rows
+        ]
+        rows = [rows[i] for i in torch.randperm(len(rows), generator=generator, device="cpu").tolist()]
     return rows
 
 

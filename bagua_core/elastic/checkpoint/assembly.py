@@ -201,7 +201,9 @@ class Assembly:
             if not any(part.common(tensor.box) for _, part in boxes_of_run(box, first, last)):
                 yield _dropped(entry.size_bytes)
                 return
-            memory = torch.empty(entry.size_bytes if pieces is not None else 1, dtype=torch.uint8)
+            memory = torch.empty(
+                entry.size_bytes if pieces is not None else 1, dtype=torch.uint8, device="cpu"
+            )
             if pieces is not None:
                 pieces.append(_Piece(entry, box, memory))
             yield memory
@@ -228,7 +230,7 @@ class Assembly:
         for i, tensor in enumerate(self._tensors):
             d = tensor.described
             if list(tensors[i].stride()) != d["stride"]:
-                strided = torch.empty_strided(d["shape"], d["stride"], dtype=tensors[i].dtype)
+                strided = torch.empty_strided(d["shape"], d["stride"], dtype=tensors[i].dtype, device="cpu")
                 tensors[i] = strided.copy_(tensors[i])
         state: dict[str, Any] = state_codec.decode(self._manifest, tensors)
         return state

@@ -170,7 +170,7 @@ class Checkpointer:
         Each for itself, ranks with slow storage would leave out different checkpoints, and none might ever be complete.
         """
         is_busy = self.writer.is_busy
-        row = torch.tensor([is_busy], dtype=torch.int64)
+        row = torch.tensor([is_busy], dtype=torch.int64, device="cpu")
         if communicator is not None:
             row = _largest(row, communicator, wait)
         if is_busy:
@@ -181,7 +181,7 @@ class Checkpointer:
         self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
     ) -> bool:
         """All ranks learn the run's number, which joiners do not know, and what rank 0 decided."""
-        row = torch.zeros(3, dtype=torch.int64)
+        row = torch.zeros(3, dtype=torch.int64, device="cpu")
         row[0] = self.run
         if moment.is_first and self._settings.every.seconds:
             decided = self._decide(moment.name.step)

@@ -178,7 +178,10 @@ def _values_of(manifest: bytes) -> dict[str, Any]:
     except (LookupError, TypeError) as error:
         raise state_codec.MalformedManifest(f"the state's manifest is not one of ours: {error!r}") from error
     text = json.dumps({**parsed, "state": {"dict": pairs}}).encode()
-    empty = [torch.zeros((), dtype=state_codec.dtype_of(d["dtype"])).expand(d["shape"]) for d in described]
+    empty = [
+        torch.zeros((), dtype=state_codec.dtype_of(d["dtype"]), device="cpu").expand(d["shape"])
+        for d in described
+    ]
     values: dict[str, Any] = state_codec.decode(text, empty)
     return values
 

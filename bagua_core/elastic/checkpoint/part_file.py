@@ -246,7 +246,11 @@ def read_ranges(storage: Storage, name: str, ranges: Iterable[tuple[int, int]]) 
             raw = bytearray(file.read(end - begin))
             if len(raw) != end - begin:
                 raise CorruptPart(f"{name}: it ends early")
-            yield torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+            yield (
+                torch.frombuffer(raw, dtype=torch.uint8)
+                if raw
+                else torch.empty(0, dtype=torch.uint8, device="cpu")
+            )
 
 
 def digest(data: torch.Tensor) -> int:
@@ -256,7 +260,7 @@ def digest(data: torch.Tensor) -> int:
 
 def _chunks(file: Any, size_bytes: int) -> Iterator[torch.Tensor]:
     """The next bytes of the file, in one buffer that is used again."""
-    buffer = torch.empty(min(size_bytes, _CHUNK_BYTES), dtype=torch.uint8)
+    buffer = torch.empty(min(size_bytes, _CHUNK_BYTES), dtype=torch.uint8, device="cpu")
     for begin in range(0, size_bytes, _CHUNK_BYTES):
         chunk = buffer[: size_bytes - begin]
         view = chunk.numpy().data
@@ -270,7 +274,7 @@ def _chunks(file: Any, size_bytes: int) -> Iterator[torch.Tensor]:
 
 def _copied(chunks: Iterator[torch.Tensor], targets: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The chunks, each copied into the targets, which together are as long as the chunks."""
-    target = torch.empty(0, dtype=torch.uint8)
+    target = torch.empty(0, dtype=torch.uint8, device="cpu")
     for chunk in chunks:
         left = chunk
         while left.numel():

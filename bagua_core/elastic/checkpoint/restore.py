@@ -94,7 +94,7 @@ def choose(storage: Storage, job: str, refused: frozenset[Place], say: Callable[
 
 def share(communicator: Communicator, choice: Choice | None, wait: Callable[[Pending], None]) -> Choice:
     """Rank 0's choice on every rank. choice: of rank 0, else None. Raises CollectiveFailed."""
-    row = torch.zeros(_ROW_BYTES, dtype=torch.uint8)
+    row = torch.zeros(_ROW_BYTES, dtype=torch.uint8, device="cpu")
     if choice is not None:
         text = json.dumps([choice.run, choice.place.directory_name if choice.place else ""]).encode()
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)

@@ -59,7 +59,7 @@ class Writer:
         self._storage = storage
         self._say = say
         self._at_edge = at_edge
-        self._staging = torch.empty(0, dtype=torch.uint8)
+        self._staging = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._changed = threading.Condition()
         self._job: _Job | None = None
         self._closed = False
@@ -106,7 +106,7 @@ class Writer:
     def _staged(self, stripe: Stripe) -> torch.Tensor:
         if self._staging.numel() < stripe.size_bytes:
             on_gpu = any(tensor.is_cuda for _, tensor in stripe.pieces)
-            self._staging = torch.empty(stripe.size_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+            self._staging = torch.empty(stripe.size_bytes, dtype=torch.uint8, pin_memory=on_gpu, device="cpu")
         data = self._staging[: stripe.size_bytes]
         stripe.read_into(data)
         return data

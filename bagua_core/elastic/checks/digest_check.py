@@ -57,9 +57,11 @@ class DigestCheck:
         Raises Diverged naming the steps and ranks; CollectiveFailed if the comparison could not be made.
         """
         own = torch.tensor(
-            [flat_tensors.digest(parameters), self._last_equal_step, computing_us], dtype=torch.int64
+            [flat_tensors.digest(parameters), self._last_equal_step, computing_us],
+            dtype=torch.int64,
+            device="cpu",
         )
-        rows = torch.zeros((communicator.world_size, 3), dtype=torch.int64)
+        rows = torch.zeros((communicator.world_size, 3), dtype=torch.int64, device="cpu")
         wait(communicator.allgather(rows, own))
         compared = [int(v) for v in rows[:, 0]]
         if len(set(compared)) == 1:
@@ -75,8 +77,10 @@ class DigestCheck:
     ) -> list[dict[int, int]]:
         """By global_rank. All ranks have found the same difference, so all come here."""
         steps = range(step - self._every_steps + 1, step)
-        own = torch.tensor([self._trace.taken.get(s, _NOT_TAKEN) for s in steps], dtype=torch.int64)
-        rows = torch.zeros((communicator.world_size, len(steps)), dtype=torch.int64)
+        own = torch.tensor(
+            [self._trace.taken.get(s, _NOT_TAKEN) for s in steps], dtype=torch.int64, device="cpu"
+        )
+        rows = torch.zeros((communicator.world_size, len(steps)), dtype=torch.int64, device="cpu")
         wait(communicator.allgather(rows, own))
         return [{s: v for s, v in zip(steps, row, strict=True) if v != _NOT_TAKEN} for row in rows.tolist()]
 

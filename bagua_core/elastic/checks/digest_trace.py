@@ -81,7 +81,7 @@ def _gathered_groups(parameters: Sequence[torch.Tensor]) -> list[_Group]:
         parts[-1].append(p)
         left -= _slot_bytes(p)
     sizes = [sum(map(_slot_bytes, part)) for part in parts]
-    memory = torch.zeros(max(sizes, default=0), dtype=torch.uint8)
+    memory = torch.zeros(max(sizes, default=0), dtype=torch.uint8, device="cpu")
     groups = []
     for part, size in zip(parts, sizes, strict=True):
         slots, gaps, at = [], [], 0

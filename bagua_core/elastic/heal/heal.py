@@ -46,16 +46,18 @@ def send_state(
     begin, end = byte_ranges(total_bytes, len(holders), own)
     for receiver in receivers:
         if own == 0:
-            header = torch.tensor([len(manifest), total_bytes, zlib.crc32(manifest)], dtype=torch.int64)
+            header = torch.tensor(
+                [len(manifest), total_bytes, zlib.crc32(manifest)], dtype=torch.int64, device="cpu"
+            )
             _send(communicator, header, receiver)
             _send(communicator, torch.frombuffer(bytearray(manifest), dtype=torch.uint8), receiver)
-        _send(communicator, torch.tensor([layout], dtype=torch.int64), receiver)
+        _send(communicator, torch.tensor([layout], dtype=torch.int64, device="cpu"), receiver)
         checksum = 0
         for at in range(begin, end, CHUNK_BYTES):
             chunk = pinned_chunks.read(tensors, at, min(at + CHUNK_BYTES, end))
             checksum = zlib.crc32(chunk.numpy().data, checksum)
             _send(communicator, chunk, receiver)
-        _send(communicator, torch.tensor([checksum], dtype=torch.int64), receiver)
+        _send(communicator, torch.tensor([checksum], dtype=torch.int64, device="cpu"), receiver)
 
 
 def receive_state(
@@ -70,7 +72,7 @@ def receive_state(
     patient: they begin when their scripts come to their next step; the generation's end alone ends the wait for that.
     """
     where: Landing = Staging() if landing is None else landing
-    header = torch.zeros(3, dtype=torch.int64)
+    header = torch.zeros(3, dtype=torch.int64, device="cpu")
     if patient:
         communicator.receive(header, holders[0], TAG).wait()
     else:
@@ -79,7 +81,7 @@ def receive_state(
     manifest_bytes, total_bytes, checksum = (int(v) for v in header)
     if not 0 < manifest_bytes <= LARGEST_MANIFEST_BYTES:
         raise HealMismatch(f"a manifest of {manifest_bytes} bytes was announced; nothing of it is taken")
-    manifest = torch.empty(manifest_bytes, dtype=torch.uint8)
+    manifest = torch.empty(manifest_bytes, dtype=torch.uint8, device="cpu")
     _receive(communicator, manifest, holders[0])
     if zlib.crc32(manifest.numpy().data) != checksum:
         raise HealMismatch("the manifest of the state arrived with another checksum; it is not used")
@@ -124,7 +126,7 @@ def _receive_stripe(
     layout: int,
 ) -> None:
     begin, end = byte_ranges(total_bytes, len(holders), part)
-    announced = torch.zeros(1, dtype=torch.int64)
+    announced = torch.zeros(1, dtype=torch.int64, device="cpu")
     _receive(communicator, announced, holders[part])
     checksum = 0
     for at in range(begin, end, CHUNK_BYTES):
@@ -132,7 +134,7 @@ def _receive_stripe(
         _receive(communicator, chunk, holders[part])
         checksum = zlib.crc32(chunk.numpy().data, checksum)
         where.put(at, chunk)
-    expected = torch.zeros(1, dtype=torch.int64)
+    expected = torch.zeros(1, dtype=torch.int64, device="cpu")
     _receive(communicator, expected, holders[part])
     if int(announced) != layout:
         raise HealMismatch(

@@ -15,7 +15,7 @@ from bagua_core.elastic.state.flat_tensors import FlatTensors
 def room(tensors: FlatTensors, begin: int, end: int) -> torch.Tensor:
     """Host memory (uint8) for the bytes from `begin` to `end`."""
     order = device_order.order_of(piece for _, piece in tensors.pieces(begin, end))
-    return order.room_on_host(torch.empty(end - begin, dtype=torch.uint8))
+    return order.room_on_host(torch.empty(end - begin, dtype=torch.uint8, device="cpu"))
 
 
 def read(tensors: FlatTensors, begin: int, end: int) -> torch.Tensor:

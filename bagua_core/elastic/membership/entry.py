@@ -103,8 +103,8 @@ def exchange(
 ) -> tuple[heal_plan.HealPlan, list[Info]]:
     """Every member's row, and the heal plan: by replica rank. Raises CollectiveFailed, and StateGone on the members
     that must end."""
-    row = torch.tensor(own.to_row(), dtype=torch.int64)
-    rows = torch.zeros((communicator.world_size, _COLUMNS), dtype=torch.int64)
+    row = torch.tensor(own.to_row(), dtype=torch.int64, device="cpu")
+    rows = torch.zeros((communicator.world_size, _COLUMNS), dtype=torch.int64, device="cpu")
     wait(communicator.allgather(rows, row))
     workers = [Info.from_row(r) for r in rows.tolist()]
     since = [m.since_generation for m in generation.members]

@@ -61,7 +61,7 @@ class OwnReplica:
 
     def agree(self, own: Outcome, wait: Callable[[Pending], None]) -> Outcome:
         """All shards come here in the same order. wait: raises CollectiveFailed when a shard is gone."""
-        found = torch.tensor([int(own)], dtype=torch.int32)
+        found = torch.tensor([int(own)], dtype=torch.int32, device="cpu")
         wait(self._control.allreduce(found, ReduceOp.MAX))
         return Outcome(int(found))
 

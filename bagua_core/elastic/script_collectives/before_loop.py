@@ -171,7 +171,7 @@ class BeforeLoop:
 def _encoded(answers: Sequence[Answer]) -> bytes:
     """The manifest's length, the manifest, the tensors' bytes."""
     manifest, tensors = state_codec.encode([[a.asked, a.result, a.why] for a in answers])
-    memory = torch.empty(tensors.size_bytes, dtype=torch.uint8)
+    memory = torch.empty(tensors.size_bytes, dtype=torch.uint8, device="cpu")
     tensors.read(0, memory)
     return _LENGTH.pack(len(manifest)) + manifest + memory.numpy().tobytes()
 
@@ -183,7 +183,9 @@ def _decoded(data: bytes) -> list[Answer]:
     (length,) = _LENGTH.unpack_from(data)
     manifest, rest = data[_LENGTH.size :][:length], data[_LENGTH.size + length :]
     memory = (
-        torch.frombuffer(bytearray(rest), dtype=torch.uint8) if rest else torch.empty(0, dtype=torch.uint8)
+        torch.frombuffer(bytearray(rest), dtype=torch.uint8)
+        if rest
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
     )
     rows = state_codec.decode(manifest, memory)
     if not isinstance(rows, list) or not all(_is_row(row) for row in rows):

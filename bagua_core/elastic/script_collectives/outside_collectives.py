@@ -231,7 +231,11 @@ class OutsideCollectives:
     def confirm(self, is_owed: Callable[[], bool]) -> None:
         """Return once all members have come here, after any losses, or when this worker owes it no more: it was left
         out meanwhile and joins the job anew. May raise SystemExit."""
-        self._operate(Allreduce(torch.zeros(1), ReduceOp.SUM), self._workers(), is_owed=is_owed)
+        self._operate(
+            Allreduce(torch.zeros(1, dtype=torch.float32, device="cpu"), ReduceOp.SUM),
+            self._workers(),
+            is_owed=is_owed,
+        )
 
     def _operate(
         self,

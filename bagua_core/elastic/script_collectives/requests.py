@@ -230,7 +230,9 @@ class BroadcastBytes(Request):
     comes_from_root: ClassVar[bool] = True
     is_common: ClassVar[bool] = True
 
-    tensor: torch.Tensor = field(default_factory=lambda: torch.empty(0), init=False)
+    tensor: torch.Tensor = field(
+        default_factory=lambda: torch.empty(0, dtype=torch.uint8, device="cpu"), init=False
+    )
     payload: torch.Tensor | None
 
     def asked_of(self) -> str:
@@ -238,11 +240,15 @@ class BroadcastBytes(Request):
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
         is_root = communicator.global_rank == root
-        payload = self.payload if is_root and self.payload is not None else torch.empty(0)
-        size = torch.tensor([payload.numel()])
+        payload = (
+            self.payload
+            if is_root and self.payload is not None
+            else torch.empty(0, dtype=torch.uint8, device="cpu")
+        )
+        size = torch.tensor([payload.numel()], dtype=torch.int64, device="cpu")
         wait(communicator.broadcast(size, root))
         if not is_root:
-            payload = torch.empty(int(size), dtype=torch.uint8)
+            payload = torch.empty(int(size), dtype=torch.uint8, device="cpu")
         wait(communicator.broadcast(payload, root))
         return [payload]
 
@@ -356,7 +362,7 @@ class AlltoallV(Request):
             )
 
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
-        outgoing = torch.tensor(list(self.splits))
+        outgoing = torch.tensor(list(self.splits), dtype=torch.int64, device="cpu")
         incoming = torch.zeros_like(outgoing)
         wait(communicator.alltoall(incoming, outgoing))
         rows = [int(n) for n in incoming]
@@ -365,7 +371,7 @@ class AlltoallV(Request):
         return [result, incoming]
 
     def own(self, rank: int, world_size: int, root: int) -> Result:
-        return [_copy(self.tensor), torch.tensor(list(self.splits))]
+        return [_copy(self.tensor), torch.tensor(list(self.splits), dtype=torch.int64, device="cpu")]
 
 
 # -- between two

@@ -77,9 +77,9 @@ def _meet(main: Communicator, members: tuple[int, ...], number: int, wait: Calla
     tag = MEETING_TAG + number
     first, *others = members
     with_whom = others if main.global_rank == first else [first]
-    received = [torch.zeros(1, dtype=torch.uint8) for _ in with_whom]
+    received = [torch.zeros(1, dtype=torch.uint8, device="cpu") for _ in with_whom]
     arrivals = [main.receive(r, peer, tag) for r, peer in zip(received, with_whom, strict=True)]
-    told = torch.zeros(1, dtype=torch.uint8)
+    told = torch.zeros(1, dtype=torch.uint8, device="cpu")
     if main.global_rank != first:
         wait(main.send(told, first, tag))
     for pending in arrivals:

@@ -21,7 +21,9 @@ _CHAIN = 0x9E3779B97F4A7C15
 @functools.cache
 def _weights(device: torch.device) -> torch.Tensor:
     """Odd, so that no change of a single word is lost; spread, so that exchanged words are not."""
-    return (torch.arange(1, _BLOCK_WORDS + 1) * 0x2545F4914F6CDD1D | 1).to(device)
+    return (torch.arange(1, _BLOCK_WORDS + 1, dtype=torch.int64, device="cpu") * 0x2545F4914F6CDD1D | 1).to(
+        device
+    )
 
 
 def digest_of_bytes(runs: Iterable[torch.Tensor]) -> int:

@@ -116,7 +116,9 @@ class Copying:
             copied: dict[str, Any] | None = None
             with self._member.jointly():
                 if number:  # everyone takes part, so the copies of the round before are verified
-                    self._member.wait_unlearned(communicator.allreduce(torch.zeros(1)))
+                    self._member.wait_unlearned(
+                        communicator.allreduce(torch.zeros(1, dtype=torch.float32, device="cpu"))
+                    )
                 if is_source:
                     self._await(self._sending(communicator, bulk, rest, plan, receivers))
                 elif own in receivers:

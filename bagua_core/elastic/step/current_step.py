@@ -205,7 +205,7 @@ class CurrentStep:
         """The sums of the switch pair over all workers, every one of which has come here. None: the step failed."""
         assert self.member is not None and self.member.communicator is not None
         v = self.switch_value()
-        mine = torch.tensor([v, v * v, *self.loss_numbers()], dtype=torch.float32)
+        mine = torch.tensor([v, v * v, *self.loss_numbers()], dtype=torch.float32, device="cpu")
         votes = mine.new_empty(self.member.communicator.world_size, len(mine))
         try:
             # Not an allreduce: Gloo would match it with a bucket of a worker whose script did compute gradients here.

@@ -418,7 +418,9 @@ class Engine(Places):
             # Twice: a rank that completes the first knows that everyone has the last step, and writes its line; one
             # that completes the second knows that everyone has written.
             for _ in range(2):
-                outside.operate(torch.zeros(1), ReduceOp.SUM, finishing=True)
+                outside.operate(
+                    torch.zeros(1, dtype=torch.float32, device="cpu"), ReduceOp.SUM, finishing=True
+                )
             if not member.is_closed and (member.generation is None or self.state.name.step != steps):
                 self.boundary()
                 return False

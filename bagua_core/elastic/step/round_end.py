@@ -107,13 +107,13 @@ class RoundEnd(StepEnd):
         own = rounds.used()
         if self.member is None or self.member.replica is None:
             return own
-        row = self.member.of_first_shard(torch.tensor(to_row(own), dtype=torch.int64))
+        row = self.member.of_first_shard(torch.tensor(to_row(own), dtype=torch.int64, device="cpu"))
         return from_row(row.tolist())
 
     def _exchanged(self, communicator: Communicator, own: Used) -> list[Used]:
         """What each member used, by global rank. Raises CollectiveFailed, PeerViolation."""
-        row = torch.tensor(to_row(own), dtype=torch.int64)
-        rows = torch.zeros((communicator.world_size, ROW_COLUMNS), dtype=torch.int64)
+        row = torch.tensor(to_row(own), dtype=torch.int64, device="cpu")
+        rows = torch.zeros((communicator.world_size, ROW_COLUMNS), dtype=torch.int64, device="cpu")
         self._wait_in(communicator.allgather(rows, row), STEP)
         return [from_row(each) for each in rows.tolist()]
 

@@ -17,7 +17,7 @@ from bagua_core.communication.communicator import Communicator, Pending, ReduceO
 from bagua_core.communication.reducible import check_reducible
 from bagua_core.errors import UserError
 
-DONE = torch.empty(0, dtype=torch.uint8)
+DONE = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class OperationLog:
@@ -70,8 +70,8 @@ def check_agreement(
 
     Raises MismatchedCollective, CollectiveFailed.
     """
-    own = torch.tensor([index, zlib.crc32(asked.encode())], dtype=torch.int64)
-    rows = torch.zeros((communicator.world_size, 2), dtype=torch.int64)
+    own = torch.tensor([index, zlib.crc32(asked.encode())], dtype=torch.int64, device="cpu")
+    rows = torch.zeros((communicator.world_size, 2), dtype=torch.int64, device="cpu")
     wait(communicator.allgather(rows, own))
     odd = [r for r, row in enumerate(rows.tolist()) if row != own.tolist()]
     if odd:

@@ -89,7 +89,7 @@ class ElasticTrainer(TrainingLoop):
         while True:
             saves = bool(self.args.should_save)
             super()._save_checkpoint(model, trial)
-            if bagua.allreduce(torch.tensor([int(saves)])).item():
+            if bagua.allreduce(torch.tensor([int(saves)], dtype=torch.int64, device="cpu")).item():
                 break
             self.accelerator._follow_ranks()
         # the main worker alone has looked for it behind its own write

@@ -76,7 +76,9 @@ class TrainerAccelerator(ElasticAccelerator):
         that had finished it learn of the loss later than the others."""
         if not self._is_together:
             return 0, 1
-        numbers = bagua.allgather(torch.tensor([self._number])).flatten().tolist()
+        numbers = (
+            bagua.allgather(torch.tensor([self._number], dtype=torch.int64, device="cpu")).flatten().tolist()
+        )
         return numbers.index(self._number), len(numbers)
 
     def _wrapping(self) -> dict[str, Any]:
@@ -117,7 +119,9 @@ class TrainerAccelerator(ElasticAccelerator):
         if not self._is_together or dim >= tensor.dim():
             return tensor
         size = tensor.shape[dim]
-        largest = int(bagua.allreduce(torch.tensor([size]), bagua.ReduceOp.MAX))
+        largest = int(
+            bagua.allreduce(torch.tensor([size], dtype=torch.int64, device="cpu"), bagua.ReduceOp.MAX)
+        )
         shape = list(tensor.shape)
         shape[dim] = largest
         padded = tensor.new_full(shape, pad_index)

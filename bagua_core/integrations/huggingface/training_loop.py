@@ -155,7 +155,7 @@ class TrainingLoop(Trainer):
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         items: torch.Tensor | None = self._get_num_items_in_batch(loader.step_batches, self.args.device)
         if items is not None:
-            own = torch.as_tensor(items, device=self.args.device).long() * int(loader.has_share)
+            own = torch.as_tensor(items, dtype=torch.int64, device=self.args.device) * int(loader.has_share)
             items = bagua.allreduce(own.reshape(1)).clamp(min=1)[0]
         is_scaled = getattr(self, "loss_is_scaled_for_ga", None)
         if is_scaled is None:

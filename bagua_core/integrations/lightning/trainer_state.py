@@ -57,7 +57,9 @@ class TrainerState:
                 kept = before["logged"].get(key)
                 item.value = item._defaults["value"].clone() if kept is None else kept["value"]
                 if hasattr(item, "cumulated_batch_size"):
-                    item.cumulated_batch_size = torch.tensor(0) if kept is None else kept["count"]
+                    item.cumulated_batch_size = (
+                        torch.tensor(0, dtype=torch.int64, device="cpu") if kept is None else kept["count"]
+                    )
         for name, metric in self._metrics():
             sums = before["modules"][name]["values"]
             # a list that is empty on one worker only can't be gathered
