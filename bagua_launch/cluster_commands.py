@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bagua_agent.base.account_name import user_at_host
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.plain_text import plain_line
 from bagua_agent.base.time_of_day import time_of_day
@@ -45,7 +44,7 @@ def submit(**typed: Any) -> int:
         program,
         directory=current_directory(),
         environ=os.environ,
-        submitter=f"{getpass.getuser()}@{socket.gethostname()}",
+        submitter=user_at_host(),
         now_unix_s=time.time(),
     )
     from bagua_launch.job_request import parse_command

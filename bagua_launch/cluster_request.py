@@ -7,12 +7,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
+from bagua_agent.base.plain_text import in_utf8
 from bagua_agent.cluster.cluster_records import PROTOCOL
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.config.job_config_file import SUBMITTED, encode
 from bagua_contract import cluster_pb2 as pb
 from bagua_launch.environment_request import parse_environment
-from bagua_launch.errors import refuse
+from bagua_launch.errors import RequestError, refuse
 from bagua_launch.job_request import parse_job_fields
 from bagua_launch.precedence import Said, Values
 from bagua_launch.rendezvous_request import parse_job_id
@@ -38,6 +39,12 @@ def parse_submission(
     said = values.get("name")
     job_id = parse_job_id(said) if said else _made_up(program[0])
     slots = _slots(values.get("nproc_per_node"))
+    environment = parse_environment(values.get("env"), environ)
+    _refuse_bytes("directory", directory)
+    for word in program:
+        _refuse_bytes("argument", word)
+    for variable, value in environment.items():
+        _refuse_bytes(f"variable {variable}", value)
     job = in_groups(values, JobConfig(job_id=job_id, **fields), slots)
     return pb.Submission(
         protocol=PROTOCOL,
@@ -50,12 +57,18 @@ def parse_submission(
         labels=_labels(values.get("label")),
         user=values["user"].text if "user" in values else "",
         directory=directory,
-        environment=parse_environment(values.get("env"), environ),
+        environment=environment,
         launch=encode(job, SUBMITTED),
         submitter=submitter,
         submitted_unix_s=now_unix_s,
         size_policy=job.size_policy.record,
     )
+
+
+def _refuse_bytes(what: str, text: str) -> None:
+    """A submission is read on other nodes, as UTF-8."""
+    if in_utf8(text) != text:
+        raise RequestError(f"{what} {text!r} is not UTF-8; submit with another")
 
 
 def _made_up(script: str) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import click
 
+from bagua_agent.base.account_name import user_at_host
 from bagua_agent.base.plain_text import counted, plain_line
 from bagua_launch.cluster_access import open_store, values_of
 from bagua_launch.cluster_options import CLUSTER_OPTIONS
@@ -27,7 +26,7 @@ def trace(**typed: Any) -> int:
         from bagua_agent.cluster_client.chrome_trace import chrome_trace
         from bagua_agent.cluster_client.trace_reader import TraceReader
 
-        asker = f"{getpass.getuser()}@{socket.gethostname()} (process {os.getpid()})"
+        asker = f"{user_at_host()} (process {os.getpid()})"
         reader = TraceReader(store, job_id, steps, within_s, asker, lambda text: note(plain_line(text)))
         code = 0
         try:

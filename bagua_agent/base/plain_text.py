@@ -53,6 +53,11 @@ def _escaped(text: str) -> str:
     )
 
 
+def in_utf8(text: str) -> str:
+    """For a record, which holds UTF-8 alone: bytes of a name or an argument that are none are shown as `\\udcff`."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def unfinished(data: bytes) -> int:
     """How many bytes at the end of `data` begin a character or a colour that its next bytes may complete."""
     begun = _BEGUN_SGR.search(data, max(0, len(data) - 40))

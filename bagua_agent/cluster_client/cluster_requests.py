@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError
-from bagua_agent.base.plain_text import some
+from bagua_agent.base.plain_text import in_utf8, some
 from bagua_agent.cluster.cluster_records import (
     UnreadableRecord,
     nonce_of,
@@ -229,7 +229,7 @@ def unknown_job(store: Store, job_id: str) -> UserError:
 def drain(store: Store, node_name: str, *, force: bool, reason: str) -> str:
     """A line for the person who asked. Raises UserError if there is no such node."""
     _known_node(store, node_name)
-    record = pb.Drain(force=force, reason=reason).SerializeToString()
+    record = pb.Drain(force=force, reason=in_utf8(reason)).SerializeToString()
     key = cluster_keys.drain(node_name)
     for _ in range(_MOST_ATTEMPTS):
         found = store.get(key)

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from bagua_agent.base import standard_streams
-from bagua_agent.base.errors import BaguaError
+from bagua_agent.base.account_name import effective_account
+from bagua_agent.base.errors import BaguaError, UserError
 from bagua_agent.base.quiet_grpc import keep_quiet
 from bagua_agent.service.config.agent_config import DEFAULT_PATH
 from bagua_agent.service.config.agent_config_keys import Value, example_config, single_machine
@@ -190,7 +191,12 @@ def _wanted(typed: dict[str, Any]) -> dict[str, Value]:
 )
 def show_example_config(alone: bool) -> int:
     """Print a configuration file with every key and what it means."""
-    account = pwd.getpwuid(os.geteuid()) if alone else None
+    try:
+        account = pwd.getpwuid(os.geteuid()) if alone else None
+    except KeyError:
+        raise UserError(
+            f"{effective_account()} has no name on this machine, and jobs run under a name; use an account that has one"
+        ) from None
     click.echo(example_config(single_machine(account.pw_name, account.pw_dir) if account else None))
     if account and account.pw_name == "root":  # a file of another account names it as the default
         click.echo("bagua-agent: jobs do not run as root by default; submit with --user root", err=True)

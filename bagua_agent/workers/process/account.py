@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bagua_agent.base.account_name import effective_account
 from bagua_agent.base.errors import UserError
 
 
@@ -56,9 +57,8 @@ def find_account(name: str) -> Account | None:
     if entry.pw_uid == os.geteuid():
         return None
     if os.geteuid() != 0:
-        mine = pwd.getpwuid(os.geteuid()).pw_name
         raise UserError(
-            f"workers can't run as {name!r}: this agent runs as {mine!r}, and only root can change users"
+            f"workers can't run as {name!r}: this agent runs as {effective_account()!r}, and only root can change users"
         )
     groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
     return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir, entry.pw_shell)
