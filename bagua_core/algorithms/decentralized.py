@@ -5,13 +5,17 @@ and backward run, and replaces the weights between the step's vote and the optim
 the old x). Nothing of the model changes before the vote, so a step that fails has nothing to undo; what is left of
 its exchange may still write into the buffers that it was given, and they are left to it.
 
+An exchange that is due in a step without a shared forward (`no_sync`) comes with the next one. When the last exchange
+was, and how many there were, travels with the job's state. A joiner gets to know it beside its first step only; so an
+exchange that depends on it, with an interval or between pairs, comes one step later.
+
 Flat exchanges start on the main communicator, in the script's thread and ahead of the forward's buffers: one order on
 all ranks. Hierarchical ones are jobs of the conveyor on the lanes inside the node and between leaders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -27,6 +31,7 @@ from bagua_core.communication.topology.peer_selection import (
     peer_of,
     shift_one,
 )
+from bagua_core.communication.weights.exchange_clock import STATE, ExchangeClock
 from bagua_core.communication.weights.weight_buckets import FlatWeights
 from bagua_core.communication.weights.weight_exchange import SWAP_TAG, WeightExchange
 
@@ -40,13 +45,13 @@ class Decentralized(Algorithm):
     peer_selection: "all" (the mean over all workers), "shift_one" (the mean of a pair that changes with each
     exchange), or a function that names pairs (see peer_selection.PeerSelection). hierarchical: the mean inside each
     node first, then among nodes; pairs are then pairs of nodes. communication_interval: an exchange every so many
-    steps. Raises ValueError.
+    steps, in the first step of each interval that is not under `no_sync`. Raises ValueError.
 
     Commits: a step is final when every worker's exchange and vote have succeeded; the mean comes in with that, or
     never. Heals: a joiner copies one holder's model and optimizer beside its first step, where its own weights
-    count nothing; with "all" it takes the mean as well. A worker that missed a commit copies one that did not.
-    Exactly once: every sample is computed and counted once; what a worker learned since its last exchange goes with
-    it when it is lost.
+    count nothing; with "all" in each step it takes the mean as well. A worker that missed a commit copies one that
+    did not. Exactly once: every sample is computed and counted once; what a worker learned since its last exchange
+    goes with it when it is lost.
     """
 
     name = "decentralized"
@@ -104,19 +109,26 @@ class DecentralizedExchange(WeightExchange):
         )
         self._hierarchical = hierarchical
         self._select = select
-        self._interval = interval
+        self._clock = ExchangeClock(interval)
+        # whether all ranks exchange in each step, so that a joiner needs no clock to do the same
+        self._is_constant = interval == 1 and select is None
         self._weights = FlatWeights(attachment.parameters)
         self._incoming = [] if select is None else self._weights.like()
         self._conveyor = conveyor_of(attachment.engine)
+        self._is_due = False  # in this step, on all ranks, though some may have no peer in it
         self._job: Job | None = None  # the step's exchange, which leaves the mean in the buffers
         self._awaited: Pending | None = None
         self._has_arrived = False
 
     def begin(self, communicator: Communicator | None, plan: StepPlan) -> None:
-        if communicator is None or plan.step % self._interval:
+        self._is_due = self._is_constant if plan.healing else self._clock.is_due(plan.step)
+        if not self._is_due:
+            return
+        if communicator is None:
+            self._has_arrived = True
             return
         parties = find_parties(communicator.nodes, plan, self._hierarchical)
-        peer = None if self._select is None else self._peer(self._select, parties, plan)
+        peer = None if self._select is None else self._peer(self._select, parties)
         if self._select is not None and (parties.index is None or (peer is None and not parties.by_node)):
             return
         if plan.active_index is None:  # its own weights are none of the job's
@@ -141,19 +153,20 @@ class DecentralizedExchange(WeightExchange):
         self._job, self._awaited = job, next(job)
 
     def before_vote(self) -> None:
-        if self._job is None:
-            return
         while self._awaited is not None:
+            assert self._job is not None
             self._engine.wait(self._awaited)
             self._awaited = next(self._job, None)
-        self._has_arrived = True
+        self._has_arrived = self._is_due
 
     def take_over(self) -> None:
         if not self._has_arrived:
             self.undo()
             return
         self._engine.parameters_change()
-        self._weights.write_back()
+        self._clock.exchanged(self._engine.plan.step)
+        if self._job is not None:
+            self._weights.write_back()
         self._job, self._has_arrived = None, False
 
     def undo(self) -> None:
@@ -163,11 +176,14 @@ class DecentralizedExchange(WeightExchange):
         self._job = self._awaited = None
         self._has_arrived = False
 
-    def _peer(self, select: PeerSelection, parties: Parties, plan: StepPlan) -> int | None:
+    def travelling(self) -> Mapping[str, torch.Tensor]:
+        return {STATE: self._clock.tensor}
+
+    def _peer(self, select: PeerSelection, parties: Parties) -> int | None:
         """The rank of the other party's speaker."""
         if parties.index is None:
             return None
-        index = peer_of(select, plan.step // self._interval, parties.index, parties.count)
+        index = peer_of(select, self._clock.count, parties.index, parties.count)
         return None if index is None else parties.ranks[index]
 
     def _on_conveyor(self, communicator: Communicator, job: Job, tensors: Sequence[torch.Tensor]) -> Job:

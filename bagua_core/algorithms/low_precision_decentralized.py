@@ -7,7 +7,12 @@ their owner; x becomes W. Q's error is a small part of t, of how far the model m
 
 When. The original does this after the optimizer's step of steps 0, interval, 2 * interval, ... Here it is done before
 the next step's forward: the same sequence, but a part of a step, which can fail as a whole. What a script reads between
-two steps is therefore the model before the exchange that follows the step. When it counts:
+two steps is therefore the model before the exchange that follows the step.
+
+An exchange that falls due in a step that can't have it (under `no_sync`, or in one of a new ring, below) comes with the
+next step that can. The step after which the last one was travels with the job's state.
+
+When it counts:
 
 - Neighbours must agree whether an exchange happened, or L is no longer the neighbour's W. They can't find out among
   themselves when one of them is lost, so it is provisional until the step's vote. The vote is an allreduce that each
@@ -24,7 +29,7 @@ x is never written while copies of it are sent, and joiners are in the ring from
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +41,7 @@ from bagua_core.communication.devices.device_wait import last_awaited
 from bagua_core.communication.reduction.conveyor import Job, conveyor_of
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.communication.topology.peer_selection import Parties, find_parties, ring_neighbours
+from bagua_core.communication.weights.exchange_clock import STATE, ExchangeClock
 from bagua_core.communication.weights.weight_buckets import FlatWeights, check_compressible
 from bagua_core.communication.weights.weight_exchange import SWAP_TAG, WeightExchange
 from bagua_core.kernels import minmax_bytes, minmax_compress, minmax_decompress
@@ -96,7 +102,8 @@ class RingExchange(WeightExchange):
             attachment.find_unused_parameters,
         )
         self._hierarchical = hierarchical
-        self._interval = interval
+        self._clock = ExchangeClock(interval)
+        self._is_due = False
         self._conveyor = conveyor_of(attachment.engine)
         # t until it has been sent, then what x was before the step
         self._scratch = FlatWeights(attachment.parameters, widen=True)
@@ -107,10 +114,13 @@ class RingExchange(WeightExchange):
         self._is_changed = False  # x, by this step's exchange
 
     def begin(self, communicator: Communicator | None, plan: StepPlan) -> None:
-        if communicator is None or plan.healing:
+        if plan.healing:
             return
-        self._publishes = not self._is_published
-        if not self._publishes and (plan.step - 1) % self._interval:
+        self._publishes = communicator is not None and not self._is_published
+        self._is_due = not self._publishes and self._clock.is_due(
+            plan.step - 1
+        )  # after that step's optimizer
+        if communicator is None or not (self._publishes or self._is_due):
             return
         parties = find_parties(communicator.nodes, plan, self._hierarchical)
         self._scratch.fill()
@@ -133,8 +143,11 @@ class RingExchange(WeightExchange):
         self._scratch.write_from(self._ring.own)
 
     def take_over(self) -> None:
+        if self._is_due:
+            self._engine.parameters_change()
+            self._clock.exchanged(self._engine.plan.step - 1)
         self._is_published = self._is_published or self._publishes
-        self._publishes = self._is_changed = False
+        self._publishes = self._is_due = self._is_changed = False
 
     def undo(self) -> None:
         if self._is_under_way:
@@ -142,11 +155,14 @@ class RingExchange(WeightExchange):
             self._ring = self._new_ring()
         elif self._is_changed:
             self._scratch.write_back()
-        self._is_published = self._publishes = self._is_under_way = self._is_changed = False
+        self._is_published = self._publishes = self._is_due = self._is_under_way = self._is_changed = False
 
     def communicator_changed(self) -> None:
         super().communicator_changed()
         self._is_published = False
+
+    def travelling(self) -> Mapping[str, torch.Tensor]:
+        return {STATE: self._clock.tensor}
 
     def _new_ring(self) -> _Ring:
         def messages() -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
+from bagua_core.communication.weights.exchange_clock import STATE
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
 from bagua_core.elastic.state.parameter_watch import ParameterWatch
 from bagua_core.model.module_buffers import ModuleBuffers
@@ -21,6 +22,8 @@ from bagua_core.model.overlapping_memory import write
 from bagua_core.model.sharded_tensors import Layout, copied, is_sharded, like, local
 
 PARAMETER, ALGORITHM, BUFFER = "parameter.", "algorithm.", "buffer."
+ADDED_LATER = frozenset({ALGORITHM + STATE})
+"""Tensors that checkpoints of earlier versions lack: they have their first values where a job goes on from one."""
 
 
 def described(name: str, tensor: torch.Tensor) -> str:

@@ -22,6 +22,7 @@ from bagua_core.communication.step_interface import Stateful
 from bagua_core.elastic.state import optimizer_state, state_codec
 from bagua_core.elastic.state.boundary_copy import BoundaryCopy
 from bagua_core.elastic.state.model_tensors import (
+    ADDED_LATER,
     ALGORITHM,
     PARAMETER,
     ModelTensors,
@@ -293,7 +294,7 @@ class StateRegistry:
         """
         state = self._placed(state)
         for model, tensors in zip(self.models, state["modules"], strict=True):
-            missing = model.lasting().keys() - tensors.keys()
+            missing = model.lasting().keys() - tensors.keys() - ADDED_LATER
             if missing:
                 raise KeyError(f"the state lacks {sorted(missing)}")
             model.put(tensors)
@@ -387,12 +388,14 @@ class StateRegistry:
 
 
 def _described(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """A line for each. An algorithm's own tensors follow the local shards, whose sizes may differ in a replica."""
+    """A line for each that every version has. An algorithm's own tensors follow the local shards, whose sizes may
+    differ in a replica."""
     sharded = next((t for t in tensors.values() if is_sharded(t)), None)
     cut = "" if sharded is None else f"cut for {Layout.of(sharded).mesh_shape}"
     return [
         f"{name}:{cut}:{t.dtype}" if cut and name.startswith(ALGORITHM) else described(name, t)
         for name, t in tensors.items()
+        if name not in ADDED_LATER
     ]
 
 
