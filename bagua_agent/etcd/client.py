@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bagua_agent.base.errors import InternalError, LeaseLost, StoreUnavailable
 from bagua_agent.etcd.connection import Connection, EtcdClient, StoreConfig
+from bagua_agent.etcd.endpoints import Endpoint
 from bagua_agent.etcd.failover import Failover
 from bagua_agent.etcd.failures import CallFailed, Trouble
 from bagua_agent.etcd.key_range import KeyRange, decode_key, encode_key, end_of_prefix
@@ -178,6 +179,10 @@ class Store:
     def close(self) -> None:
         """Ends everything in flight in other threads with StoreUnavailable."""
         self._failover.close()
+
+    def connection(self, endpoint: Endpoint) -> Connection:
+        """One to this endpoint alone, with this store's log-in; the caller closes it."""
+        return self._failover.connection(endpoint)
 
     # ---- keys
 

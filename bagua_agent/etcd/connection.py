@@ -1,6 +1,6 @@
-"""One endpoint of etcd: its channel, its token, and etcd3's client over them.
+"""One endpoint of etcd: its channel, and etcd3's client over it, with the token of the log-in (login.py).
 
-Owns channel options, TLS and log-in. Does not know other endpoints or retries: an attempt either succeeds or raises
+Owns channel options and TLS. Does not know other endpoints or retries: an attempt either succeeds or raises
 CallFailed, which says whether the request may have been done.
 """
 
@@ -19,7 +19,8 @@ import grpc
 from bagua_agent.base.errors import UserError
 from bagua_agent.etcd.endpoints import Endpoint
 from bagua_agent.etcd.failures import CallFailed, Failure, Trouble, classify
-from bagua_agent.etcd.stubs import AuthStub, RenewalStub, WatchStub, etcd3
+from bagua_agent.etcd.login import Login, Metadata
+from bagua_agent.etcd.stubs import RenewalStub, WatchStub, etcd3
 from bagua_contract import etcd_pb2 as pb
 from bagua_contract.grpc_channel import open_channel
 
@@ -83,12 +84,11 @@ class StoreConfig:
 
 
 class EtcdClient(etcd3.Etcd3Client):  # type: ignore[misc]
-    """etcd3's client over a channel that we made; its timeout is set by call and thread (`limited`)."""
+    """etcd3's client over a channel that we made; timeout and token are set by call and thread (`limited`)."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         # Not super().__init__(): that makes a channel of its own, to one host and port.
         self.channel = channel
-        self.metadata: tuple[tuple[str, str], ...] | None = None
         self.call_credentials = None  # the token travels as metadata, which plain channels carry too
         self.uses_secure_channel = False
         self.kvstub = etcd3.etcdrpc.KVStub(channel)
@@ -103,13 +103,17 @@ class EtcdClient(etcd3.Etcd3Client):  # type: ignore[misc]
     def timeout(self) -> float | None:
         return getattr(self._limit, "timeout_s", None)
 
+    @property
+    def metadata(self) -> Metadata | None:
+        return getattr(self._limit, "metadata", None)
+
     @contextmanager
-    def limited(self, timeout_s: float) -> Iterator[None]:
-        self._limit.timeout_s = timeout_s
+    def limited(self, timeout_s: float, metadata: Metadata | None) -> Iterator[None]:
+        self._limit.timeout_s, self._limit.metadata = timeout_s, metadata
         try:
             yield
         finally:
-            self._limit.timeout_s = None
+            self._limit.timeout_s = self._limit.metadata = None
 
     def raw(self, stub_method: Any, request: Any) -> Any:
         """A call that etcd3 has no method for, or whose method hides part of the answer."""
@@ -119,66 +123,68 @@ class EtcdClient(etcd3.Etcd3Client):  # type: ignore[misc]
 class Connection:
     """A channel to one endpoint, logged in when needed. Thread-safe; ends with `close`."""
 
-    def __init__(self, endpoint: Endpoint, config: StoreConfig) -> None:
-        """Raises UserError if a certificate cannot be read."""
+    def __init__(self, endpoint: Endpoint, config: StoreConfig, login: Login | None = None) -> None:
+        """login: shared by connections of one configuration; None: its own. Raises UserError if a certificate cannot be
+        read."""
         self.endpoint = endpoint
-        self._config = config
         self._closed = False
-        self._login = threading.Lock()
+        self._login = login or login_of(config)
+        self._owns_login = login is None
+        self._watches_with: Metadata | None = None  # token of the last watch
         self._channel = _channel(endpoint, config)
         self._client = EtcdClient(self._channel)
-        self._auth = AuthStub(self._channel)
         self._watch = WatchStub(self._channel)
-        self._logged_in = config.user is None
 
-    def call(self, attempt: Callable[[EtcdClient], T], timeout_s: float) -> T:
-        """What `attempt` returns. Raises CallFailed; takes at most timeout_s."""
-        deadline = time.monotonic() + timeout_s
+    def call(
+        self, attempt: Callable[[EtcdClient], T], timeout_s: float, deadline_s: float | None = None
+    ) -> T:
+        """What `attempt` returns. Raises CallFailed; takes at most timeout_s.
+
+        deadline_s: of time.monotonic(); if given, log-in and attempt may take timeout_s each, until then.
+        """
+        if deadline_s is None:
+            deadline_s = time.monotonic() + timeout_s
+        metadata = self._log_in(min(timeout_s, deadline_s - time.monotonic()))
         try:
-            return self._attempt(attempt, deadline)
+            return self._attempt(attempt, metadata, timeout_s, deadline_s)
         except CallFailed as error:
-            if error.failure.trouble is not Trouble.TOKEN_REJECTED or self._config.user is None:
+            if error.failure.trouble is not Trouble.TOKEN_REJECTED or not self._login.forget(metadata):
                 raise
         # etcd forgets tokens when it restarts, and after a while
-        self._logged_in = False
-        return self._attempt(attempt, deadline)
+        metadata = self._log_in(min(timeout_s, deadline_s - time.monotonic()))
+        return self._attempt(attempt, metadata, timeout_s, deadline_s)
 
     def watch(self, requests: Iterator[pb.WatchRequest], timeout_s: float) -> Any:
         """A stream of WatchResponse, without time limit; log-in before it takes at most timeout_s."""
-        self._log_in(time.monotonic() + timeout_s)
+        self._watches_with = self._log_in(timeout_s)
         with self._translated():
-            return self._watch.Watch(requests, metadata=self._client.metadata)
+            return self._watch.Watch(requests, metadata=self._watches_with)
 
     def forget_token(self) -> None:
-        """The next call logs in again."""
-        self._logged_in = self._config.user is None
+        """Of the last watch: the next call logs in again."""
+        self._login.forget(self._watches_with)
 
     def close(self) -> None:
         """Calls in flight end with CallFailed."""
         self._closed = True
+        self._login.wake()
+        if self._owns_login:
+            self._login.cancel()
         self._channel.close()
 
-    def _attempt(self, attempt: Callable[[EtcdClient], T], deadline: float) -> T:
-        self._log_in(deadline)
-        with self._translated(), self._client.limited(max(0.001, deadline - time.monotonic())):
+    def _attempt(
+        self,
+        attempt: Callable[[EtcdClient], T],
+        metadata: Metadata | None,
+        timeout_s: float,
+        deadline_s: float,
+    ) -> T:
+        left_s = max(0.001, min(timeout_s, deadline_s - time.monotonic()))
+        with self._translated(), self._client.limited(left_s, metadata):
             return attempt(self._client)
 
-    def _log_in(self, deadline: float) -> None:
-        with self._login:
-            if self._logged_in:
-                return
-            request = pb.AuthenticateRequest(name=self._config.user, password=self._config.password)
-            try:
-                with self._translated():
-                    answer = self._auth.Authenticate(request, timeout=max(0.001, deadline - time.monotonic()))
-                self._client.metadata = (("token", answer.token),)
-            except CallFailed as error:
-                if "authentication is not enabled" not in error.failure.detail:
-                    if error.failure.trouble is Trouble.MAYBE_DONE:  # logging in changes nothing
-                        raise CallFailed(Failure(Trouble.NOT_SENT, error.failure.detail)) from error
-                    raise
-                self._client.metadata = None  # as etcd's own client does: go on without a token
-            self._logged_in = True
+    def _log_in(self, within_s: float) -> Metadata | None:
+        return self._login.metadata(self.endpoint, within_s, lambda: self._closed)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -198,6 +204,10 @@ def _failure_of(error: BaseException | None) -> Failure:
     if not isinstance(error, grpc.Call):  # etcd3 hides it behind its own exception, as its context
         return Failure(Trouble.MAYBE_DONE, repr(error))
     return classify(error.code(), error.details())
+
+
+def login_of(config: StoreConfig) -> Login:
+    return Login(config.user, config.password, lambda endpoint: _channel(endpoint, config))
 
 
 def _channel(endpoint: Endpoint, config: StoreConfig) -> grpc.Channel:

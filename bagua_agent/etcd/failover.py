@@ -22,8 +22,10 @@ from bagua_agent.base.errors import (
     StoreUnavailable,
     UserError,
 )
-from bagua_agent.etcd.connection import Connection, EtcdClient, StoreConfig
+from bagua_agent.etcd.connection import Connection, EtcdClient, StoreConfig, login_of
+from bagua_agent.etcd.endpoints import Endpoint
 from bagua_agent.etcd.failures import UNKNOWN_NAME, CallFailed, Failure, Trouble
+from bagua_agent.etcd.login import log_in_of
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class Failover:
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
+        self._login = login_of(config)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._is_full = False  # as the last write found it
@@ -62,6 +65,11 @@ class Failover:
             self._connections.clear()
         for shared in connections:
             shared.connection.close()
+        self._login.cancel()
+
+    def connection(self, endpoint: Endpoint) -> Connection:
+        """A connection of the caller's own, with the log-in of the others. Raises UserError as Connection does."""
+        return Connection(endpoint, self.config, self._login)
 
     def call(
         self,
@@ -80,7 +88,7 @@ class Failover:
             shared = self._borrow(operation)
             attempt_s = min(self.config.attempt_timeout_s, max(0.001, deadline - time.monotonic()))
             try:
-                return shared.connection.call(attempt, attempt_s)
+                return shared.connection.call(attempt, attempt_s, deadline)
             except CallFailed as error:
                 failure = error.failure
                 if denied_is_fine and failure.trouble is Trouble.DENIED:
@@ -93,7 +101,7 @@ class Failover:
                         f"({failure.detail}); it may have been done"
                     ) from error
                 if failure.is_timeout:  # says less than an earlier reason
-                    reasons.setdefault(shared.index, f"no answer within {attempt_s:g} s")
+                    reasons.setdefault(shared.index, f"no answer within {attempt_s:.3g} s")
                 else:
                     reasons[shared.index] = failure.detail
                 self._fail_over(shared)
@@ -156,7 +164,8 @@ class Failover:
         if untried:
             each += f"; not tried in time: {', '.join(untried)}"
         return StoreUnavailable(
-            f"{operation}: no etcd endpoint answered within {limit_s:g} s ({each}). {_next_move(reasons.values())}"
+            f"{operation}: no etcd endpoint answered within {limit_s:g} s ({each}). "
+            f"{_next_move(reasons.values(), log_in_of(self.config.user))}"
         )
 
     def _who(self) -> str:
@@ -171,7 +180,7 @@ class Failover:
             shared = self._connections.get(self._current)
             if shared is None:
                 endpoint = self.config.endpoints[self._current]
-                shared = _Shared(self._current, Connection(endpoint, self.config))
+                shared = _Shared(self._current, self.connection(endpoint))
                 self._connections[self._current] = shared
             shared.users += 1
             return shared
@@ -194,13 +203,18 @@ class Failover:
                     self._current = (shared.index + 1) % len(self.config.endpoints)
 
 
-def _next_move(reasons: Collection[str]) -> str:
+def _next_move(reasons: Collection[str], log_in: str) -> str:
     if reasons and all(reason == UNKNOWN_NAME for reason in reasons):
         return "Check the endpoint's spelling, and this host's DNS"
     if any("handshake failed" in reason.lower() for reason in reasons):
         return (
             "Check that etcd's certificate and this client's are of one authority, that neither has expired or was "
             "revoked, and that a client's is given if etcd asks for one"
+        )
+    if any(log_in in reason for reason in reasons):
+        return (
+            "A log-in costs etcd about 0.1 s of a processor, so many at once take longer; they go on and are repeated. "
+            "If it stays so, give etcd more processors, or the agents certificates"
         )
     return "Check that etcd runs there and that this host reaches it"
 

@@ -187,7 +187,7 @@ class Mirror:
 
     def _follow(self, endpoint: Endpoint) -> None:
         """Watches at this endpoint until the connection breaks (CallFailed) or the mirror stops."""
-        connection = Connection(endpoint, self._store.config)
+        connection = self._store.connection(endpoint)
         try:
             with self._lock:
                 self._connection = connection  # from here on `stop` ends what runs on it

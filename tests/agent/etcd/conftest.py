@@ -46,6 +46,10 @@ class Server:
         self._etcd = EmbeddedEtcd.start(listen, directory=self._directory)
         self.endpoint = self._etcd.endpoint
 
+    @property
+    def pid(self) -> int:
+        return self._etcd.pid
+
     def kill(self) -> None:
         self._etcd.kill()
 

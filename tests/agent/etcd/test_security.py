@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import os
+import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 from bagua_agent.base.errors import StoreUnavailable, UserError
+from bagua_agent.etcd import login
 from bagua_agent.etcd.client import Put, Store, absent
+from bagua_agent.etcd.endpoints import parse_endpoint
+from bagua_agent.etcd.failures import CallFailed
 from bagua_agent.etcd.leased_keys import LeasedKeys
+from bagua_agent.etcd.login import Login
 from bagua_agent.etcd.mirror import Change, PrefixMirror
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd, ServerTls
-from tests.agent.etcd.conftest import Recorder, Server
+from bagua_agent.etcd.stubs import AuthStub
+from tests.agent.etcd.conftest import Recorder, Relay, Server
 from tests.lab.free_port import free_port
+from tests.lab.wait import eventually
 
 MakeStore = Callable[..., Store]
 
@@ -112,11 +124,113 @@ def test_user_and_password(guarded: Server, make_store: MakeStore) -> None:
     mirror.stop()
 
 
+def test_many_that_log_in_at_once_all_get_in(guarded: Server, make_store: MakeStore) -> None:
+    """Each log-in costs etcd a tenth of a second of a processor, and they share one: together longer than a try."""
+    one_processor = {min(os.sched_getaffinity(0))}
+    for thread in os.listdir(f"/proc/{guarded.pid}/task"):
+        os.sched_setaffinity(int(thread), one_processor)
+    said: set[str] = set()
+    given_up = threading.Event()
+
+    def connect() -> bool:
+        store = make_store(guarded.endpoint, user="ann", password="ann-secret")
+        while not given_up.is_set():
+            try:
+                store.connect(0.5)
+            except StoreUnavailable as error:
+                said.add(str(error))
+            else:
+                return True
+        return False
+
+    with ThreadPoolExecutor(12) as pool:
+        agents = [pool.submit(connect) for _ in range(12)]
+        try:
+            eventually(
+                lambda: all(agent.done() for agent in agents),
+                15.0,
+                lambda: f"{sum(agent.done() for agent in agents)} of 12 in; said: {said}",
+            )
+        finally:
+            given_up.set()
+    assert all(agent.result() for agent in agents)
+    of_log_ins = [line for line in said if "the log-in of user 'ann' has no answer after 0.5 s" in line]
+    assert of_log_ins and not [line for line in of_log_ins if "Check that etcd runs" in line], said
+
+
+class CountedAuthStub(AuthStub):  # type: ignore[misc]
+    """Counts log-ins."""
+
+    count = 0
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        super().__init__(channel)
+        CountedAuthStub.count += 1
+
+
+def test_one_log_in_serves_all_connections_of_a_store(
+    guarded: Server,
+    make_store: MakeStore,
+    make_relay: Callable[[str], Relay],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(login, "AuthStub", CountedAuthStub)
+    monkeypatch.setattr(CountedAuthStub, "count", 0)
+    first, second = make_relay(guarded.endpoint), make_relay(guarded.endpoint)
+    patient_s = 60.0
+    store = make_store(
+        first.endpoint, second.endpoint, user="ann", password="ann-secret", request_timeout_s=patient_s
+    )
+    store.connect(patient_s)
+    changes: Recorder[tuple[Change, ...]] = Recorder()
+    mirror = PrefixMirror(store, "/ann/", changes)
+    mirror.start(patient_s)
+    first.freeze()
+    store.put("/ann/a", b"1")
+    changes.wait_for(lambda c: "/ann/a" in mirror.state())
+    mirror.stop()
+    assert second.accepted >= 1 and CountedAuthStub.count == 1
+
+
+class Timeout(grpc.RpcError):  # type: ignore[misc]
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def details(self) -> str:
+        return "Deadline Exceeded"
+
+
+def test_log_ins_without_an_answer_are_sent_again_after_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[float] = []
+
+    class SilentAuthStub:
+        def __init__(self, channel: grpc.Channel) -> None:
+            pass
+
+        def Authenticate(self, request: object, timeout: float) -> None:
+            sent.append(time.monotonic())
+            raise Timeout
+
+    monkeypatch.setattr(login, "AuthStub", SilentAuthStub)
+    monkeypatch.setattr(login, "_FIRST_PAUSE_S", 0.05)
+    endpoint = parse_endpoint("127.0.0.1:1")
+    one = Login("ann", "ann-secret", lambda endpoint: grpc.insecure_channel(endpoint.target))
+    said = set()
+    while len(sent) < 5:
+        with pytest.raises(CallFailed) as raised:
+            one.metadata(endpoint, 0.02, lambda: False)
+        said.add(raised.value.failure.detail)
+    pauses_s = [after - before for before, after in itertools.pairwise(sent)]
+    assert all(pause_s >= 0.025 * 2**number for number, pause_s in enumerate(pauses_s)), pauses_s
+    assert "the log-in of user 'ann' had no answer within 10 s and is sent again soon" in said
+
+
 def test_a_token_that_is_refused_is_replaced(guarded: Server, make_store: MakeStore) -> None:
     store = make_store(guarded.endpoint, user="ann", password="ann-secret")
     store.put("/ann/a", b"")
-    for shared in store._failover._connections.values():
-        shared.connection._client.metadata = (("token", "expired.1"),)
+    store._failover._login._metadata = (("token", "expired.1"),)
     assert store.transact([absent("/ann/b")], [Put("/ann/b", b"")]).succeeded
 
 
