@@ -37,6 +37,8 @@ class ClusterPolicy:
     # A removal is kept for longer than any daemon that was out of touch puts removed keys back.
     removal_kept_s: float = 3 * DAY_S
     put_back_within_s: float = 2 * DAY_S
+    # Empty orders of a node that is gone are kept as long, for a daemon that comes back with others in its memory.
+    orders_kept_s: float = 3 * DAY_S
     # How often ended jobs are looked at: nothing waits for it.
     retention_every_s: float = 60.0
     # etcd keeps every value that a key ever had until it is compacted. A watcher that is away for less than
@@ -55,6 +57,10 @@ class ClusterPolicy:
         if self.put_back_within_s > self.removal_kept_s:
             raise ValueError(
                 "put_back_within_s must not exceed removal_kept_s: a removed job would come back"
+            )
+        if self.put_back_within_s > self.orders_kept_s:
+            raise ValueError(
+                "put_back_within_s must not exceed orders_kept_s: orders that were taken from a node would come back"
             )
         for field in fields(self):
             value = getattr(self, field.name)

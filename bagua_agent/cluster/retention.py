@@ -1,4 +1,5 @@
-"""Decides which ended jobs are removed, which removals have stood long enough, and how far etcd is compacted. Pure.
+"""Decides which ended jobs are removed, which removals and empty orders have stood long enough, and how far etcd is
+compacted. Pure.
 
 Times of jobs and removals are from the machines' wall clocks, since they outlive every daemon: a clock that is wrong by
 days removes jobs too early or too late by as much.
@@ -54,6 +55,20 @@ def expired_removals(
 def is_worth_putting_back(removal: RemovalView, now_unix_s: float, policy: ClusterPolicy) -> bool:
     """Whether a removal that is gone was lost with the store's keys; else it was removed at the end of its time."""
     return now_unix_s - removal.removed_unix_s <= policy.put_back_within_s
+
+
+class UnusedOrders:
+    """Remembers since when nodes are gone whose orders are empty, to remove those of nodes that do not come back."""
+
+    def __init__(self, policy: ClusterPolicy) -> None:
+        self._policy = policy
+        self._since_s: dict[tuple[str, int], float] = {}
+
+    def expired(self, unused: Iterable[tuple[str, int]], now_s: float) -> list[tuple[str, int]]:
+        """Those of `unused`, each a node with the revision of its empty orders, that were so for long enough."""
+        self._since_s = {each: self._since_s.get(each, now_s) for each in unused}
+        kept_s = self._policy.orders_kept_s
+        return sorted(each for each, since_s in self._since_s.items() if now_s - since_s >= kept_s)
 
 
 class HistoryKept:

@@ -62,7 +62,10 @@ def _passed(
         found = consider(view, now_s, policy, number)
         # only the first of them sees who was there before
         gone = found.gone = gone or found.gone
-        after = {n: _sorted(orders.values()) for n, orders in found.ledger.orders.items()}
+        # the ledger leaves out nodes that nothing is known of, once their orders are empty
+        after = {n: () for n in view.orders} | {
+            n: _sorted(orders.values()) for n, orders in found.ledger.orders.items()
+        }
         if not any(_changes(view, n, orders) for n, orders in after.items()):
             break
         view = replace(view, orders=after)

@@ -114,7 +114,8 @@ class Ledger:
 
     def __init__(self, view: ClusterView, now_s: float, policy: ClusterPolicy, number: int) -> None:
         self.view, self.now_s, self.policy, self.number = view, now_s, policy, number
-        names = sorted(view.nodes.keys() | view.orders.keys())
+        # a name that has only an empty order is of a node that went long ago: nothing is known of it
+        names = sorted(view.nodes.keys() | {n for n, orders in view.orders.items() if orders})
         self.nodes = {n: view.node(n) for n in names}
         self.orders = {n: {o.job_id: o for o in in_force(view, n)} for n in names}
         self.free = {
@@ -212,12 +213,15 @@ class Ledger:
         return self._fit[kind]
 
     def _why_unfit(self, job: SubmissionView, node: NodeView) -> str:
+        # first: what a node has that is gone explains nothing, and of one that was never heard of it is not known
+        if is_lost(node, self.now_s, self.policy):
+            return f"{node.node_name} is lost"
+        if node.node_name not in self.view.nodes:
+            return f"{node.node_name} is not heard of"
         if not has_labels(job, node):
             return f"{node.node_name} has other labels"
         if not 0 < needed(job, node) <= node.slots:
             return f"{node.node_name} has only {node.slots} slots"
-        if is_lost(node, self.now_s, self.policy):
-            return f"{node.node_name} is lost"
         return why_leave(node)
 
 

@@ -113,6 +113,14 @@ class ClusterPicture:
             if job_id not in busy
         ]
 
+    def unused_orders(self) -> list[tuple[str, int]]:
+        """Nodes that are gone and whose orders are empty, with the revision of these."""
+        return [
+            (name, self.order_revision(name))
+            for name, orders in self._orders.items()
+            if not orders and not (name in self._nodes and self._nodes[name].present)
+        ]
+
     def view(self) -> ClusterView:
         nodes = {name: replace(node, drain=self._drains.get(name)) for name, node in self._nodes.items()}
         standing = [pair for pair in self._submissions.values() if pair[1].nonce not in self._removals]

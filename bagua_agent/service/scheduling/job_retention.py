@@ -1,4 +1,5 @@
-"""Removes jobs beyond retention, submitted or started by hand, old removals and etcd's old history, for the scheduler.
+"""Removes jobs beyond retention, submitted or started by hand, old removals, empty orders of nodes that are gone and
+etcd's old history, for the scheduler.
 
 cluster/retention.py decides which ones. Every write compares the scheduler's key, and the submission as it was read.
 Works in small parts, so that orders never wait long.
@@ -15,7 +16,13 @@ from bagua_agent.base.errors import OutcomeUnknown
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import UnreadableRecord, ended_submission, nonce_of, parse_submission
 from bagua_agent.cluster.node_trouble import settled_at_s
-from bagua_agent.cluster.retention import EndedJob, HistoryKept, beyond_retention, expired_removals
+from bagua_agent.cluster.retention import (
+    EndedJob,
+    HistoryKept,
+    UnusedOrders,
+    beyond_retention,
+    expired_removals,
+)
 from bagua_agent.cluster_state.cluster_picture import ClusterPicture
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, KeyValue, Store, absent, mod_revision_is, none_below
@@ -68,6 +75,7 @@ class JobRetention:
         self._say = say
         self._clock_unix_s = clock_unix_s
         self._history = HistoryKept(policy)
+        self._unused_orders = UnusedOrders(policy)
         self._pass_due_s = settled_at_s(picture.since_s, policy)
         self._compact_due_s = 0.0
 
@@ -83,6 +91,7 @@ class JobRetention:
                 self._remove_again()
             if now_s >= self._pass_due_s:
                 is_done = self._pass() and self._pass_started_by_hand()
+                self._remove_unused_orders(now_s)
                 self._pass_due_s = now_s + (self._policy.retention_every_s if is_done else PASS_AGAIN_S)
             if now_s >= self._compact_due_s:
                 self._compact_due_s = now_s + self._policy.compact_every_s
@@ -128,6 +137,15 @@ class JobRetention:
             if remove_job(self._store, job_id, "", self._clock_unix_s(), *unchanged):
                 self._say(f"job {job_id}, which was started by hand, is removed: {each.reason}")
         return len(found) <= MOST_AT_ONCE
+
+    def _remove_unused_orders(self, now_s: float) -> None:
+        """By the clock of this process: no record says since when a node is gone."""
+        expired = self._unused_orders.expired(self._picture.unused_orders(), now_s)
+        for node_name, revision in expired[:MOST_AT_ONCE]:
+            key = cluster_keys.orders(node_name)
+            unused = [mod_revision_is(key, revision), absent(cluster_keys.node(node_name))]
+            if self._store.transact([self._fence, *unused], deletes=[key]).succeeded:
+                self._say(f"node {node_name} has not come back, so its empty orders are removed")
 
     def _remove(self, job: EndedJob, may_go_on: bool = False) -> bool:
         """False if it is not as the picture says, or an agent of it is there. may_go_on: also without an outcome."""

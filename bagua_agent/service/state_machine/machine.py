@@ -186,8 +186,8 @@ class _Turn:
         elif key == cluster_keys.orders(state.node_name):
             if value is not None:
                 self._know(orders=read_orders(value), orders_value=value)
-            elif state.orders_value is not None:
-                self._put_back(key, state.orders_value)
+            elif state.orders_value is not None and not self._put_back(key, state.orders_value):
+                self._know(orders=None, orders_value=None)
         elif (job_id := cluster_keys.id_in(cluster_keys.SUBMISSIONS, key)) is not None:
             if value is not None:
                 submission = parse_submission(value, job_id)

@@ -22,7 +22,8 @@ from bagua_agent.cluster.cluster_view import (
 from bagua_agent.cluster.scheduling import plan
 from bagua_agent.cluster.standing_orders import in_force
 
-POLICY = ClusterPolicy(left_out_s=60.0)
+# the last two are days in truth: histories take minutes
+POLICY = ClusterPolicy(left_out_s=60.0, put_back_within_s=8.0, orders_kept_s=8.0)
 
 
 def whole(names: set[str], progress: JobProgress) -> set[str]:

@@ -25,6 +25,7 @@ from bagua_agent.cluster.cluster_view import (
     UnitView,
 )
 from bagua_agent.cluster.node_trouble import failures_after
+from bagua_agent.cluster.retention import UnusedOrders
 from bagua_agent.cluster.scheduling import plan
 from bagua_agent.cluster.unit_plan import OwnUnit, UnitSituation, Wish, plan_units
 
@@ -69,6 +70,7 @@ class SimulatedCluster(CheckedCluster):
         self.lost_keys: list[tuple[float, str, object]] = []
         self.states: dict[str, JobState] = {}
         self.reasons: set[str] = set()
+        self.unused_orders = UnusedOrders(POLICY)
         self.count = 0
         # of jobs whose replicas have workers on two nodes each: those that train
         self.replicas: dict[str, list[frozenset[str]]] = {}
@@ -129,7 +131,7 @@ class SimulatedCluster(CheckedCluster):
             self.live(node)
             present = node.powered and node.connected
             if present:
-                node.missed_since_s = None
+                self.come_back(node)
                 self.run_daemon(node)
             elif node.missed_since_s is None:
                 node.missed_since_s = self.now_s
@@ -139,6 +141,15 @@ class SimulatedCluster(CheckedCluster):
             if job_id not in self.begun and len(self.arrived(job_id)) >= self.least(job):
                 self.begun.add(job_id)
         self.schedule()
+
+    def come_back(self, node: SimulatedNode) -> None:
+        """A daemon that was away for long forgets orders that are gone, and does not put them back."""
+        missed_s = 0.0 if node.missed_since_s is None else self.now_s - node.missed_since_s
+        is_stale = missed_s > POLICY.put_back_within_s and node.name not in self.orders
+        if is_stale and node.remembered is not None:
+            node.remembered = None
+            self.seen["forgot its orders"] += 1
+        node.missed_since_s = None
 
     def form_replicas(self, job_id: str) -> None:
         """A replica ends with one of its nodes; the other starts its workers again, and pairs with any."""
@@ -242,6 +253,7 @@ class SimulatedCluster(CheckedCluster):
             self.since_s = self.now_s
             self.seen["replaced while writing"] += bool(todo.orders) and len(writes) < len(todo.orders)
         self.orders.update(writes)
+        self.remove_unused_orders()
         self.states = {j: p.state for j, p in todo.jobs.items()}
         for job_id, state in self.states.items():
             self.seen[state.value] += 1
@@ -250,6 +262,13 @@ class SimulatedCluster(CheckedCluster):
                 "is given back: its allowed sizes" in todo.jobs[job_id].reason
             )
             self.reasons.add(todo.jobs[job_id].reason)
+
+    def remove_unused_orders(self) -> None:
+        gone = [n for n, node in self.nodes.items() if not (node.powered and node.connected)]
+        unused = [(n, 0) for n in gone if self.orders.get(n) == ()]
+        for name, _ in self.unused_orders.expired(unused, self.now_s):
+            del self.orders[name]
+            self.seen["empty orders removed"] += 1
 
     # -- what people and fate do
     def add_node(self) -> None:

@@ -50,7 +50,7 @@ def test_the_histories_hold_what_they_are_about() -> None:
     for seed in range(12):
         seen += troubled(seed).seen
     wanted = {"asked", "killed", "started again", "gave back", "grew", "replaced while writing"}
-    wanted |= {"a job of sizes", "given back to a size"}
+    wanted |= {"a job of sizes", "given back to a size", "empty orders removed", "forgot its orders"}
     assert {w for w in wanted if seen[w] < 3} == set(), seen
     assert all(seen[state.value] for state in JobState), seen
 

@@ -9,6 +9,7 @@ from bagua_agent.cluster.cluster_view import RemovalView
 from bagua_agent.cluster.retention import (
     EndedJob,
     HistoryKept,
+    UnusedOrders,
     beyond_retention,
     expired_removals,
     is_worth_putting_back,
@@ -71,3 +72,13 @@ def test_a_store_that_counts_anew_is_not_compacted_beyond_itself() -> None:
     history.compact_to(0.0, 5000)
     assert history.compact_to(600.0, 3) is None
     assert history.compact_to(1200.0, 7) == 3
+
+
+def test_empty_orders_of_a_node_that_does_not_come_back_go_after_days() -> None:
+    unused, kept_s = UnusedOrders(POLICY), POLICY.orders_kept_s
+    assert kept_s >= POLICY.put_back_within_s, "no daemon that comes back later writes its old orders"
+    assert unused.expired([("a", 7), ("b", 8)], 100.0) == []
+    assert unused.expired([("a", 7), ("b", 8), ("c", 9)], 99.0 + kept_s) == []
+    assert unused.expired([("a", 7), ("c", 9)], 100.0 + kept_s) == [("a", 7)]
+    assert unused.expired([("a", 7), ("b", 8)], 101.0 + kept_s) == [("a", 7)], "b came back in between"
+    assert unused.expired([("a", 11)], 102.0 + kept_s) == [], "it was written again"

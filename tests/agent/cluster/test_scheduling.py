@@ -339,6 +339,30 @@ def test_orders_of_a_node_never_seen_stand_until_it_is_lost() -> None:
     assert planned(view, NOW_S + 5.0).orders == {"a": ()}
 
 
+def test_a_name_that_has_only_an_empty_order_is_no_node() -> None:
+    view = picture(nodes("a b"), job("x", 3), orders={"a": "", "b": "", "gone": ""})
+    todo = planned(view)
+    assert changes_nothing(todo) and todo.again_at_s is None
+    assert todo.jobs["x"].reason == (
+        "needs 3 nodes with all slots free, and there are 2 it could use; 2 of 2 nodes are known"
+    )
+
+
+def test_a_lost_node_is_named_as_lost_whatever_it_has() -> None:
+    view = absent(picture(nodes("a b c"), job("x", 3)), "c", 0.0)
+    assert planned(view).jobs["x"].reason.endswith("; c is lost")
+    small = absent(picture([*nodes("a b", 8), node("c", 2)], job("x", 3, slots=8)), "c", 0.0)
+    assert planned(small).jobs["x"].reason.endswith("; c is lost")
+
+
+def test_a_node_that_has_orders_and_is_not_heard_of_is_named_so() -> None:
+    jobs = (job("x", 3), job("y"))
+    view = picture(nodes("a b"), *jobs, orders={"c": "y:4:1"}, running="y", since_s=NOW_S - 10.0)
+    assert "c is not heard of" in planned(view).jobs["x"].reason
+    late = planned(view, NOW_S + 5.0)
+    assert late.orders["c"] == () and "0 slots" not in late.jobs["x"].reason, late.jobs["x"]
+
+
 def test_one_below_its_minimum_comes_before_all_who_wait_and_takes_what_others_can_spare() -> None:
     jobs = (job("high", priority=9), job("rich", 1, 2), job("short", 2))
     orders = {"a": "rich:4:1", "b": "rich:4:2", "c": "short:4:3", "d": ""}

@@ -38,7 +38,7 @@ from bagua_agent.service.scheduling.job_removal import remove_job
 from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import etcd_pb2, membership_pb2
-from tests.agent.cluster_state.test_odd_records import node, submission
+from tests.agent.cluster_state.test_odd_records import node, orders, submission
 from tests.agent.service.conftest import People, store_config
 from tests.agent.service.daemon_here import LEASE_S
 from tests.lab.wait import eventually
@@ -418,3 +418,15 @@ def test_roles_suffice(etcd: EmbeddedEtcd, people: People) -> None:
     finally:
         for store in stores.values():
             store.close()
+
+
+def test_empty_orders_of_a_node_that_does_not_come_back_go(plain_store: Store) -> None:
+    plain_store.put(cluster_keys.node("here"), node("here"))
+    plain_store.put(cluster_keys.node("broken"), b"\xff\xff")
+    for name in ("here", "gone", "broken"):
+        plain_store.put(cluster_keys.orders(name), orders())
+    plain_store.put(cluster_keys.orders("busy"), orders("demo"))
+    with scheduling(plain_store, orders_kept_s=0.0, put_back_within_s=0.0) as said:
+        await_line(said, "node gone has not come back, so its empty orders are removed")
+    left = {kv.key.rpartition("/")[2] for kv in plain_store.get_prefix(cluster_keys.ORDERS)[0]}
+    assert left == {"here", "broken", "busy"}, said

@@ -286,6 +286,22 @@ def test_a_daemon_that_was_out_of_touch_puts_nothing_back(
         f"{key} is gone; this node was out of touch for so long that it does not put it back"
     ]
     assert not daemon.state.to_put_back and not daemon.state.submissions and not daemon.state.outcomes
+    assert daemon.state.orders is None and daemon.state.orders_value is None
+
+
+def test_a_daemon_that_was_out_of_touch_starts_nothing_of_the_orders_that_are_gone() -> None:
+    """They were empty when the scheduler removed them, days after it had lost this node."""
+    daemon = running()
+    daemon.take(ms.UnitsSeen((EXITED,)))
+    daemon.may_put_back = False
+    daemon.take(changed(ORDERS_KEY, None))
+    daemon.now_s += 60.0
+    assert not of(ms.StartUnit, daemon.take(DRAINED))
+    alive = running()
+    alive.may_put_back = False
+    alive.take(changed(ORDERS_KEY, None))
+    assert not of(ms.ActOnUnit, alive.take(DRAINED)), "absence ends nothing"
+    assert alive.unit_state() is UnitState.RUNNING
 
 
 def test_what_is_to_be_put_back_is_dropped_once_its_job_is_removed() -> None:
