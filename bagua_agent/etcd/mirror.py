@@ -261,25 +261,18 @@ class Mirror:
 
     def _confirmed(self, connection: Connection, timeout_s: float) -> int | None:
         """The store's revision, if at the revision of our state it held the same; None if its history is
-        another one: a store that lost its data, and perhaps has grown past our revision since.
+        another one: a store that lost its data or was set back to a backup, and perhaps has grown past our revision
+        since.
 
-        If it did, the changes after our revision lead on from our state. One leased key is enough of a
-        witness: lease ids are made from the time, so another history cannot have the same one. Without any,
-        all is compared.
+        If it did, the changes after our revision lead on from our state. All keys are compared: any one of them may
+        have been in the backup, and a store that was set back may have the same terms and ids as before.
         """
         with self._lock:
             state, revisions = dict(self._state), dict(self._revisions)
-        leased = [kv for kv in state.values() if kv.lease_id]
-        if leased:
-            witness = max(leased, key=lambda kv: kv.mod_revision)
-            state = {witness.key: witness}
-            lies_in = next(keys for keys in self._ranges if witness.key in keys)
-            asked = [(KeyRange.of_key(witness.key), revisions[lies_in])]
-        else:
-            asked = [(keys, revisions[keys]) for keys in self._ranges]
         found: dict[str, KeyValue] = {}
         store_revision = 0
-        for keys, revision in asked:
+        for keys in self._ranges:
+            revision = revisions[keys]
             request = etcd3.etcdrpc.RangeRequest(key=keys.start, range_end=keys.end, revision=revision)
             try:
                 answer = connection.call(lambda c, r=request: c.raw(c.kvstub.Range, r), timeout_s)  # type: ignore[misc]

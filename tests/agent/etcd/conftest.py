@@ -53,10 +53,17 @@ class Server:
     def kill(self) -> None:
         self._etcd.kill()
 
-    def restart(self, lose_data: bool = False) -> None:
-        if lose_data:
+    def restart(self, lose_data: bool = False, set_back: bool = False, listen: str | None = None) -> None:
+        """set_back: on the data of the last `back_up`. listen: elsewhere than where it is usually reached."""
+        if lose_data or set_back:
             shutil.rmtree(self._directory / "data")
-        self._etcd = EmbeddedEtcd.start(self._listen, directory=self._directory)
+        if set_back:
+            shutil.copytree(self._directory / "backup", self._directory / "data")
+        self._etcd = EmbeddedEtcd.start(listen or self._listen, directory=self._directory)
+
+    def back_up(self) -> None:
+        """Of a server that was killed."""
+        shutil.copytree(self._directory / "data", self._directory / "backup")
 
     def freeze(self) -> None:
         self._frozen = True
