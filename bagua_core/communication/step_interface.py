@@ -6,7 +6,7 @@ types, so each is tested with a small fake of the other side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -102,6 +102,9 @@ class Rounds(Protocol):
 
     def closed(self, plan: StepPlan, used: Sequence[Used]) -> None:
         """The round is committed; used: by global rank of `plan`."""
+
+    def keep_only(self, positions: Iterable[Mapping[str, int]]) -> None:
+        """Forget the samples of all closed rounds but those at `positions`, which the ledger may still ask for."""
 
 
 class DataSource(Protocol):

@@ -8,7 +8,7 @@ counts as used, whether the script trains on it or not.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from bagua_core.data.prefetch import BatchKey
 from bagua_core.data.rounds.leases import RULES, LeaseBook, Range, count_of, first_of
 from bagua_core.errors import InternalError
 
-ROUNDS_KEPT = 8  # whose samples the ledger may still ask for
 # A worker whose lease is less than this part of the mean ends no round for the others: a pause may have made it look
 # slow, and the round would be over at once.
 LEAST_PART = 0.5
@@ -124,10 +123,13 @@ class Rounds:
     def closed(self, plan: StepPlan, used: Sequence[Used]) -> None:
         """The round is committed; used: by global rank of `plan`. Raises LeaseConflict."""
         self._kept[self.book.epoch, self.book.number] = tuple(one.ranges for one in used)
-        while len(self._kept) > ROUNDS_KEPT:
-            del self._kept[min(self._kept)]
         self.book = self.book.closed(_workers(plan), used, self._most)
         self._used = 0
+
+    def keep_only(self, positions: Iterable[Mapping[str, int]]) -> None:
+        """See step_interface.Rounds."""
+        asked = {(position["epoch"], position["batch"]) for position in positions}
+        self._kept = {at: ranges for at, ranges in self._kept.items() if at in asked}
 
     def fingerprint(self) -> dict[str, str]:
         """What all workers must have in common, beside the loader's settings."""

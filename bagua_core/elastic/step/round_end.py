@@ -120,6 +120,7 @@ class RoundEnd(StepEnd):
     def _round_committed(self) -> None:
         if self.rounds is not None:
             self.rounds.closed(self.plan, self._used)
+            self.rounds.keep_only(dict(kept.entry.position) for kept in self.state.history.kept)
             self.is_round_open = False
 
     def _roll_back(self) -> None:
