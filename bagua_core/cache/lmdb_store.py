@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lmdb
@@ -20,8 +21,10 @@ from bagua_core.cache.errors import StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
 from bagua_core.cache.fork_gate import ForkGate
 from bagua_core.cache.frames import Buffer
+from bagua_core.cache.lmdb_clear import clear_environment
 from bagua_core.cache.node_directory import lock_within
 from bagua_core.cache.placement import KEPT_FREE_BYTES
+from bagua_core.cache.refusal_mark import RefusalMark
 from bagua_core.cache.stores import Item, Usage, Written
 
 _LOCKED_WITHIN_S = 5.0
@@ -92,12 +95,14 @@ class LmdbStore:
         capacity_bytes: int,
         notices: FaultNotices,
         kept_free_bytes: int = KEPT_FREE_BYTES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._directory = directory
         self._notices = notices
         self._kept_free_bytes = kept_free_bytes
         self._reading: lmdb.Transaction | None = None
-        self._least_refused = 1 << 62  # bytes of a frame; smaller ones may still fit
+        self._mark = RefusalMark()
         try:
             self._environment = _environment(directory, max(0, capacity_bytes - _LOCK_BYTES))
         except lmdb.Error as error:
@@ -120,7 +125,9 @@ class LmdbStore:
 
     def write(self, items: Sequence[Item]) -> Written:
         written = Written()
-        fitting = [item for item in items if len(item.frame) < self._least_refused]
+        if not all(self._mark.admits(len(item.frame)) for item in items):
+            self._mark.look(self.count(), self._clock())
+        fitting = [item for item in items if self._mark.admits(len(item.frame))]
         written.refused = len(items) - len(fitting)
         if not fitting:
             return written
@@ -149,10 +156,12 @@ class LmdbStore:
         for number, item in enumerate(items):
             try:
                 if len(item.frame) > self._free_bytes():
-                    raise lmdb.MapFullError(f"{self._kept_free_bytes} bytes of the file system stay free")
+                    # others may make room on the file system at any time, and looking costs next to nothing
+                    self._refuse(len(item.frame), written, closes=False)
+                    continue
                 written.stored += self._put([item])
             except lmdb.MapFullError:
-                self._refuse(len(item.frame), written)
+                self._refuse(len(item.frame), written, closes=True)
             except lmdb.Error as error:
                 self._lose(len(items) - number, error, written)
                 return
@@ -160,16 +169,19 @@ class LmdbStore:
     def _put(self, items: Sequence[Item]) -> int:
         """All of them or none. Returns how many were not there. Raises lmdb.Error."""
         with _calls.entered(), self._environment.begin(write=True) as transaction:
-            return sum(transaction.put(item.key, item.frame, overwrite=item.replaces) for item in items)
+            new = [item for item in items if transaction.put(item.key, item.frame, overwrite=item.replaces)]
+        if new and self._mark.stored(max(len(item.frame) for item in new)):
+            self._notices.over("full", f"{self._directory} takes values again")
+        return len(new)
 
     def _lose(self, count: int, error: lmdb.Error, written: Written) -> None:
         written.lost += count
         self._notices.say("write", f"{self._directory} takes no more: {error}; training goes on")
 
-    def _refuse(self, size: int, written: Written) -> None:
+    def _refuse(self, size_bytes: int, written: Written, *, closes: bool) -> None:
         written.refused += 1
-        self._least_refused = min(self._least_refused, size)
         usage = self.usage()
+        self._mark.refused(size_bytes, usage.entries, self._clock(), closes=closes)
         self._notices.say(
             "full",
             f"full: {usage.entries} entries, {usage.used_bytes} of {usage.capacity_bytes} bytes in {self._directory}; "
@@ -193,13 +205,17 @@ class LmdbStore:
     def clear(self) -> None:
         lock_within(self._writers, _LOCKED_WITHIN_S)
         try:
-            environment = self._environment
-            with _calls.entered(), environment.begin(write=True) as transaction:
-                transaction.drop(environment.open_db(txn=transaction), delete=False)
+            with _calls.entered():
+                if self._reading is not None:
+                    self._reading.abort()  # pages that it may read are not used again
+                    self._reading = None
+                clear_environment(self._environment)
         except lmdb.Error as error:
             raise StoreFault("clear", f"{self._directory} cannot be cleared: {error}") from error
         finally:
             fcntl.flock(self._writers, fcntl.LOCK_UN)
+        self._mark.forget()
+        self._notices.over("full", f"{self._directory} was cleared and takes values again")
 
     def is_whole(self) -> bool:
         return True

@@ -19,6 +19,7 @@ from bagua_core.cache.fault_notices import FaultNotices
 from bagua_core.cache.frames import Unreadable, decode_many, encode
 from bagua_core.cache.keys import digest_of
 from bagua_core.cache.lmdb_store import LmdbStore
+from bagua_core.cache.refusal_mark import RETRY_AFTER_S
 from bagua_core.cache.stores import Item
 from tests.lab.wait import eventually
 
@@ -267,6 +268,60 @@ def test_clearing_forgets(tmp_path: Path) -> None:
     store.clear()
     assert store.count() == 0 and first_value(store, 3) is None
     assert store.write([item(3)]).stored == 1
+
+
+def filled(store: LmdbStore, size: int, batch: int) -> int:
+    """Values in `store`, which refuses further ones of this size."""
+    for begin in range(0, 1 << 20, batch):
+        if store.write([item(i, size) for i in range(begin, begin + batch)]).refused:
+            return store.count()
+    raise AssertionError("never full")
+
+
+@pytest.mark.parametrize(("capacity", "size"), [(MIB, 30_000), (2 * MIB, 1000), (40 * MIB, 1000)])
+def test_a_full_cache_that_is_cleared_takes_as_much_again(
+    tmp_path: Path, capacity: int, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, other = opened(tmp_path, capacity), opened(tmp_path, capacity)
+    held = filled(store, size, 20 if capacity < 4 * MIB else 500)
+    assert first_value(store, 0) == 0.0, "it reads when it is cleared"
+    assert other.write([item(-1, size)]).refused == 1
+    store.clear()
+    assert store.count() == 0
+    assert sum(store.write([item(i, size)]).stored for i in range(5)) == 5
+    assert other.write([item(5, size)]).stored == 1, "so does a process that did not clear it"
+    again = sum(store.write([item(i, size)]).stored for i in range(6, min(held, 100)))
+    assert again >= min(held, 100) - 6 - 2
+    assert caplog.text.count("takes values again") == 1
+
+
+def test_room_that_comes_back_by_itself_is_used_after_a_while(tmp_path: Path) -> None:
+    now_s = 0.0
+    store = LmdbStore(tmp_path, MIB, FaultNotices(tmp_path, "cache"), 0, clock=lambda: now_s)
+    held = filled(store, 30_000, 2)
+    for names in ((b"a", b"b", b"c", b"d"), (b"e",), (b"f",)):
+        with store._environment.begin(write=True) as transaction:
+            for number, name in enumerate(names):
+                transaction.put(name, b"")
+                if len(names) > 1:
+                    transaction.delete(digest_of(number))
+    assert store.count() > held
+    assert store.write([item(500, 30_000)]).refused == 1, "it has as many entries as before"
+    now_s = RETRY_AFTER_S
+    assert store.write([item(501, 30_000)]).stored == 1
+
+
+def test_a_passing_shortage_of_the_file_system_refuses_nothing_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_free_bytes", lambda: 0)
+        assert store.write([item(1)]).refused == 1
+    assert store.write([item(2, 10)]).stored == 1
+    assert "takes values again" not in caplog.text, "a smaller one"
+    assert store.write([item(3)]).stored == 1
+    assert caplog.text.count("full: ") == caplog.text.count("takes values again") == 1
 
 
 def test_frames_outlive_the_close_and_a_directory_made_anew_is_another(tmp_path: Path) -> None:
