@@ -24,15 +24,15 @@ import socket, sys
 control = socket.socket(fileno=int(sys.argv[1]))
 control.sendall(bytes.fromhex(sys.argv[2]))
 control.recv(1 << 20)
-control.sendall(bytes.fromhex(sys.argv[3]))
+control.sendall(open(sys.argv[3], "rb").read())
 control.recv(1)
 """
 
 Ask = Callable[[bytes], int | None]
 
 
-def framed(body: bytes) -> str:
-    return (LENGTH.pack(len(body)) + body).hex()
+def framed(body: bytes) -> bytes:
+    return LENGTH.pack(len(body)) + body
 
 
 @pytest.fixture
@@ -43,15 +43,19 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
     real = warm_parent._start
 
     def ask(answer: bytes) -> int | None:
+        said = tmp_path / "answer"
+        said.write_bytes(framed(answer))
+
         def start(line: list[str], place: StartPlace, control: object) -> subprocess.Popen[bytes]:
             number = line[line.index("--warm-fd") + 1]
-            words = [sys.executable, "-c", HOSTILE, number, framed(b'{"ready": true}'), framed(answer)]
+            words = [sys.executable, "-c", HOSTILE, number, framed(b'{"ready": true}').hex(), str(said)]
             return real(words, place, control)  # type: ignore[arg-type]
 
         monkeypatch.setattr(warm_parent, "_start", start)
         warm = WarmParent(COMMAND, dict(os.environ), directory=tmp_path, preimport=())
         made.append(warm)
         warm.start()
+        assert warm.wait_ready()
         place = StartPlace(dict(os.environ), tmp_path, sys.executable, ())
         return warm.fork(COMMAND, place, (0, 1, 2), None)
 
