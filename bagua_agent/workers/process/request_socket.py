@@ -90,5 +90,9 @@ class RequestSocket:
             raise HelperGone("no answer in time")
         self._socket.settimeout(remaining_s)
 
+    def fileno(self) -> int:
+        """To wait for an answer."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         self._socket.close()

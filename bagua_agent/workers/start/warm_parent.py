@@ -1,7 +1,8 @@
 """The agent's handle of the warm parent, from which workers are forked: starts, asks, watches and replaces it.
 
-`fork` never fails because of it: without a usable warm parent it returns None, and the worker is spawned. Its death
-harms no worker. The other side is bagua_core/worker/warm_parent.py; warm_fit.py decides which workers may be forked.
+`fork` never fails because of it, nor waits for its imports: without a warm parent that is ready it returns None, and
+the worker is spawned. Its death harms no worker. The other side is bagua_core/worker/warm_parent.py; warm_fit.py
+decides which workers may be forked.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class WarmParent:
         where = Path.cwd() if directory is None else directory
         self._place = StartPlace(dict(env), where, python, preimport, account, stays=directory is None)
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # notified when it is ready, and when it is ended
         self._popen: subprocess.Popen[bytes] | _Offered | None = None
         self._requests: RequestSocket | None = None
         self._is_ready = False
@@ -87,9 +89,14 @@ class WarmParent:
         return None if popen is None else popen.pid
 
     def wait_ready(self, timeout_s: float = WARM_UP_TIMEOUT_S) -> bool:
-        """Whether everything is imported; waits for it. False too if it is dead."""
-        with self._lock:
-            return self._become_ready(timeout_s)
+        """Whether everything is imported; waits for it. False too if it is dead; it is ended if the time is over."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_ready or self._requests is None, timeout_s):
+                log.warning(
+                    "the warm parent (pid %s) has not imported everything in %g s", self.pid, timeout_s
+                )
+                self._end()
+            return self._is_ready and self._requests is not None
 
     def fork(
         self,
@@ -98,7 +105,8 @@ class WarmParent:
         descriptors: tuple[int, ...],
         cpus: frozenset[int] | None,
     ) -> int | None:
-        """The process id of a new worker held at its gate, a child of this process; None: spawn it instead.
+        """The process id of a new worker held at its gate, a child of this process; None: spawn it instead, as while
+        the imports of the warm parent last. A start that can wait for them calls `wait_ready` before.
 
         descriptors: for its stdin, stdout, stderr, gate, and the ends of its stack channel. When None is returned
         although a worker came to be, it ends as soon as the gate's other end is closed.
@@ -124,7 +132,7 @@ class WarmParent:
             form = "script" if command.kind is CommandKind.SCRIPT else command.kind.value
             request["command"] = [form, command.target, list(command.args)]
         with self._lock:
-            if not self._become_ready(WARM_UP_TIMEOUT_S) or self._requests is None:
+            if not self._is_ready or self._requests is None:
                 return None
             reap_orphans()
             try:
@@ -159,20 +167,6 @@ class WarmParent:
             return False
         return leads and user_ids(pid) == {os.geteuid() if account is None else account.uid}
 
-    def _become_ready(self, timeout_s: float) -> bool:
-        if self._requests is None:
-            return False
-        if not self._is_ready:
-            try:
-                self._requests.receive(timeout_s)
-            except HelperGone as problem:
-                if not self._is_stopping:
-                    log.warning("the warm parent (pid %s) is of no use: %s", self.pid, problem)
-                self._end()
-                return False
-            self._is_ready = True
-        return True
-
     def _launch(self) -> None:
         place = self._place
         own, other = RequestSocket.pair()
@@ -206,6 +200,7 @@ class WarmParent:
         if self._requests is not None:
             self._requests.close()
             self._requests = None
+            self._changed.notify_all()
         if self._popen is not None and self._popen.returncode is None:
             os.kill(self._popen.pid, signal.SIGKILL)  # not Popen.kill, which may reap it under the watch
 
@@ -219,6 +214,7 @@ class WarmParent:
         while (popen := self._popen) is not None:
             pidfd = os.pidfd_open(popen.pid)  # not reaped by anyone else
             try:
+                self._wait_for_imports(pidfd)
                 if self._wait_for_stop(pidfd, None):
                     return
             finally:
@@ -241,6 +237,29 @@ class WarmParent:
             with self._lock:
                 self._launch()
 
+    def _wait_for_imports(self, pidfd: int) -> None:
+        """Until it says that it is ready, the pidfd's process ended or `stop` was called."""
+        with self._lock:
+            requests = self._requests
+            descriptor = -1 if requests is None else requests.fileno()
+        if requests is None or descriptor not in readable([self._stop_fd, pidfd, descriptor]):
+            return
+        problem: HelperGone | None = None
+        try:
+            requests.receive(FORK_TIMEOUT_S)
+        except HelperGone as raised:
+            problem = raised
+        with self._lock:
+            if self._requests is not requests:
+                return  # it was ended meanwhile
+            if problem is None:
+                self._is_ready = True
+                self._changed.notify_all()
+            else:
+                if not self._is_stopping:
+                    log.warning("the warm parent (pid %s) is of no use: %s", self.pid, problem)
+                self._end()
+
     def _wait_for_stop(self, pidfd: int | None, timeout_s: float | None) -> bool:
         """True when `stop` was called; False when the pidfd's process ended, or the time is over."""
         return self._stop_fd in readable([self._stop_fd, *(() if pidfd is None else (pidfd,))], timeout_s)
@@ -253,7 +272,7 @@ class WarmParent:
         os.eventfd_write(self._stop_fd, 1)
         popen = self._popen
         if popen is not None:
-            popen.kill()  # the thread that waits for its imports, with the lock, sees its end
+            popen.kill()  # the watch, which may wait for the rest of what it says, sees its end
         if self._watch.ident is not None:
             self._watch.join(FORK_TIMEOUT_S + STOP_TIMEOUT_S)
         with self._lock:

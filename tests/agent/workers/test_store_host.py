@@ -37,6 +37,7 @@ def host(request: pytest.FixtureRequest, workers: Workers) -> Iterator[StoreHost
         command = WorkerCommand(CommandKind.SCRIPT, str(workers.script("")))
         warm = WarmParent(command, base_environment(), directory=workers.directory, preimport=("torch",))
         warm.start()
+        assert warm.wait_ready()
     made = StoreHost(base_environment(), directory=workers.directory, warm=warm)
     yield made
     made.stop()

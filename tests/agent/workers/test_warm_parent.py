@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from bagua_agent.base.errors import UserError
 from bagua_agent.config.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.process.worker_process import WorkerProcess
+from bagua_agent.workers.start.warm_fit import StartPlace
 from bagua_agent.workers.start.warm_parent import WarmParent
 from tests.agent.workers.test_run_script import FAILURES, IDENTITY
 from tests.agent.workers.worker_lab import DEADLINE_S, Workers, base_environment, is_running, wait_until
@@ -322,6 +324,32 @@ def test_a_stop_in_the_middle_of_the_imports_is_no_trouble(
     assert not caplog.messages
 
 
+def test_while_it_imports_workers_are_spawned_at_once_and_it_is_used_later(workers: Workers) -> None:
+    workers.script("print('ran')\n")
+    go_on = workers.directory / "go_on"
+    os.mkfifo(go_on)
+    workers.script("open('go_on').close()\n", "waiting_module.py")
+    parent = WarmParent(
+        COMMAND, base_environment(), directory=workers.directory, preimport=("waiting_module",)
+    )
+    parent.start()
+    waiting = threading.Thread(target=parent.wait_ready, args=(DEADLINE_S,))
+    waiting.start()  # as at the start of a node
+    try:
+        place = StartPlace(base_environment(), workers.directory, sys.executable, ("waiting_module",))
+        began_s = time.monotonic()
+        assert parent.fork(COMMAND, place, (), None) is None
+        assert time.monotonic() - began_s < 1.0
+        go_on.open("w").close()
+        waiting.join(DEADLINE_S)
+        worker = start(workers, "print('ran')\n", parent, preimport=("waiting_module",))
+        assert is_forked(worker)
+        assert workers.to_end(worker).stdout == "ran\n"
+    finally:
+        parent.stop()
+        waiting.join(DEADLINE_S)
+
+
 def test_a_stopped_parent_that_does_not_answer_is_given_up(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +377,7 @@ command = WorkerCommand(CommandKind.SCRIPT, "script.py")
 directory = Path(sys.argv[1])
 warm = WarmParent(command, dict(os.environ), directory=directory, preimport=())
 warm.start()
+assert warm.wait_ready()
 worker = spawn_worker(command, dict(os.environ), worker_id="w", slot=0, directory=directory, gated=False,
                       preimport=(), warm=warm)
 os.set_blocking(worker.stdout_fd, True)

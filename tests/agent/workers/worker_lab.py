@@ -72,6 +72,9 @@ class Workers:
         warm: WarmParent | None = None,
         account: Account | None = None,
     ) -> WorkerProcess:
+        """warm: waits until it is ready, as a node's first start does."""
+        if warm is not None:
+            warm.wait_ready()
         worker = spawn_worker(
             WorkerCommand(kind, str(target), args),
             {**base_environment(), **(env or {})},
