@@ -112,7 +112,7 @@ class DecentralizedExchange(WeightExchange):
         self._clock = ExchangeClock(interval)
         # whether all ranks exchange in each step, so that a joiner needs no clock to do the same
         self._is_constant = interval == 1 and select is None
-        self._weights = FlatWeights(attachment.parameters)
+        self._weights = FlatWeights(attachment.parameters, widen=True)
         self._incoming = [] if select is None else self._weights.like()
         self._conveyor = conveyor_of(attachment.engine)
         self._is_due = False  # in this step, on all ranks, though some may have no peer in it

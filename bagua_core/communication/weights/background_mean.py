@@ -54,7 +54,7 @@ class BackgroundMean:
         self._average: Round | None = None
         self._lane: Communicator | None = None
         self._began_s = -interval_s
-        self._snapshot = FlatWeights(parameters)
+        self._snapshot = FlatWeights(parameters, widen=True)
         self._mean = self._snapshot.like()
         self.is_paused = False
         self.count = 0

@@ -19,7 +19,8 @@ _COMPRESSIBLE = _HALVES | {torch.float32, torch.complex64}
 class FlatWeights:
     """A copy of `parameters` in flat buffers, one for each dtype and device, and others for shards; not filled yet.
 
-    widen: half precision is held as float32. Complex numbers are held as pairs of real ones.
+    widen: half precision is held as float32. Means need that: a sum of equal weights is rounded in half precision, so
+    the mean of equal models would be another model. Complex numbers are held as pairs of real ones.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], widen: bool = False) -> None:
@@ -93,7 +94,7 @@ def make_equal(
     average: of one tensor, over all members. weight: of this member's values, above zero; None: all members count
     alike, and all of them give None.
     """
-    weights = FlatWeights(parameters)
+    weights = FlatWeights(parameters, widen=True)
     weights.fill()
     if weight is None:
         weights.take([average(flat) for flat in weights.flats])
