@@ -24,7 +24,7 @@ from bagua_core.data.loader_shards import LoaderShards
 from bagua_core.data.prefetch import BatchKey, Prefetcher
 from bagua_core.data.replica_parts import ReplicaParts
 from bagua_core.data.rounds.open_round import Rounds
-from bagua_core.data.sample_seeding import has_no_randomness
+from bagua_core.data.sample_seeding import has_no_randomness, own_process_seed
 from bagua_core.data.sampled_division import SampledDivision
 from bagua_core.data.stream_division import StreamDivision, is_stream
 from bagua_core.data.stream_reader import StreamReader
@@ -75,7 +75,8 @@ class ElasticDataLoader:
         shuffle: True unless given; a stream has its own order.
         sampler: gives the order of an epoch, for all workers together, in place of `shuffle`.
         max_local_batch_size: a larger share is split into micro-batches whose gradients add up.
-        seed_samples: random numbers drawn while a sample is read follow from (seed, epoch, sample).
+        seed_samples: random numbers drawn while a sample is read, or samples are collated, follow from (seed, epoch,
+        sample).
         balance: shares of equal cost instead of equal size. With a budget global_batch_size is the most samples of
         a step. divide_in_replica: with --replica-size, see replica_parts.py.
         Raises TypeError or ValueError, naming the value, for what an elastic job cannot have.
@@ -93,7 +94,8 @@ class ElasticDataLoader:
         self.max_local_batch_size = max_local_batch_size
         self._global_batch_size = global_batch_size
         self._length = None if streams else len(dataset)
-        sample_seed = seed if seed_samples and not has_no_randomness(dataset) else None
+        draws = collate_fn is not None or not has_no_randomness(dataset)
+        sample_seed = seed if seed_samples and draws else None
         settings = DivisionSettings(seed, shuffle, drop_last, global_batch_size, max_local_batch_size)
         self._division: Division
         self._stream: StreamReader | None = None
@@ -127,6 +129,7 @@ class ElasticDataLoader:
             self._stream or dataset,
             self,
             sample_seed=sample_seed,
+            process_seed=seed if seed_samples else own_process_seed(seed),
             num_workers=num_workers,
             collate_fn=collate_fn,
             pin_memory=pin_memory,
@@ -362,7 +365,6 @@ class ElasticDataLoader:
             if engine.virtual_shards:
                 self._shards = LoaderShards(self._division, engine.virtual_shards, *self._shard_settings)
                 self._division = self._shards.division
-                self._prefetcher.seed_samples(self.seed)
             if (steps := engine.round_steps) is not None:
                 is_even = type(self._division) is EvenDivision
                 loader_arguments.refuse_rounds(is_even, self.max_local_batch_size)

@@ -90,11 +90,6 @@ class BatchReader(Dataset[Any]):
         self._sample_seed = sample_seed
         self._oldest_wanted = oldest_wanted
 
-    def seed_samples(self, seed: int) -> None:
-        """See Prefetcher. A data set without random numbers may have a collate_fn that draws some."""
-        if self._sample_seed is None and self._collate_fn is not default_collate:
-            self._sample_seed = seed
-
     def __getitem__(self, request: Request) -> Any:
         if self._oldest_wanted is None:
             return self._read_here(request)
@@ -231,6 +226,7 @@ class Prefetcher:
         plan: Plan,
         *,
         sample_seed: int | None,
+        process_seed: int = 0,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -239,7 +235,8 @@ class Prefetcher:
         multiprocessing_context: Any = None,
         prefetch_factor: int | None = None,
     ) -> None:
-        """plan: only a weak reference is kept. sample_seed: None for data without randomness."""
+        """plan: only a weak reference is kept. sample_seed: None leaves random numbers that are drawn while a batch is
+        read to the process that reads it. process_seed: of the worker processes' own random numbers."""
         if num_workers > 0 and multiprocessing_context is None:
             multiprocessing_context = "fork"  # scripts without a __main__ guard work
         self._requests = _Requests(plan)
@@ -261,15 +258,10 @@ class Prefetcher:
             multiprocessing_context=multiprocessing_context,
             prefetch_factor=prefetch_factor,
             # its own, or starting workers would draw from the script's random numbers
-            generator=torch.Generator().manual_seed(0 if sample_seed is None else sample_seed),
+            generator=torch.Generator().manual_seed(process_seed),
         )
         self._running = _Running(oldest_wanted)
         self._finalizer = weakref.finalize(self, self._running.stop)
-
-    def seed_samples(self, seed: int) -> None:
-        """Random numbers that are drawn while a batch is read follow from `seed`, the epoch and the samples. Before
-        `start`."""
-        self._reader.seed_samples(seed)
 
     def start(self) -> None:
         """Start the worker processes, if they are not there. They wait for the first `take`."""

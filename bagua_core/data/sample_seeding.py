@@ -1,13 +1,16 @@
 """Seeds the random numbers of a sample's augmentation from (seed, epoch, sample).
 
-A sample is augmented alike in every worker process and generation. Seeds Python's,
-numpy's (if imported) and torch's CPU generator; not CUDA's. Knows nothing of ranks or positions.
+A sample is augmented alike in every worker process and generation. What collate_fn draws follows from the last sample
+of its batch. Seeds Python's, numpy's (if imported) and torch's CPU generator; not CUDA's. Knows nothing of ranks or
+positions.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from bagua_contract.environment import worker_id_in
 from bagua_core.data.partition import mixed_seed
 
 
@@ -28,6 +32,13 @@ def has_no_randomness(dataset: object) -> bool:
     if type(dataset) is ConcatDataset:
         return all(has_no_randomness(part) for part in dataset.datasets)
     return False
+
+
+def own_process_seed(seed: int) -> int:
+    """For processes whose random numbers no sample seeds: other ones on each worker of a job. Draws nothing from the
+    script's random numbers, and follows from the seed that the script gave them."""
+    worker = zlib.crc32(worker_id_in(os.environ).encode())
+    return mixed_seed(seed, torch.initial_seed(), worker)
 
 
 def seed_random_sources(value: int) -> None:

@@ -99,6 +99,11 @@ def variable(field_name: str) -> str:
     return PREFIX + field_name.upper()
 
 
+def worker_id_in(environ: Mapping[str, str]) -> str:
+    """The field of this name alone; empty for a script that was not launched."""
+    return environ.get(variable("worker_id"), "")
+
+
 def staging_bytes_in(environ: Mapping[str, str]) -> int:
     """The field of this name alone, -1 if it is not set. Raises WorkerEnvironmentError."""
     name = variable("staging_bytes")
