@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
 import bagua_agent
@@ -35,8 +36,11 @@ from bagua_agent.cluster_client import trace_reader
 from bagua_agent.cluster_client.log_reader import LogReader, Tail, WorkerOutput
 from bagua_agent.dashboard import collector, page_loop
 from bagua_agent.etcd.client import absent
+from bagua_agent.etcd.endpoints import parse_endpoint
+from bagua_agent.etcd.failures import CallFailed
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys, StoreAway
+from bagua_agent.etcd.login import Login
 from bagua_agent.etcd.mirror import PrefixMirror
 from bagua_agent.etcd.server.hosted import HostedEtcd
 from bagua_agent.history import history_writer
@@ -380,6 +384,14 @@ def keeping_leased_keys(place: Place) -> None:
     leased.close()
 
 
+def logging_in(place: Place) -> None:
+    login = Login("ann", "ann-secret", lambda endpoint: grpc.insecure_channel(endpoint.target))
+    place.patch(login, "_log_in", place.fail)
+    with pytest.raises(CallFailed) as raised:
+        login.metadata(parse_endpoint("127.0.0.1:1"), DEADLINE_S, lambda: False)
+    assert raised.value.failure.certainly_not_done
+
+
 def watching_the_store(place: Place) -> None:
     def outage(connected: bool) -> None:
         if not connected:
@@ -437,6 +449,7 @@ OPERATIONS: dict[str, Callable[[Place], None]] = {
     "bagua-tuned": reading_what_was_tuned,
     "bagua-scheduler": scheduling,
     "leased-keys": keeping_leased_keys,
+    "etcd-login": logging_in,
     "store-mirror": watching_the_store,
     "signals": hearing_signals,
 }

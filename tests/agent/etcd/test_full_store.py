@@ -120,13 +120,13 @@ def test_reads_go_on_while_room_is_made(
 
     plain = Connection.call
 
-    def call(self: Connection, attempt: Callable[[Any], Any], timeout_s: float) -> Any:
+    def call(self: Connection, attempt: Callable[[Any], Any], *limits: float) -> Any:
         def compacting(client: Any) -> Any:
             if not isinstance(client.kvstub, Compacting):
                 client.kvstub = Compacting(client.kvstub)
             return attempt(client)
 
-        return plain(self, compacting, timeout_s)
+        return plain(self, compacting, *limits)
 
     monkeypatch.setattr(Connection, "call", call)
     found, _ = store.get_ranges([KeyRange.of_key("/bagua/v1/a"), KeyRange.of_prefix("/bagua/v1/b/")])
