@@ -344,7 +344,8 @@ class Reducer(Contributions):
             self._has_parts = True
             self._separate_mean()
             return
-        if self._has_local and self._weight == 0.0:
+        # not a joiner: it has gathered in this step only, in which none of its gradients counts
+        if self._has_local and self._weight == 0.0 and self._engine.plan.active_index is not None:
             self._say_lost()
         for bucket in self._buckets:
             bucket.missing = 0
@@ -432,7 +433,7 @@ class Reducer(Contributions):
         return gradient_computed
 
     def _say_lost(self) -> None:
-        """Once: the gradients of a worker without a share are replaced by zero."""
+        """Once: the gradients of a member are replaced by zero, because a loader's batch has no share for it."""
         if not self._has_said_lost:
             self._has_said_lost = True
             print(

@@ -57,3 +57,38 @@ def test_a_last_micro_batch_that_is_a_filler_takes_nothing_else_back(tmp_path: P
 def test_what_a_worker_without_a_share_of_the_synchronized_batch_loses_is_said(tmp_path: Path) -> None:
     said = trained(tmp_path, samples=5, batch=4, draws=2, synced=(1,), updates=(1,)).said
     assert said.count(LOST) == 1 and "drop_last=True" in said
+
+
+JOINS = """
+import os, signal, time, torch, bagua_core as bagua
+from pathlib import Path
+
+bagua.init_process_group()
+net = torch.nn.Linear(1, 1, bias=False)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+model = bagua.DistributedDataParallel(net, optimizers=[optimizer])
+killed, begun = Path("killed"), 0
+has_joined = killed.exists()
+while bagua.next_step() < 10_000:
+    begun += 1
+    with model.no_sync():
+        model(torch.ones(1, 1)).mean().backward()
+    model(torch.ones(1, 1)).mean().backward()
+    if bagua.get_local_rank() == 1 and begun == 3 and not has_joined:
+        killed.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+    optimizer.zero_grad()
+    done = torch.tensor([float(has_joined and begun > 1)])
+    if bagua.allreduce(done, bagua.ReduceOp.MAX).item():
+        break
+    time.sleep(0.01)
+"""
+
+
+def test_a_joiner_in_its_first_step_is_not_warned(tmp_path: Path) -> None:
+    """None of its gradients counts in that step, synchronized or not, and no option of a loader changes that."""
+    (tmp_path / "train.py").write_text(JOINS)
+    ended = launch("--standalone", "--nproc-per-node", "2", "train.py", directory=tmp_path)
+    assert ended.returncode == 0 and "killed by SIGKILL" in ended.said, ended.said
+    assert LOST not in ended.said and "drop_last" not in ended.said, ended.said
