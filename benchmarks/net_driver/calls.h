@@ -46,7 +46,6 @@ class Driver {
     if (call == "finalize") return result(net_.finalize());
     if (call == "devices") return devices();
     if (call == "properties") return properties(words);
-    if (call == "merge") return merge(words);
     if (call == "listen") return listen(words);
     if (call == "connect") return connect(words);
     if (call == "accept") return accept(words);
@@ -103,15 +102,6 @@ class Driver {
          << " port=" << found.port << " comms=" << found.most_comms << " receives=" << found.most_receives
          << " pointers=" << found.pointers;
     return text.str();
-  }
-
-  std::string merge(Words& words) {  // merge DEVICE...: one device out of several
-    std::vector<int> members;
-    while (words.more()) members.push_back(static_cast<int>(words.number()));
-    if (members.empty() || members.size() > 4) throw Wrong("one to four devices");
-    int device = -1;
-    int code = net_.makeVDevice(&device, static_cast<int>(members.size()), members.data());
-    return code ? result(code) : "ok " + std::to_string(device);
   }
 
   std::string listen(Words& words) {

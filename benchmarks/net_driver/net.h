@@ -32,7 +32,6 @@ class Net {
   virtual int closeRecv(void* comm) = 0;
   virtual int closeListen(void* listener) = 0;
   virtual int finalize() = 0;
-  virtual int makeVDevice(int* device, int count, const int* members) = 0;
 };
 
 // Each of these ends the program with a message that says what is missing.

@@ -32,15 +32,6 @@ auto& common(Table* table) {
   }
 }
 
-template <class Function>
-struct SecondArgument;
-template <class Second>
-struct SecondArgument<nccl::Result (*)(int*, Second)> {
-  using Type = Second;
-};
-template <class Function>
-using VirtualDeviceOf = typename SecondArgument<std::remove_const_t<Function>>::Type;
-
 template <int V, class Table, class Props>
 class Adapter final : public Net {
  public:
@@ -141,16 +132,6 @@ class Adapter final : public Net {
       return whole_->finalize(last);
     }
     return 0;
-  }
-
-  int makeVDevice(int* device, int count, const int* members) override {
-    if constexpr (V >= 9) {
-      std::remove_pointer_t<VirtualDeviceOf<decltype(whole_->makeVDevice)>> wanted{};
-      wanted.count = count;
-      for (int i = 0; i < count; i++) wanted.devices[i] = members[i];
-      return whole_->makeVDevice(device, &wanted);
-    }
-    return nccl::InvalidUsage;
   }
 
  private:

@@ -18,7 +18,7 @@ from bagua_core.net.build import library
 from benchmarks.net_driver import build
 from benchmarks.net_driver.process import CallFailedError, Driver
 
-HANDLE = struct.Struct("<8s4H16s")  # magic, protocol, addresses, streams, unused, token; see handshake.h
+HANDLE = struct.Struct("<8s4H16s")  # magic, protocol, streams, unused, family, token; see handshake.h
 HELLO = struct.Struct("<8s4H16sQ")  # magic, protocol, streams, index, unused, token, group
 CHUNK = struct.Struct("<IiQQQII")  # magic, tag, number, total, offset, bytes, unused; see wire.h
 CHUNK_MAGIC = 0x4B4E4843
@@ -164,7 +164,7 @@ class Target:
         draw = random.Random(seed)
         handle = bytes.fromhex(self.driver.ask("listen l 0")[0])
         magic, protocol, _, _, _, token = HANDLE.unpack_from(handle)
-        port = int.from_bytes(handle[HANDLE.size + 2 : HANDLE.size + 4], "big")
+        port = int.from_bytes(handle[HANDLE.size : HANDLE.size + 2], "big")
         exchange = valid(draw, (magic, protocol), token)
         if mutated:
             mutate(exchange, draw)

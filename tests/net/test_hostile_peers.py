@@ -20,7 +20,7 @@ from tests.net.exchange import move
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
-HANDLE = struct.Struct("<8s4H16s")  # magic, protocol, addresses, streams, unused, token; see handshake.h
+HANDLE = struct.Struct("<8s4H16s")  # magic, protocol, streams, unused, family, token; see handshake.h
 HELLO = struct.Struct("<8s4H16sQ")  # magic, protocol, streams, index, unused, token, group
 CHUNK = struct.Struct("<IiQQQII")  # magic, tag, number, total, offset, bytes, unused; see wire.h
 CHUNK_MAGIC, REMOTE_ERROR, INVALID_USAGE = 0x4B4E4843, 6, 5
@@ -46,7 +46,7 @@ class Listening:
         self.driver = driver
         handle = bytes.fromhex(driver.ask("listen l 0")[0])
         self.magic, self.protocol, _, _, _, self.token = HANDLE.unpack_from(handle)
-        self.port = int.from_bytes(handle[HANDLE.size + 2 : HANDLE.size + 4], "big")
+        self.port = int.from_bytes(handle[HANDLE.size : HANDLE.size + 2], "big")
 
     def open(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), 5)

@@ -1,7 +1,8 @@
-"""Which addresses Bagua-Net uses: NCCL's variables, IPv6, link-local addresses, merged NICs; and the traffic class."""
+"""Which addresses Bagua-Net uses: NCCL's variables, IPv6, link-local addresses, several NICs; and the traffic class."""
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import socket
 import struct
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bagua_core.net import build
-from benchmarks.net_driver.pair import connect, connect_by
+from benchmarks.net_driver.pair import connect
 from benchmarks.net_driver.process import CallFailedError, Driver
 from tests.lab import namespaces
 from tests.lab.fixtures import MakeLab
@@ -24,7 +25,7 @@ from tests.net.fuzzing import HANDLE
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
-ADDRESS = struct.Struct("<HHI16s")  # family, port in the network's order, speed, address; see handshake.h
+MAKE_V_DEVICE = 19  # its place in the tables, see nccl_net.h
 LISTS = {
     "eth": {"eth0", "eth1"},
     "=eth0": {"eth0"},
@@ -83,14 +84,12 @@ def links(host: Host) -> list[str]:
     return subprocess.check_output(command, text=True, timeout=HANG_S).splitlines()
 
 
-def addresses(driver: Driver, device: int = 0) -> tuple[bytearray, list[tuple[int, str, int]]]:
-    """A listener's handle, and the family, host and speed of each of its addresses."""
-    handle = bytearray.fromhex(driver.ask(f"listen l {device}")[0])
-    count, found = HANDLE.unpack_from(handle)[2], []
-    for i in range(count):
-        family, _, speed, raw = ADDRESS.unpack_from(handle, HANDLE.size + i * ADDRESS.size)
-        found.append((family, socket.inet_ntop(family, raw[: 4 if family == socket.AF_INET else 16]), speed))
-    return handle, found
+def address(driver: Driver, device: int = 0) -> tuple[bytearray, str]:
+    """A listener's handle, and the host in it."""
+    handle = bytearray.fromhex(driver.ask(f"listen l{device} {device}")[0])
+    family = HANDLE.unpack_from(handle)[4]
+    size = 4 if family == socket.AF_INET else 16
+    return handle, socket.inet_ntop(family, handle[HANDLE.size + 2 :][:size])
 
 
 def test_socket_ifname_is_read_as_nccl_reads_it(make_driver: MakeDriver, make_lab: MakeLab) -> None:
@@ -126,45 +125,34 @@ def test_families_and_link_local_addresses_carry_messages(make_driver: MakeDrive
     one, two = lab.hosts
     for family, wanted in (("AF_INET", two.address), ("AF_INET6", "fd77::2")):
         pair = [a_driver(make_driver, host, NCCL_SOCKET_FAMILY=family) for host in (one, two)]
-        assert [host for _, host, _ in addresses(pair[1])[1]] == [wanted]
+        assert address(pair[1])[1] == wanted
         connect(pair[1], pair[0], "c")
         move(pair[0], pair[1], "c", 300_000, 1)
         close(pair[0], pair[1], "c")
     for host in lab.hosts:
         namespaces.ip_batch(host.namespace, [f"addr del fd77::{host.number}/64 dev eth0"])
     pair = [a_driver(make_driver, host, NCCL_SOCKET_FAMILY="AF_INET6") for host in (one, two)]
-    assert [host for _, host, _ in addresses(pair[1])[1]] == ["fe80::2"]
+    assert address(pair[1])[1] == "fe80::2"
     connect(pair[1], pair[0], "c")
     move(pair[0], pair[1], "c", 300_000, 1)
 
 
-def test_merged_nics_have_connections_by_their_speeds(make_driver: MakeDriver, make_lab: MakeLab) -> None:
-    lab = make_lab(2)
+def test_each_nic_stays_a_device_by_itself(make_driver: MakeDriver, make_lab: MakeLab) -> None:
+    """If a plugin can merge NICs, NCCL merges any two that are no PCI devices, such as a bond and a bridge. It drops
+    both from its topology, and replaces them only if `devices` counts the merged one too."""
+    library = ctypes.CDLL(str(build.library()))
+    for version in (9, 10, 11, 12):
+        functions = (ctypes.c_void_p * 20).in_dll(library, f"ncclNetPlugin_v{version}")
+        assert functions[MAKE_V_DEVICE] is None, version
+    lab = make_lab(1)
     more_interfaces(lab)
-    # a fast link and a slow one; the switch's ends have no limit
-    for host in lab.hosts:
-        for device, rate in (("eth0", "400mbit"), ("eth1", "100mbit")):
-            words = f"qdisc replace dev {device} root tbf rate {rate} burst 256kb latency 100ms"
-            namespaces.tc(host.namespace, *words.split())
-    sender, receiver = (
-        a_driver(make_driver, host, NCCL_SOCKET_IFNAME="eth", NCCL_SOCKET_FAMILY="AF_INET")
-        for host in lab.hosts
-    )
-    merged = [driver.ask("merge 0 1")[0] for driver in (sender, receiver)]
-    assert merged == ["2", "2"]
-    handle, found = addresses(receiver, 2)
-    hosts = [host for _, host, _ in found]
-    assert hosts == [lab.hosts[1].address, "10.78.0.2"]
-    for i, speed in enumerate((40_000, 10_000)):  # as real NICs of these ratios would say
-        struct.pack_into("<I", handle, HANDLE.size + i * ADDRESS.size + 4, speed)
-    connect_by(handle.hex(), receiver, "l", sender, "c", device=2)
-    lines = established(lab.hosts[0]).splitlines()
-    links = [line.split()[3].rpartition(":")[0] for line in lines]
-    assert [links.count(host) for host in hosts] == [13, 3]  # of the default of 16, in proportion to 4 : 1
-    move(sender, receiver, "c", 4_000_000, 1)
+    driver = a_driver(make_driver, lab.hosts[0], NCCL_SOCKET_IFNAME="eth", NCCL_SOCKET_FAMILY="AF_INET")
+    assert [address(driver, device)[1] for device in (0, 1)] == [lab.hosts[0].address, "10.78.0.1"]
+    with pytest.raises(CallFailedError, match="failed 4"):
+        driver.ask("listen l 2")
 
 
-def test_link_local_addresses_of_merged_nics_are_reached_each_through_its_own(
+def test_link_local_addresses_are_reached_each_through_its_own_nic(
     make_driver: MakeDriver, make_lab: MakeLab
 ) -> None:
     lab = make_lab(2)
@@ -177,12 +165,12 @@ def test_link_local_addresses_of_merged_nics_are_reached_each_through_its_own(
         namespaces.ip_batch(host.namespace, lines)
     env = {"NCCL_SOCKET_IFNAME": "eth", "NCCL_SOCKET_FAMILY": "AF_INET6", "BAGUA_NET_STREAMS": "2"}
     sender, receiver = (a_driver(make_driver, host, **env) for host in lab.hosts)
-    assert [driver.ask("merge 0 1")[0] for driver in (sender, receiver)] == ["2", "2"]
-    connect(receiver, sender, "c", device=2)
+    for device in (0, 1):
+        connect(receiver, sender, f"c{device}", device=device)
+        move(sender, receiver, f"c{device}", 300_000, device)
     lines = [line.split() for line in established(lab.hosts[0]).splitlines()]
     links = {(words[2].split("%")[1].split(":")[0], words[3].rpartition(":")[0]) for words in lines}
     assert links == {("eth0", "[fe80::2]"), ("eth1", "[fe80::12]")}
-    move(sender, receiver, "c", 300_000, 1)
 
 
 def test_traffic_class_of_a_communicator_is_that_of_its_packets(
@@ -206,8 +194,8 @@ def test_finalizing_one_of_two_contexts_leaves_the_connects_of_the_other(make_dr
         socket.create_server(("127.0.0.1", 0), backlog=0) as full,
         socket.create_connection(full.getsockname()),
     ):
-        handle, _ = addresses(driver)
-        struct.pack_into(">H", handle, HANDLE.size + 2, full.getsockname()[1])
+        handle, _ = address(driver)
+        struct.pack_into(">H", handle, HANDLE.size, full.getsockname()[1])
         before = driver.usage()["descriptors"]
         assert driver.ask(f"connect c 0 {handle.hex()}") == ["pending"]
         under_way = driver.usage()["descriptors"]

@@ -107,7 +107,7 @@ def test_nothing_is_reported_at_other_settings(sanitizer: str, threads: str, str
 
 FAULTS = [
     ("address", "overflow", "AddressSanitizer: heap-buffer-overflow", "bagua::accepts"),
-    ("address", "undefined", "signed integer overflow", "handshake.cc"),
+    ("address", "undefined", "signed integer overflow", "sabotage.cc"),
     ("address", "leak", "LeakSanitizer: detected memory leaks", "sabotage.cc"),
     ("thread", "race", "ThreadSanitizer: data race", "bagua::Communicator::adopt"),
 ]

@@ -30,28 +30,21 @@ struct Connecting {
 std::mutex mutex;
 std::vector<std::unique_ptr<Connecting>> under_way;
 
-std::unique_ptr<Connecting> begin(int traffic_class, const std::vector<Interface>& interfaces, const void* memory,
-                                  const Handle& handle) {
+std::unique_ptr<Connecting> begin(int traffic_class, const Interface& interface, const void* memory, const Handle& handle) {
   auto c = std::make_unique<Connecting>();
   c->memory = memory;
   c->handle = handle;
   Token random = random_token();
   std::memcpy(&c->group, random.data(), sizeof c->group);
-  auto scope = [&](std::size_t a) {  // of merged NICs, the peer's n-th is on the link of this host's n-th
-    const Address& mine = interfaces[std::min(a, interfaces.size() - 1)].address;
-    return mine.any.sa_family == AF_INET6 ? mine.v6.sin6_scope_id : 0;
-  };
-  c->peer = address_of(handle, 0, scope(0)).text();
-  int streams = std::max<int>(std::min<int>(settings().streams, handle.streams), handle.addresses);
-  std::vector<int> to = shares(handle, streams);
-  for (std::size_t a = 0; a < to.size(); a++)
-    for (int i = 0; i < to[a]; i++) {
-      Address address = address_of(handle, a, scope(a));
-      c->sockets.push_back(begin_connect(address));
-      if (!c->sockets.back())
-        throw std::runtime_error("can't connect to " + address.text() + ": " + std::strerror(errno));
-      set_traffic_class(c->sockets.back().fd(), address, traffic_class);
-    }
+  const Address& own = interface.address;
+  Address address = address_of(handle, own.any.sa_family == AF_INET6 ? own.v6.sin6_scope_id : 0);
+  c->peer = address.text();
+  int streams = std::min<int>(settings().streams, handle.streams);
+  for (int i = 0; i < streams; i++) {
+    c->sockets.push_back(begin_connect(address));
+    if (!c->sockets.back()) throw std::runtime_error("can't connect to " + c->peer + ": " + std::strerror(errno));
+    set_traffic_class(c->sockets.back().fd(), address, traffic_class);
+  }
   c->said.assign(c->sockets.size(), 0);
   c->since = Clock::now();
   return c;
@@ -84,8 +77,8 @@ void forget_old(Clock::time_point now) {
 
 }  // namespace
 
-nccl::Result connect(const Context* context, int traffic_class, const std::vector<Interface>& interfaces,
-                     const void* memory, std::unique_ptr<Sender>& sender) {
+nccl::Result connect(const Context* context, int traffic_class, const Interface& interface, const void* memory,
+                     std::unique_ptr<Sender>& sender) {
   Handle handle;
   std::memcpy(&handle, memory, sizeof handle);
   if (const char* fault = fault_of(handle)) {
@@ -101,7 +94,7 @@ nccl::Result connect(const Context* context, int traffic_class, const std::vecto
   if (at == under_way.size()) {
     forget_old(now);
     at = under_way.size();
-    under_way.push_back(begin(traffic_class, interfaces, memory, handle));
+    under_way.push_back(begin(traffic_class, interface, memory, handle));
     under_way.back()->context = context;
   }
   Connecting& c = *under_way[at];
@@ -125,15 +118,11 @@ void forget_connects(const Context* context) {
     if (under_way[i]->context == context) under_way.erase(under_way.begin() + static_cast<long>(i));
 }
 
-Listener::Listener(const std::vector<Interface>& interfaces, void* handle) : token_(random_token()) {
-  std::vector<std::pair<Address, int>> addresses;
-  for (const Interface& i : interfaces) {
-    Address address = i.address;
-    sockets_.push_back(listen_at(address));
-    if (!sockets_.back()) throw std::runtime_error("can't listen at " + i.name + ": " + std::strerror(errno));
-    addresses.emplace_back(address, i.speed_mbps);
-  }
-  Handle mine = make_handle(token_, settings().streams, addresses);
+Listener::Listener(const Interface& interface, void* handle) : token_(random_token()) {
+  Address address = interface.address;
+  socket_ = listen_at(address);
+  if (!socket_) throw std::runtime_error("can't listen at " + interface.name + ": " + std::strerror(errno));
+  Handle mine = make_handle(token_, settings().streams, address);
   std::memset(handle, 0, nccl::HANDLE_BYTES);
   std::memcpy(handle, &mine, sizeof mine);
 }
@@ -160,24 +149,22 @@ std::unique_ptr<Receiver> Listener::accept() {
 }
 
 void Listener::take_connections() {
-  for (const Socket& listening : sockets_) {
-    for (std::size_t i = 0; i < MOST_ARRIVING; i++) {
-      Address from;
-      socklen_t bytes = sizeof from;
-      Socket socket(accept4(listening.fd(), &from.any, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (!socket) {
-        if (errno == EAGAIN) break;
-        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
-          throw std::runtime_error(std::string("can't accept connections: ") + std::strerror(errno));
-        continue;  // one that ended before it was accepted
-      }
-      if (!tune(socket.fd())) continue;
-      if (arriving_.size() == MOST_ARRIVING) {  // the one that has been silent longest
-        arriving_.erase(arriving_.begin());
-        add(counters.strangers);
-      }
-      arriving_.push_back({std::move(socket), {}, 0, Clock::now(), from.text()});
+  for (std::size_t i = 0; i < MOST_ARRIVING; i++) {
+    Address from;
+    socklen_t bytes = sizeof from;
+    Socket socket(accept4(socket_.fd(), &from.any, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket) {
+      if (errno == EAGAIN) break;
+      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+        throw std::runtime_error(std::string("can't accept connections: ") + std::strerror(errno));
+      continue;  // one that ended before it was accepted
     }
+    if (!tune(socket.fd())) continue;
+    if (arriving_.size() == MOST_ARRIVING) {  // the one that has been silent longest
+      arriving_.erase(arriving_.begin());
+      add(counters.strangers);
+    }
+    arriving_.push_back({std::move(socket), {}, 0, Clock::now(), from.text()});
   }
 }
 

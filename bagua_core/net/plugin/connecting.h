@@ -14,8 +14,8 @@ namespace bagua {
 
 class Listener {
  public:
-  // On the address of each of a device's interfaces; writes the handle for the peer. Throws std::runtime_error.
-  Listener(const std::vector<Interface>& interfaces, void* handle);
+  // On the interface's address; writes the handle for the peer. Throws std::runtime_error.
+  Listener(const Interface&, void* handle);
 
   // A communicator once all its connections have come and authenticated, else null. Strangers are dropped.
   std::unique_ptr<Receiver> accept();
@@ -40,7 +40,7 @@ class Listener {
   bool read_hello(Arriving&);  // whether it is still arriving
   void join_group(Arriving&);
 
-  std::vector<Socket> sockets_;
+  Socket socket_;
   Token token_;
   std::vector<Arriving> arriving_;
   std::vector<Group> groups_;
@@ -53,8 +53,8 @@ struct Context {
 
 // Called until `sender` is set. The connections under way are remembered by the handle and its address, as NCCL passes
 // the same memory each time. context: may be null.
-nccl::Result connect(const Context* context, int traffic_class, const std::vector<Interface>& interfaces,
-                     const void* handle, std::unique_ptr<Sender>& sender);
+nccl::Result connect(const Context* context, int traffic_class, const Interface&, const void* handle,
+                     std::unique_ptr<Sender>& sender);
 
 // Ends the connections under way of `context`, as NCCL finalizes it.
 void forget_connects(const Context* context);

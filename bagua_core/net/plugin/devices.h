@@ -1,8 +1,8 @@
-// NCCL's devices: the interfaces of this host, and those that NCCL merged out of several.
+// NCCL's devices: the interfaces of this host, each by itself.
 #pragma once
 
+#include <optional>
 #include <type_traits>
-#include <vector>
 
 #include "interfaces.h"
 #include "nccl_net.h"
@@ -12,14 +12,12 @@ namespace bagua {
 // Finds the interfaces at the first call, and says in NCCL's log what is used. Each call sets the logger.
 nccl::Result start_devices(nccl::Logger);
 int device_count();
-std::vector<Interface> interfaces_of(int device);  // empty: there is no such device
-nccl::Result merge_devices(int* device, int count, const int* members);
+std::optional<Interface> interface_of(int device);
 
 struct Description {
   char* name;
   char* pci_path;
-  int speed_mbps, count;
-  int members[4];
+  int speed_mbps;
 };
 bool describe_device(int device, Description*);
 
@@ -38,8 +36,8 @@ nccl::Result describe(int device, Properties& p) {
   constexpr bool v12 = std::is_same_v<Properties, nccl::PropertiesV12>, v11 = std::is_same_v<Properties, nccl::PropertiesV11>;
   if constexpr (v12 || v11 || std::is_same_v<Properties, nccl::PropertiesV9>) {
     p.max_p2p_bytes = p.max_collective_bytes = static_cast<std::size_t>(nccl::MAX_MESSAGE_BYTES);
-    p.virtual_devices.count = d.count;
-    for (int i = 0; i < d.count; i++) p.virtual_devices.devices[i] = d.members[i];
+    p.virtual_devices.count = 1;
+    p.virtual_devices.devices[0] = device;
   }
   if constexpr (v12 || v11) p.max_multi_request_size = 1;
   if constexpr (v12) p.rail_id = p.plane_id = nccl::UNDEFINED;

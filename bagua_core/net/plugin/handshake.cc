@@ -25,25 +25,19 @@ Token random_token() {
   return token;
 }
 
-Handle make_handle(const Token& token, int streams, const std::vector<std::pair<Address, int>>& addresses_and_speeds) {
+Handle make_handle(const Token& token, int streams, const Address& address) {
   Handle handle{};
   std::memcpy(handle.magic, MAGIC, sizeof MAGIC);
   handle.protocol = PROTOCOL;
-  handle.addresses = static_cast<std::uint16_t>(addresses_and_speeds.size());
   handle.streams = static_cast<std::uint16_t>(streams);
   handle.token = token;
-  for (std::size_t i = 0; i < addresses_and_speeds.size(); i++) {
-    const auto& [address, speed] = addresses_and_speeds[i];
-    PackedAddress& packed = handle.address[i];
-    packed.family = address.any.sa_family;
-    packed.speed_mbps = static_cast<std::uint32_t>(speed);
-    if (address.any.sa_family == AF_INET) {
-      packed.port = address.v4.sin_port;
-      std::memcpy(packed.ip, &address.v4.sin_addr, 4);
-    } else {
-      packed.port = address.v6.sin6_port;
-      std::memcpy(packed.ip, &address.v6.sin6_addr, 16);
-    }
+  handle.family = address.any.sa_family;
+  if (address.any.sa_family == AF_INET) {
+    handle.port = address.v4.sin_port;
+    std::memcpy(handle.ip, &address.v4.sin_addr, 4);
+  } else {
+    handle.port = address.v6.sin6_port;
+    std::memcpy(handle.ip, &address.v6.sin6_addr, 16);
   }
   return handle;
 }
@@ -51,40 +45,23 @@ Handle make_handle(const Token& token, int streams, const std::vector<std::pair<
 const char* fault_of(const Handle& handle) {
   if (std::memcmp(handle.magic, MAGIC, sizeof MAGIC) != 0) return "it is no handle of Bagua-Net: the peer uses another network";
   if (handle.protocol != PROTOCOL) return "the peer's Bagua-Net speaks another version: install the same on all hosts";
-  if (handle.addresses < 1 || handle.addresses > MOST_ADDRESSES) return "its number of addresses is out of range";
   if (handle.streams < 1 || handle.streams > MOST_STREAMS) return "its number of connections is out of range";
-  for (std::size_t i = 0; i < handle.addresses; i++)
-    if (handle.address[i].family != AF_INET && handle.address[i].family != AF_INET6) return "an address is of an unknown family";
+  if (handle.family != AF_INET && handle.family != AF_INET6) return "its address is of an unknown family";
   return nullptr;
 }
 
-Address address_of(const Handle& handle, std::size_t i, std::uint32_t scope) {
-  const PackedAddress& packed = handle.address[i];
+Address address_of(const Handle& handle, std::uint32_t scope) {
   Address address;
-  address.any.sa_family = packed.family;
-  if (packed.family == AF_INET) {
-    address.v4.sin_port = packed.port;
-    std::memcpy(&address.v4.sin_addr, packed.ip, 4);
+  address.any.sa_family = handle.family;
+  if (handle.family == AF_INET) {
+    address.v4.sin_port = handle.port;
+    std::memcpy(&address.v4.sin_addr, handle.ip, 4);
   } else {
-    address.v6.sin6_port = packed.port;
-    std::memcpy(&address.v6.sin6_addr, packed.ip, 16);
+    address.v6.sin6_port = handle.port;
+    std::memcpy(&address.v6.sin6_addr, handle.ip, 16);
     if (IN6_IS_ADDR_LINKLOCAL(&address.v6.sin6_addr)) address.v6.sin6_scope_id = scope;
   }
   return address;
-}
-
-std::vector<int> shares(const Handle& handle, int streams) {
-  std::vector<int> given(handle.addresses, 1);
-  double total = 0;
-  for (std::size_t i = 0; i < given.size(); i++) total += std::max(1u, handle.address[i].speed_mbps);
-  for (int left = streams - static_cast<int>(given.size()); left > 0; left--) {  // to the one furthest below its share
-    auto lacks = [&](std::size_t i) { return std::max(1u, handle.address[i].speed_mbps) / total * streams - given[i]; };
-    std::size_t most = 0;
-    for (std::size_t i = 1; i < given.size(); i++)
-      if (lacks(i) > lacks(most)) most = i;
-    given[most]++;
-  }
-  return given;
 }
 
 Hello make_hello(const Token& token, int streams, int index, std::uint64_t group) {

@@ -4,31 +4,24 @@
 
 #include <array>
 #include <cstdint>
-#include <vector>
 
 #include "nccl_net.h"
 #include "sockets.h"
 
 namespace bagua {
 
-constexpr std::uint16_t PROTOCOL = 1;
-constexpr std::size_t MOST_ADDRESSES = 4;  // NICs of one device
+constexpr std::uint16_t PROTOCOL = 2;
 constexpr int MOST_STREAMS = 64;
 using Token = std::array<std::uint8_t, 16>;
 
-struct PackedAddress {
-  std::uint16_t family, port;
-  std::uint32_t speed_mbps;
-  std::uint8_t ip[16];
-};
-
 struct Handle {
   char magic[8];
-  std::uint16_t protocol, addresses, streams, unused;
+  std::uint16_t protocol, streams, unused, family;
   Token token;
-  PackedAddress address[MOST_ADDRESSES];
+  std::uint16_t port;
+  std::uint8_t ip[16];
 };
-static_assert(sizeof(Handle) == 128 && sizeof(Handle) <= nccl::HANDLE_BYTES);
+static_assert(sizeof(Handle) == 50 && sizeof(Handle) <= nccl::HANDLE_BYTES);
 
 struct Hello {
   char magic[8];
@@ -39,14 +32,12 @@ struct Hello {
 static_assert(sizeof(Hello) == 40);
 
 Token random_token();
-Handle make_handle(const Token&, int streams, const std::vector<std::pair<Address, int>>& addresses_and_speeds);
+Handle make_handle(const Token&, int streams, const Address&);
 
 // What is wrong with a handle that came from a peer; nullptr if nothing is.
 const char* fault_of(const Handle&);
-// Address `i` of a handle without fault; a link-local one is reached through the interface `scope`.
-Address address_of(const Handle&, std::size_t i, std::uint32_t scope);
-// How many of `streams` connections lead to each address: by speed, at least one each.
-std::vector<int> shares(const Handle&, int streams);
+// The address in a handle without fault; a link-local one is reached through the interface `scope`.
+Address address_of(const Handle&, std::uint32_t scope);
 
 Hello make_hello(const Token&, int streams, int index, std::uint64_t group);
 // Takes the same time for every wrong token.

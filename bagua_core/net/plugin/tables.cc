@@ -57,9 +57,9 @@ Result properties(int device, Properties* p) {
 
 Result listen(int device, void* handle, void** comm) {
   return guarded([&] {
-    std::vector<Interface> interfaces = interfaces_of(device);
-    if (interfaces.empty() || handle == nullptr || comm == nullptr) return nccl::InvalidArgument;
-    *comm = new Listener(interfaces, handle);
+    std::optional<Interface> interface = interface_of(device);
+    if (!interface || handle == nullptr || comm == nullptr) return nccl::InvalidArgument;
+    *comm = new Listener(*interface, handle);
     return nccl::Success;
   });
 }
@@ -67,11 +67,11 @@ Result listen_v11(void*, int device, void* handle, void** comm) { return listen(
 
 Result connect_any(const Context* context, int traffic_class, int device, void* handle, void** comm) {
   return guarded([&] {
-    std::vector<Interface> interfaces = interfaces_of(device);
-    if (interfaces.empty() || handle == nullptr || comm == nullptr) return nccl::InvalidArgument;
+    std::optional<Interface> interface = interface_of(device);
+    if (!interface || handle == nullptr || comm == nullptr) return nccl::InvalidArgument;
     *comm = nullptr;
     std::unique_ptr<Sender> sender;
-    Result result = connect(context, traffic_class, interfaces, handle, sender);
+    Result result = connect(context, traffic_class, *interface, handle, sender);
     *comm = static_cast<Communicator*>(sender.release());
     return result;
   });
@@ -156,14 +156,6 @@ Result close_listener(void* comm) {
   return guarded([&] { return delete static_cast<Listener*>(comm), nccl::Success; });
 }
 
-template <class VirtualDevice>
-Result make_virtual(int* device, VirtualDevice* wanted) {
-  return guarded([&] {
-    if (device == nullptr || wanted == nullptr) return nccl::InvalidArgument;
-    return merge_devices(device, wanted->count, wanted->devices);
-  });
-}
-
 Result finalize(void* given) {
   return guarded([&] {
     std::unique_ptr<Context> context(static_cast<Context*>(given));
@@ -181,6 +173,8 @@ constexpr nccl::Transfers<Registered, Sized, Events...> transfers() {
 }
 
 constexpr nccl::Offload NO_OFFLOAD{nullptr, nullptr};
+// As NCCL's own sockets: it would merge any two NICs that are no PCI devices, also one that leads to no other host.
+constexpr std::nullptr_t NO_MERGING = nullptr;
 constexpr char NAME[] = "Bagua";
 using Size = std::size_t;
 
@@ -197,16 +191,16 @@ BAGUA_EXPORT const nccl::NetV8 ncclNetPlugin_v8 = {
     NAME, init, devices, properties<nccl::PropertiesV8>, bagua::listen, connect_v7, accept_v7, transfers<Size, int>(), NO_OFFLOAD};
 BAGUA_EXPORT const nccl::NetV9 ncclNetPlugin_v9 = {
     {NAME, init, devices, properties<nccl::PropertiesV9>, bagua::listen, connect_v7, accept_v7, transfers<Size, Size>(), NO_OFFLOAD},
-    make_virtual<nccl::VirtualDeviceV9>};
+    NO_MERGING};
 BAGUA_EXPORT const nccl::NetV10 ncclNetPlugin_v10 = {
     NAME, init_v10, devices, properties<nccl::PropertiesV9>, bagua::listen, connect_v10, accept_v7,
-    transfers<Size, Size, void*>(), NO_OFFLOAD, make_virtual<nccl::VirtualDeviceV9>};
+    transfers<Size, Size, void*>(), NO_OFFLOAD, NO_MERGING};
 BAGUA_EXPORT const nccl::NetV11 ncclNetPlugin_v11 = {
     NAME, init_v11, devices, properties<nccl::PropertiesV11>, listen_v11, connect_v11, accept_v7,
-    transfers<Size, Size, void*>(), NO_OFFLOAD, make_virtual<nccl::VirtualDeviceV9>, finalize, set_attributes};
+    transfers<Size, Size, void*>(), NO_OFFLOAD, NO_MERGING, finalize, set_attributes};
 BAGUA_EXPORT const nccl::NetV12 ncclNetPlugin_v12 = {
     NAME, init_v11, devices, properties<nccl::PropertiesV12>, listen_v11, connect_v11, accept_v7,
-    transfers<Size, Size, void*>(), NO_OFFLOAD, make_virtual<nccl::VirtualDeviceV12>, finalize, set_attributes};
+    transfers<Size, Size, void*>(), NO_OFFLOAD, NO_MERGING, finalize, set_attributes};
 
 #ifndef BAGUA_SOURCE
 #define BAGUA_SOURCE "unknown"
