@@ -1,9 +1,10 @@
 """The public collectives that a script can call; see docs/collectives.md.
 
-Each exists twice: `name` leaves its arguments alone and returns new tensors; `name_inplace` writes into its first
-argument and returns it. Ranks are those of get_rank(), and [members, ...] means get_world_size() rows, or the size of
-`group`. Outside steps a collective of all workers follows the generation: if a worker is lost meanwhile the others run
-it again from the input that was kept. Inside a step it is part of the step and fails with it.
+Most exist twice: `name` leaves its arguments alone and returns new tensors; `name_inplace` writes into its first
+argument and returns it. No result carries a gradient. Ranks are those of get_rank(), and [members, ...] means
+get_world_size() rows, or the size of `group`. Outside steps a collective of all workers follows the generation: if a
+worker is lost meanwhile the others run it again from the input that was kept. Inside a step it is part of the step and
+fails with it.
 
 All raise ValueError or TypeError before any peer is asked, and MismatchedCollective if workers ask for different ones.
 Before its first step a worker is a world of one.
@@ -19,6 +20,7 @@ import torch
 from bagua_core.communication.communicator import ReduceOp
 from bagua_core.elastic.script_collectives.requests import (
     Allgather,
+    AllgatherRows,
     Allreduce,
     Alltoall,
     AlltoallV,
@@ -188,6 +190,23 @@ def allgather_inplace(tensor: torch.Tensor, group: Group | None = None) -> torch
     Raises ValueError if a worker is lost meanwhile, for then there are fewer rows.
     """
     return _write(tensor, allgather(tensor[_own_row(tensor, group)], group))
+
+
+def allgather_rows(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
+    """All workers' tensors, concatenated along the first dimension in the order of ranks, on every worker.
+
+    tensor: [rows, ...]; the number of rows may differ from worker to worker and may be 0, as that of the samples in
+    workers' shares of a batch. The other dimensions and the dtype are the same on every worker.
+    group: the workers that take part; None: all. See new_group.
+    Returns a new tensor without a gradient, on the device of `tensor`.
+
+    In a step, a worker whose batch or micro-batch is a filler of ElasticDataLoader brings no rows and receives those of
+    the others; so does a worker in its first step. In a step that fails the result is this worker's own rows, once for
+    each worker. If a worker is lost meanwhile outside steps, the result is without its rows.
+    Raises ValueError for a tensor without dimensions, MismatchedCollective for rows of different shapes or dtypes,
+    PeerLostError or MembersChanged for a group only.
+    """
+    return ask(AllgatherRows(tensor, is_filler=runtime.engine().has_fillers), group)[0]
 
 
 def gather(tensor: torch.Tensor, destination: int = 0, group: Group | None = None) -> torch.Tensor | None:

@@ -71,6 +71,10 @@ def in_the_step(group):
     whole = bagua.allgather(torch.tensor(rank + 1)).tolist()
     if any(x not in (0, r + 1) for r, x in enumerate(whole)) and whole != [rank + 1] * size:
         wrong("allgather", whole)
+    rows = bagua.allgather_rows(torch.full((rank,), rank)).tolist()
+    ordered = sorted(rows) == rows and all(rows.count(r) in (0, r) for r in range(size))
+    if not ordered and rows != [rank] * rank * size:
+        wrong("allgather_rows", rows)
     sent = bagua.alltoall(torch.full((size,), rank + 1)).tolist()
     if any(x not in (0, r + 1) for r, x in enumerate(sent)) and sent != [rank + 1] * size:
         wrong("alltoall", sent)

@@ -274,6 +274,45 @@ class Allgather(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class AllgatherRows(Allgather):
+    """An allgather along the first dimension, whose size may differ and be 0.
+
+    is_filler: the rows are computed from fillers. The rank brings none of them, and has them where no peer can answer.
+    """
+
+    name: ClassVar[str] = "allgather_rows"
+
+    is_filler: bool = field(default=False, kw_only=True)
+
+    def asked_of(self) -> str:
+        return f" of rows of {tuple(self.tensor.shape[1:])} {self.tensor.dtype}"
+
+    def check(self, rank: int, world_size: int) -> None:
+        Request.check(self, rank, world_size)
+        if not self.tensor.dim():
+            raise ValueError(f"{self.name} takes rows: a tensor [rows, ...], not {tuple(self.tensor.shape)}")
+
+    def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
+        rows = self.tensor[:0] if self.is_filler else self.tensor
+        row_counts = torch.zeros((communicator.world_size, 1), dtype=torch.int64, device="cpu")
+        own_count = torch.tensor([rows.shape[0]], dtype=torch.int64, device="cpu")
+        wait(communicator.allgather(row_counts, own_count))
+        counts = [int(n) for n in row_counts]
+        padded = _like(rows, max(counts), *rows.shape[1:])
+        padded[: rows.shape[0]] = rows.detach()
+        gathered = _like(rows, communicator.world_size, *padded.shape)
+        if gathered.numel():  # the same on all ranks
+            wait(communicator.allgather(gathered, padded))
+        return [torch.cat([part[:n] for part, n in zip(gathered, counts, strict=True)])]
+
+    def own(self, rank: int, world_size: int, root: int) -> Result:
+        return [_copy(self.tensor.expand(world_size, *self.tensor.shape).flatten(0, 1))]
+
+    def without_state(self) -> Request:
+        return replace(self, tensor=self.tensor[:0])
+
+
+@dataclass(frozen=True, slots=True)
 class Gather(Request):
     name: ClassVar[str] = "gather"
     direction: ClassVar[str] = "to"

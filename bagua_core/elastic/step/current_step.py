@@ -100,6 +100,11 @@ class CurrentStep:
         return self.states.in_step
 
     @property
+    def has_fillers(self) -> bool:
+        """In a step, this worker's micro-batch has fillers in place of samples."""
+        return self.in_step and 0.0 in (self._micro_batch.weight, self._micro_batch.part)
+
+    @property
     def is_final(self) -> bool:
         """The latest reduction of this step is in: unless something of it fails later, it is committed."""
         return self.states.phase is Phase.FINAL

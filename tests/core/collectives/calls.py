@@ -24,7 +24,10 @@ def acting(act: Callable[[Worker], Any]) -> Callable[[Worker], Any]:
             return (workers.index(own), len(workers)) if own in workers else (0, 1)
 
         worker.thread.engine = SimpleNamespace(  # type: ignore[attr-defined]
-            collectives=worker.collectives, place_of_script=place, replica_place=worker.replica_place
+            collectives=worker.collectives,
+            place_of_script=place,
+            replica_place=worker.replica_place,
+            has_fillers=worker.has_fillers,
         )
         try:
             return act(worker)
@@ -48,6 +51,7 @@ CALLS: dict[str, Callable[[int, int], Any]] = {
     "broadcast": lambda rank, size: bagua.broadcast(torch.tensor([rank]), ROOT),
     "broadcast_object": lambda rank, size: bagua.broadcast_object({"rank": rank}, ROOT),
     "allgather": lambda rank, size: bagua.allgather(torch.tensor([rank])),
+    "allgather_rows": lambda rank, size: bagua.allgather_rows(torch.full((rank, 2), rank)),
     "gather": lambda rank, size: bagua.gather(torch.tensor([rank]), ROOT),
     "scatter": lambda rank, size: bagua.scatter(
         torch.tensor(-1), torch.arange(size) * 10 if rank == ROOT else None, ROOT
@@ -73,6 +77,7 @@ def expected(name: str, rank: int, size: int) -> Any:
         "broadcast": [ROOT],
         "broadcast_object": {"rank": ROOT},
         "allgather": [[r] for r in ranks],
+        "allgather_rows": [[r, r] for r in ranks for _ in range(r)],
         "gather": [[r] for r in ranks] if rank == ROOT else None,
         "scatter": 10 * rank,
         "alltoall": [rank + 10 * r for r in ranks],

@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 import bagua_core as bagua
 from bagua_core.across_replicas import ReplicaGroup
+from bagua_core.collectives import ask
 from bagua_core.elastic.script_collectives.outside_collectives import SourceHasNoState
+from bagua_core.elastic.script_collectives.requests import AllgatherRows
 from tests.core.collectives.calls import acting, rank_of
 from tests.core.communication.worlds import await_true, run_ranks
 from tests.core.elastic.worlds_of_workers import Job, Worker, run
@@ -112,6 +114,20 @@ def test_the_workers_with_each_shard_get_their_result(name: str, in_step: bool) 
 
     assert run(job, acting(act)) == [expected(name, r, 3) for r in range(3 * SHARDS)]
     assert all(w.operations == ([] if in_step else [0]) for w in job.workers)
+
+
+@pytest.mark.parametrize("in_step", [False, True], ids=["outside", "in a step"])
+def test_rows_of_the_workers_with_each_shard_may_differ_in_number(in_step: bool) -> None:
+    job = Job(3 * SHARDS, SHARDS)
+
+    def act(worker: Worker) -> Any:
+        worker.in_step = in_step
+        rank = rank_of(worker)
+        rows = torch.full((rank // SHARDS, 1 + shard_of(worker)), rank)
+        return ask(AllgatherRows(rows, across_replicas=True))[0].tolist()
+
+    results = run(job, acting(act))
+    assert results == [[[2], [4], [4]], [[3, 3], [5, 5], [5, 5]]] * 3
 
 
 def test_waits_of_uneven_shards_have_one_name() -> None:

@@ -79,6 +79,11 @@ def test_a_group_goes_on_in_the_next_generation_with_other_ranks() -> None:
     assert job.connections("outside/group-") == 2
 
 
+def alone() -> Any:
+    """The engine of a process without a launcher."""
+    return SimpleNamespace(collectives=None, place_of_script=lambda: (0, 1), has_fillers=False)
+
+
 @pytest.mark.parametrize("in_step", [False, True], ids=["outside", "in a step"])
 def test_a_group_that_lost_a_worker_is_refused(in_step: bool) -> None:
     job = Job(3)
@@ -143,7 +148,7 @@ def test_a_group_of_one_does_not_communicate() -> None:
 
 @pytest.mark.parametrize("name", list(CALLS))
 def test_under_plain_python_the_world_is_one(name: str, engine_of_thread: threading.local) -> None:
-    engine_of_thread.engine = SimpleNamespace(collectives=None, place_of_script=lambda: (0, 1))
+    engine_of_thread.engine = alone()
     if name in ROOTED:
         with pytest.raises(ValueError, match="rank 1 is not among the 1"):
             CALLS[name](0, 1)
@@ -152,7 +157,7 @@ def test_under_plain_python_the_world_is_one(name: str, engine_of_thread: thread
 
 
 def test_roots_and_groups_under_plain_python(engine_of_thread: threading.local) -> None:
-    engine_of_thread.engine = SimpleNamespace(collectives=None, place_of_script=lambda: (0, 1))
+    engine_of_thread.engine = alone()
     group = bagua.new_group()
     assert (group.size, group.rank, group.ranks) == (1, 0, (0,))
     for chosen in (None, group):

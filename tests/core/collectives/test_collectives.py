@@ -80,6 +80,45 @@ def test_not_in_place_leaves_the_arguments_and_takes_any_layout() -> None:
     run(job, acting(act))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64])
+@pytest.mark.parametrize("counts", [[2, 0, 1], [0, 0, 0], [1, 1, 1]], ids=str)
+def test_rows_are_concatenated_by_rank(counts: list[int], dtype: torch.dtype) -> None:
+    job = Job(3)
+
+    def act(worker: Worker) -> torch.Tensor:
+        rank = rank_of(worker)
+        tensor = torch.full((5, counts[rank], 2), rank, dtype=dtype).transpose(0, 1)  # not contiguous
+        before = tensor.clone()
+        result = bagua.allgather_rows(tensor.requires_grad_(tensor.is_floating_point()))
+        assert torch.equal(tensor, before) and not result.requires_grad and result.is_contiguous()
+        return result
+
+    rows = [torch.full((n, 5, 2), r, dtype=dtype) for r, n in enumerate(counts)]
+    assert all(torch.equal(result, torch.cat(rows)) for result in run(job, acting(act)))
+
+
+def test_rows_without_elements_keep_their_number() -> None:
+    job = Job(2)
+    results = run(job, acting(lambda w: bagua.allgather_rows(torch.zeros(1 + rank_of(w), 0))))
+    assert [tuple(result.shape) for result in results] == [(3, 0)] * 2
+
+
+def test_a_worker_with_fillers_brings_no_rows() -> None:
+    job = Job(3)
+
+    def act(worker: Worker) -> Any:
+        rank = rank_of(worker)
+        worker.in_step, worker.has_fillers = True, rank == 1
+        group = bagua.new_group([1, 2])
+        own = torch.tensor([10 * rank, 10 * rank + 1][: 1 + rank % 2])
+        among = [] if rank == 0 else acting(lambda _: bagua.allgather_rows(own, group).tolist())(worker)
+        return acting(lambda _: bagua.allgather_rows(own).tolist())(worker), among
+
+    results = run(job, acting(act))
+    assert [rows for rows, _ in results] == [[0, 20]] * 3
+    assert [rows for _, rows in results[1:]] == [[20]] * 2
+
+
 def test_messages_between_two() -> None:
     job = Job(3)
 
@@ -175,6 +214,7 @@ def test_what_a_caller_gets_wrong_is_said_before_any_peer_is_asked() -> None:
             (lambda: bagua.reduce_scatter(one), r"\[2, ...\], not \(1,\)"),
             (lambda: bagua.alltoall_v(one, [2, 0]), r"\[2, 0\] rows"),
             (lambda: bagua.scatter(one), "must bring the parts"),
+            (lambda: bagua.allgather_rows(torch.tensor(1.0)), r"\[rows, ...\], not \(\)"),
             (lambda: bagua.scatter(one, torch.ones(2, 3)), "cannot fill"),
             (lambda: bagua.allgather_inplace(one), "one row for each of the 2"),
             (lambda: bagua.new_group([0, 2]), r"\[0, 2\] in a world of 2"),

@@ -56,6 +56,7 @@ def test_survivors_run_it_again_among_themselves(name: str) -> None:
             "broadcast": [[1], [1]],
             "broadcast_object": [{"rank": 1}] * 2,
             "allgather": [[[1], [2]]] * 2,
+            "allgather_rows": [[[1, 1], [2, 2], [2, 2]]] * 2,
             "gather": [[[1], [2]], None],
             "barrier": [None, None],
         }[name]
@@ -139,6 +140,23 @@ def test_a_common_result_comes_from_those_that_returned_it() -> None:
 
     run(job, acting(act))
     assert outcome == [{"rank": 2}] * 3  # though w2 is gone when w0 gets it
+
+
+def test_rows_come_from_those_that_returned_them_whatever_their_number() -> None:
+    job = Job(3)
+    job.workers[0].fails_after = {3}  # agreement, numbers of rows, and the rows
+    outcome: list[Any] = [None] * 3
+
+    def act(worker: Worker) -> None:
+        rank = rank_of(worker)
+        outcome[rank] = bagua.allgather_rows(torch.full((2 * rank,), rank)).tolist()
+        if rank == 2:
+            job.lose("w2")
+            return
+        bagua.barrier()
+
+    run(job, acting(act))
+    assert outcome == [[1, 1, 2, 2, 2, 2]] * 3
 
 
 def test_a_worker_that_was_away_is_told_that_there_is_no_part_for_it() -> None:
@@ -229,6 +247,7 @@ def test_in_a_step_a_loss_fails_the_step_and_ones_own_comes_back(name: str) -> N
         "broadcast": [0],
         "broadcast_object": {"rank": 0},
         "allgather": [[0], [0]],
+        "allgather_rows": [],
         "gather": None,
         "scatter": -1,
         "alltoall": [0, 1],
@@ -239,6 +258,16 @@ def test_in_a_step_a_loss_fails_the_step_and_ones_own_comes_back(name: str) -> N
     assert len(lonely.failed) == 1 and lonely.breaks == []
     assert acting(act)(lonely) == own  # the rest of the failed step does not communicate
     assert len(lonely.failed) == 1
+
+
+def test_rows_of_fillers_come_back_where_the_step_failed() -> None:
+    """The rest of the loop body can work with them."""
+    job = Job(2)
+    lonely = job.workers[0]
+    lonely.in_step = lonely.has_fillers = True
+    job.lose("w1")
+    result = acting(lambda w: bagua.allgather_rows(torch.tensor([[1, 2], [3, 4]])).tolist())(lonely)
+    assert result == [[1, 2], [3, 4]] * 2
 
 
 def test_in_a_step_a_message_to_a_lost_worker_fails_the_step() -> None:
@@ -290,6 +319,7 @@ def test_who_copies_the_state_beside_the_step_says_nothing() -> None:
         mean = bagua.reduce(own, 0, bagua.ReduceOp.AVG)
         assert (mean is None) == (rank != 0) and (mean is None or mean.tolist() == [1.5])
         assert bagua.allgather(own).tolist() == [[1.0], [2.0], [0.0]]
+        assert bagua.allgather_rows(own).tolist() == [1.0, 2.0]
         assert bagua.alltoall(own.expand(3)).tolist() == [1.0, 2.0, 0.0]
         assert bagua.broadcast(own, 0).tolist() == [1.0]
         for call in (

@@ -45,6 +45,7 @@ class Worker:
         # an engine
         self.in_step = False
         self.step_failed = False
+        self.has_fillers = False
         self.rounds = None
         self.virtual_shards = 0
         self.healing: frozenset[int] = frozenset()

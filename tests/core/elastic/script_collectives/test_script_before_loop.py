@@ -17,6 +17,7 @@ from bagua_core.elastic.script_collectives import before_loop
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop, LateWorkerError
 from bagua_core.elastic.script_collectives.requests import (
     Allgather,
+    AllgatherRows,
     Allreduce,
     Barrier,
     Broadcast,
@@ -104,12 +105,15 @@ def test_another_collective_than_theirs_is_named(members: Members) -> None:
         members.later().answer(Allreduce(ONE, ReduceOp.SUM))
 
 
-def test_what_has_a_part_of_each_worker_is_refused_with_a_way_to_go(members: Members) -> None:
+@pytest.mark.parametrize("kind", [Allgather, AllgatherRows])
+def test_what_has_a_part_of_each_worker_is_refused_with_a_way_to_go(
+    members: Members, kind: type[Allgather]
+) -> None:
     first = members.first()
-    first.completed(Allgather(ONE), None, [torch.ones(2, 2)])
+    first.completed(kind(ONE), None, [torch.ones(2, 2)])
     first.boundary()
     with pytest.raises(LateWorkerError, match=r"own part in it.*broadcast_object"):
-        members.later().answer(Allgather(ONE))
+        members.later().answer(kind(ONE))
 
 
 def test_what_each_shard_has_of_its_own_is_refused(members: Members) -> None:
