@@ -34,6 +34,8 @@ from bagua_core.elastic.waiting import operations
 from bagua_core.elastic.waiting.operation_trail import EPOCH_END, TRAINING_END
 from bagua_core.errors import InfrastructureLost, NotDeterministicError, UserError
 
+_MOST_DIMENSIONS = 64  # of a tensor: torch's own limit
+
 
 class MembersChanged(InfrastructureLost, RuntimeError):
     """The members changed while this was under way. Among those that are left it means nothing, or it may have happened
@@ -191,9 +193,9 @@ class OutsideCollectives:
                 f"{request.asked(root)}: rank {root} is in its first step and still copies the job's state. In "
                 "a step let data come from rank 0, which always has it"
             )
-        asked, divides = request.to_average() if healing.intersection(workers) else (request, False)
-        if workers[rank] in healing:
-            asked = asked.without_state()
+        holder = next((r for r, w in enumerate(workers) if w not in healing), None)
+        own_heals, some_heal = workers[rank] in healing, bool(healing.intersection(workers))
+        asked = request
         communicator, trail = member.communicator, member.trail
         try:
             with (
@@ -206,18 +208,39 @@ class OutsideCollectives:
                     self._agree_across_shards(communicator, 0, request, root, steps.wait)
                     communicator = member.lane
                 assert communicator is not None
+                if some_heal and holder is not None and request.has_one_shape:
+                    asked = self._in_holders_shape(communicator, request, root, holder, own_heals)
                 if not isinstance(request, Message):
                     # Gloo would match it with whatever reduction a peer is in, and end the process or mix their data.
-                    operations.check_agreement(communicator, 0, request.asked(root), steps.wait)
-                result = asked.run(communicator, root or 0, steps.wait)
+                    operations.check_agreement(communicator, 0, asked.asked(root), steps.wait)
+                sums, divides = asked.to_average() if some_heal else (asked, False)
+                result = (sums.without_state() if own_heals else sums).run(
+                    communicator, root or 0, steps.wait
+                )
         except CollectiveFailed as error:
             steps.reduction_failed(error)
+            return request.own(rank, world_size, root or 0)
+        if asked.tensor.shape != request.tensor.shape:
             return request.own(rank, world_size, root or 0)
         if divides:
             count = sum(1 for w in workers if w not in healing)
             for tensor in result:
                 divide(tensor, max(1, count))
         return result
+
+    def _in_holders_shape(
+        self, communicator: Communicator, request: Request, root: int | None, holder: int, heals: bool
+    ) -> Request:
+        """In a step in which some copy the state: what these compute is fillers, whose number differs from a share's.
+        They bring as much of nothing as the others bring of something. holder: a rank that has the state."""
+        wait = self._steps.wait
+        operations.check_agreement(communicator, 0, request.called(root), wait)
+        row = torch.zeros(1 + _MOST_DIMENSIONS, dtype=torch.int64, device="cpu")
+        shape = request.tensor.shape
+        row[: 1 + len(shape)] = torch.tensor([len(shape), *shape], dtype=torch.int64, device="cpu")
+        wait(communicator.broadcast(row, holder))
+        count, *sizes = row.tolist()
+        return request.in_shape(sizes[:count]) if heals and sizes[:count] != list(shape) else request
 
     # -- outside steps, by all
 

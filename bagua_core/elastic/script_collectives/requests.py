@@ -40,6 +40,8 @@ class Request(ABC):
     """The input has a part for each member, so it fits these members only."""
     comes_from_root: ClassVar[bool] = False
     """All that the members get is the root's."""
+    has_one_shape: ClassVar[bool] = True
+    """`tensor` has the same shape on all members."""
 
     tensor: torch.Tensor
     root: int | None = field(default=None, kw_only=True)
@@ -53,13 +55,13 @@ class Request(ABC):
 
     def asked(self, root: int | None) -> str:
         """The same words on all members that ask for the same."""
-        return f"{self._called(root)}{self.asked_of()}"
+        return f"{self.called(root)}{self.asked_of()}"
 
     def asked_of_all_shards(self, root: int | None) -> str:
         """As `asked`, and the same words on the workers with every shard: their tensors may differ in shape."""
-        return self._called(root) if self.across_replicas else self.asked(root)
+        return self.called(root) if self.across_replicas else self.asked(root)
 
-    def _called(self, root: int | None) -> str:
+    def called(self, root: int | None) -> str:
         peer = "" if root is None else f" {self.direction} rank {root}"
         return f"{self.name}{peer}{' across replicas' if self.across_replicas else ''}"
 
@@ -85,6 +87,10 @@ class Request(ABC):
     def without_state(self) -> Request:
         """The same from a rank that has no state yet, and nothing to say."""
         return replace(self, tensor=torch.zeros_like(self.tensor))
+
+    def in_shape(self, shape: Sequence[int]) -> Request:
+        """The same with zeros in `shape` as its input."""
+        return replace(self, tensor=_like(self.tensor, *shape))
 
     def to_average(self) -> tuple[Request, bool]:
         """For members that do not all count in an average: the request for the sum, and whether to divide it."""
@@ -166,6 +172,7 @@ class Barrier(Allreduce):
     """Of nothing in particular: what counts is that it returns."""
 
     name: ClassVar[str] = "barrier"
+    has_one_shape: ClassVar[bool] = False
 
     def asked_of(self) -> str:
         return ""
@@ -229,6 +236,7 @@ class BroadcastBytes(Request):
     direction: ClassVar[str] = "from"
     comes_from_root: ClassVar[bool] = True
     is_common: ClassVar[bool] = True
+    has_one_shape: ClassVar[bool] = False
 
     tensor: torch.Tensor = field(
         default_factory=lambda: torch.empty(0, dtype=torch.uint8, device="cpu"), init=False
@@ -281,6 +289,7 @@ class AllgatherRows(Allgather):
     """
 
     name: ClassVar[str] = "allgather_rows"
+    has_one_shape: ClassVar[bool] = False
 
     is_filler: bool = field(default=False, kw_only=True)
 
@@ -385,6 +394,7 @@ class AlltoallV(Request):
 
     name: ClassVar[str] = "alltoall_v"
     is_cut: ClassVar[bool] = True
+    has_one_shape: ClassVar[bool] = False
 
     splits: Sequence[int]
 
@@ -418,6 +428,8 @@ class AlltoallV(Request):
 
 @dataclass(frozen=True, slots=True)
 class Message(Request):
+    has_one_shape: ClassVar[bool] = False
+
     tag: int
 
     def check(self, rank: int, world_size: int) -> None:

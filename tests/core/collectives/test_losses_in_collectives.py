@@ -12,6 +12,7 @@ import torch
 import bagua_core as bagua
 from bagua_core.elastic.script_collectives.outside_collectives import SourceHasNoState
 from bagua_core.elastic.step.engine import Engine
+from bagua_core.elastic.waiting.operations import MismatchedCollective
 from tests.core.collectives.calls import CALLS, CUT, ROOTED, acting, expected, plain, rank_of
 from tests.core.communication.worlds import await_true, run_ranks
 from tests.core.elastic.worlds_of_workers import Job, Worker, run
@@ -329,5 +330,35 @@ def test_who_copies_the_state_beside_the_step_says_nothing() -> None:
         ):
             with pytest.raises(SourceHasNoState, match="rank 2 is in its first step"):
                 call()
+
+    run(job, acting(act))
+
+
+def test_who_copies_the_state_beside_the_step_computes_fillers_of_any_shape() -> None:
+    job = Job(3)
+
+    def act(worker: Worker) -> None:
+        worker.in_step, worker.healing = True, frozenset({2})
+        rank = rank_of(worker)
+        heals = rank == 2
+        rows = torch.full((1, 2) if heals else (4, 2), rank + 1.0)
+        gathered = bagua.allgather(rows)
+        assert gathered.shape == (3, *rows.shape)
+        assert heals or [rows_of.unique().tolist() for rows_of in gathered] == [[1.0], [2.0], [0.0]]
+        mean = bagua.allreduce(rows, bagua.ReduceOp.AVG)
+        assert mean.shape == rows.shape and (heals or mean.unique().tolist() == [1.5])
+        with pytest.raises(MismatchedCollective):
+            bagua.allreduce(torch.zeros(1 if rank == 1 else 2))
+
+    run(job, acting(act))
+
+
+def test_a_joiner_that_asks_for_another_collective_is_found() -> None:
+    job = Job(3)
+
+    def act(worker: Worker) -> None:
+        worker.in_step, worker.healing = True, frozenset({2})
+        with pytest.raises(MismatchedCollective):
+            bagua.barrier() if rank_of(worker) == 2 else bagua.allreduce(torch.zeros(2))
 
     run(job, acting(act))
