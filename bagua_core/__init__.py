@@ -177,14 +177,15 @@ def is_launched() -> bool:
 def get_rank() -> int:
     """Global rank in the generation in force. Joins the job if init_process_group() was not called; see there.
 
-    Between steps joiners, which cannot take part in a collective there yet, do not count.
+    Between steps joiners, which cannot take part in a collective there yet, do not count. A step of a loop of
+    next_step() begins with its first forward, so a script that divides data asks once, before that.
     """
-    return _runtime.engine().place_of_script()[0]
+    return _runtime.engine().asked_place()[0]
 
 
 def get_world_size() -> int:
     """Workers in the generation in force. See get_rank."""
-    return _runtime.engine().place_of_script()[1]
+    return _runtime.engine().asked_place()[1]
 
 
 def get_local_rank() -> int:

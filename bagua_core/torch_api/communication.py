@@ -114,14 +114,14 @@ def get_rank() -> int:
     """Global rank of this worker; it may change when a worker is lost."""
     script = this_script()
     script.world.join()
-    return script.engine.place_of_script()[0]
+    return script.engine.asked_place()[0]
 
 
 def get_world_size() -> int:
     """Workers of the job by now."""
     script = this_script()
     script.world.join()
-    return script.engine.place_of_script()[1]
+    return script.engine.asked_place()[1]
 
 
 def get_local_rank() -> int:

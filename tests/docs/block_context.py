@@ -80,6 +80,8 @@ DEFINITIONS: dict[str, tuple[tuple[str, ...], str]] = {
         ("step",),
         "def compute(): return step(torch.randn(8, 4), torch.randint(0, 2, (8,)))",
     ),
+    "micro_batches": ((), "def micro_batches(step): return torch.randn(2, 16, 4)"),
+    "loss_of": ((), "def loss_of(model, samples): return model(samples).square().sum() / 32"),
     "build": (
         ("dataset",),
         "def build(learning_rate):\n"

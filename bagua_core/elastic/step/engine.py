@@ -277,6 +277,7 @@ class Engine(Places):
         if self.states.phase is Phase.ANNOUNCED:
             self.begin_micro_batch(self._announced)  # its body trained nothing, and counts all the same
         plan = self.boundary()
+        self._places_asked = set()
         weight = 0.0 if plan.active_index is None else 1.0 / plan.active_count
         self._announced = MicroBatch(weight, True)
         if resumes_here:
@@ -295,6 +296,8 @@ class Engine(Places):
         self.in_forward = True
         if self.states.phase is Phase.ANNOUNCED:
             self.begin_micro_batch(self._announced)
+        else:
+            self._forward_in_step()
 
     # -- entering a generation (called by the member)
 

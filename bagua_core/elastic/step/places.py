@@ -18,6 +18,33 @@ class Places(RoundEnd):
         self.replica_size_asked = environment.replica_size if environment else 1
         """As the job was started; `replica_size` is 1 before this worker has a replica."""
         self._before_loop: BeforeLoop | None = None
+        self._places_asked: set[tuple[int, int]] | None = None
+        """By the script since next_step(); None in a loop with the loader, which divides the data itself."""
+        self._says_places = True
+
+    def asked_place(self) -> tuple[int, int]:
+        """As place_of_script, and notes that the script asked."""
+        place = self.place_of_script()
+        if self._places_asked is not None:
+            self._places_asked.add(place)
+        return place
+
+    def _forward_in_step(self) -> None:
+        """Another forward of a step under way begins. Says once what a script loses that divided the data between
+        two forwards: in a joiner's first step ranks count it from the first forward on, and its part is not used."""
+        asked, plan = self._places_asked, self.plan
+        if (
+            self._says_places
+            and asked is not None
+            and len(asked) > 1
+            and plan.global_rank not in plan.healing
+        ):
+            self._says_places = False
+            self._say(
+                f"warning: in step {plan.step} the script asked for rank and world size before the first forward "
+                "and between two forwards, and a worker joined in it. If it divided data both times, the part that it "
+                "gave to the joiner is not used. Ask once, between next_step() and the first forward"
+            )
 
     def place_of_script(self) -> tuple[int, int]:
         """Rank and world size as the script should see them: between steps, those of the collectives that it can
