@@ -159,15 +159,16 @@ class DecentralizedExchange(WeightExchange):
             self._awaited = next(self._job, None)
         self._has_arrived = self._is_due
 
-    def take_over(self) -> None:
+    def take_over(self) -> bool:
         if not self._has_arrived:
             self.undo()
-            return
+            return False
         self._engine.parameters_change()
         self._clock.exchanged(self._engine.plan.step)
         if self._job is not None:
             self._weights.write_back()
         self._job, self._has_arrived = None, False
+        return True
 
     def undo(self) -> None:
         if self._job is not None and not self._has_arrived:

@@ -148,7 +148,7 @@ class LocalSGDExchange(WeightExchange):
         self._is_changed = True
         self._next.write_back()
 
-    def take_over(self) -> None:
+    def take_over(self) -> bool:
         if self._is_changed:
             self._engine.parameters_change()
             self._anchor.take(self._next.flats)
@@ -159,9 +159,10 @@ class LocalSGDExchange(WeightExchange):
             self._engine.parameters_change()
             self._anchor.fill()
         else:
-            return
+            return False
         self._began.fill_(self._engine.plan.step)
         self._is_changed = False
+        return True
 
     def undo(self) -> None:
         if self._is_under_way:

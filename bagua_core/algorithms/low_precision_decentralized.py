@@ -142,12 +142,14 @@ class RingExchange(WeightExchange):
         self._is_changed = True
         self._scratch.write_from(self._ring.own)
 
-    def take_over(self) -> None:
-        if self._is_due:
+    def take_over(self) -> bool:
+        exchanged = self._is_due
+        if exchanged:
             self._engine.parameters_change()
             self._clock.exchanged(self._engine.plan.step - 1)
         self._is_published = self._is_published or self._publishes
         self._publishes = self._is_due = self._is_changed = False
+        return exchanged
 
     def undo(self) -> None:
         if self._is_under_way:

@@ -160,7 +160,7 @@ class StreamingExchange(WeightExchange):
         for fragment in due:
             fragment.apply(self._algorithm.outer, self._algorithm.alpha)
 
-    def take_over(self) -> None:
+    def take_over(self) -> bool:
         applied = [fragment for fragment in self._fragments if fragment.is_applied]
         is_first = int(self._clocks[0]) < 0
         if applied or is_first:
@@ -176,6 +176,7 @@ class StreamingExchange(WeightExchange):
                 fragment.own = OwnState(step, self._samples)
             self._clocks.fill_(step)
         self._samples += self.step_weight
+        return bool(applied) or is_first
 
     def undo(self) -> None:
         for fragment in self._fragments:

@@ -278,6 +278,10 @@ class StepReductions(Protocol):
         """Call it before parameters change other than by the optimizer: blocks until copies of the state that are
         being sent to others no longer read them."""
 
+    def exchange_is_final(self) -> None:
+        """Behind the step's vote an exchange has changed the job's state, which stays if the step fails later: whether
+        other ranks saw the vote is unknown."""
+
     def wait(self, pending: Pending) -> None:
         """pending.wait with the engine's own stall reports. Raises CollectiveFailed."""
 

@@ -4,7 +4,8 @@ Owns the order of calls that all algorithms share whose ranks keep their gradien
 a step, at the first forward whose backward is shared; then the step's vote (the switch pair, after `before_vote`);
 then exactly one of `take_over` and `undo`. Which weights go where is the algorithm's. Invariants: the vote is an
 allreduce, so where it succeeds every rank's exchange has succeeded before; a rank whose vote fails while another's
-succeeds heals from that one.
+succeeds heals from that one. What is taken over stays, also if the step fails later, behind its vote: the engine moves
+the name of this rank's state, so that a rank that missed the vote is behind.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Vote(LocalMean):
 
     def reduced(self) -> None:
         assert self.exchange is not None
-        self.exchange.is_final(happened=True)
+        self.exchange.reduced()
 
 
 class WeightExchange(Reducer):
@@ -83,9 +84,10 @@ class WeightExchange(Reducer):
         """Wait for what must have arrived if the step is to succeed. Raises CollectiveFailed."""
 
     @abstractmethod
-    def take_over(self) -> None:
+    def take_over(self) -> bool:
         """The step is final, the optimizer has not stepped. `before_vote` may be missing: if no backward of this model
-        took part in the step, whose forward began."""
+        took part in the step, whose forward began. Returns whether anything changed that belongs to the job's state:
+        the weights, or what `travelling` names."""
 
     @abstractmethod
     def undo(self) -> None:
@@ -130,13 +132,18 @@ class WeightExchange(Reducer):
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
         make_equal(self._parameters, average)
 
-    def is_final(self, happened: bool) -> None:
-        """This step's exchange counts from now on, or never will."""
+    def reduced(self) -> None:
+        """The step's vote succeeded."""
+        if self.is_final(happened=True):
+            self._engine.exchange_is_final()
+
+    def is_final(self, happened: bool) -> bool:
+        """This step's exchange counts from now on, or never will. Returns whether that changed the job's state."""
         if not self._is_open:
-            return
+            return False
         self._is_open = False
         with torch.no_grad():
             if happened:
-                self.take_over()
-            else:
-                self.undo()
+                return self.take_over()
+            self.undo()
+        return False

@@ -38,6 +38,7 @@ class CommittedState:
         self.position = {"epoch": 0, "batch": 0}
         self.history = History()
         self.final_parts = 0  # optimizer steps of the step under way that are final, even if it fails later
+        self.final_exchanges = 0  # exchanges of weights in the step under way that are
         self.half = HalfCopy.NONE
         # The last commit ended an epoch, and not all workers are known to have it yet.
         self.owes_epoch_end = False
@@ -50,12 +51,17 @@ class CommittedState:
     def step_committed(self, generation: int) -> None:
         self.name = StateName(generation, self.name.step + 1, 0)
         self._script_step = self.name.step
-        self.final_parts = 0
+        self.final_parts = self.final_exchanges = 0
         self.operations.clear()
 
     def part_committed(self, generation: int, part: int) -> None:
         """A state between two steps: further than the last commit, behind the next."""
         self.final_parts = part
+        self.name = StateName(generation, self.name.step, self.name.operations + 1)
+
+    def exchange_committed(self, generation: int) -> None:
+        """As part_committed; no optimizer has stepped."""
+        self.final_exchanges += 1
         self.name = StateName(generation, self.name.step, self.name.operations + 1)
 
     def operation_committed(self, generation: int, index: int) -> None:
@@ -77,7 +83,7 @@ class CommittedState:
         self.name = StateName()
         self.history = History()
         self.operations.forget()
-        self.final_parts = 0
+        self.final_parts = self.final_exchanges = 0
         self.owes_epoch_end = self.owes_checkpoint = False
 
     # -- travelling
@@ -121,6 +127,7 @@ class CommittedState:
             "history": self.history.encode(),
             "operations": self.operations.results(),
             "final_parts": self.final_parts,
+            "final_exchanges": self.final_exchanges,
             "owes": [self.owes_epoch_end, self.owes_checkpoint],
         }
 
@@ -137,6 +144,9 @@ class CommittedState:
             self.name = StateName(*state["name"])
             self.half = HalfCopy.NONE
             self.final_parts = state["final_parts"]
+            self.final_exchanges = state.get(
+                "final_exchanges", 0
+            )  # a checkpoint has none: no worker missed it
             self.owes_epoch_end, self.owes_checkpoint = state["owes"]
             self.history, due = History.decode(state["history"]).copied(worker_id, roster)
             self.operations.replace(state["operations"], same_step=self._script_step == self.name.step)

@@ -162,7 +162,7 @@ class CurrentStep:
             self.registry.equal_states,
             0 if state.name.is_none or not self.registry.equal_states else state.layout(),
             self.joining and not state.name.is_none,
-            state.final_parts,
+            state.final_parts + state.final_exchanges,
             self.rounds is not None and self.rounds.has_work,
         )
 
@@ -375,6 +375,12 @@ class CurrentStep:
         self._end_reading()
         with self.state.guard.held():
             self.state.guard.provisional = True
+
+    def exchange_is_final(self) -> None:
+        """See StepReductions. A state without a name is no state of the job yet: all members get rank 0's."""
+        with self.state.guard.held():
+            if self.in_step and not self.state.name.is_none:
+                self.state.exchange_committed(self.generation_number)
 
     def _end_reading(self) -> None:
         """Wait until copies of the state that are being sent to others no longer read the parameters."""

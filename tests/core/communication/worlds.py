@@ -86,6 +86,7 @@ class FakeEngine:
         self.job_losses: list[JobLoss | None] = []
         self.waits_before_step = 0
         self.final_steps = 0
+        self.final_exchanges = 0
         self.parameter_changes = 0
         self.step = 0
         self.healing: frozenset[int] = frozenset()
@@ -177,6 +178,9 @@ class FakeEngine:
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         pass
+
+    def exchange_is_final(self) -> None:
+        self.final_exchanges += 1
 
     def parameters_change(self) -> None:
         self.parameter_changes += 1
