@@ -1,6 +1,6 @@
 """Defines how an epoch divides into global batches, and a batch into the workers' shares.
 
-Owns that interface, and the plain form: batches of one size, shares that differ by at most one sample. The form by
+Owns that interface, and the plain form: batches of one size, even shares (partition.py). The form by
 cost is balancing/balanced_division.py, the one in a sampler's order sampled_division.py, that of streams
 stream_division.py.
 """
@@ -14,12 +14,11 @@ from typing import NamedTuple, Protocol
 import torch
 
 from bagua_core.data.partition import (
+    BatchSplit,
     batch_count,
     epoch_order,
     global_batch,
     global_batch_range,
-    micro_batch_count,
-    micro_share,
 )
 from bagua_core.data.prefetch import BatchKey
 
@@ -133,13 +132,15 @@ class EvenDivision(Division):
         return epochs * self._batch_count
 
     def micro_batches(self, epoch: int, batch: int, parts: int, part: int | None = None) -> int:
-        return micro_batch_count(self.samples(epoch, batch), parts, self._most_local)
+        return self._split(epoch, batch, parts).micro_batches
+
+    def _split(self, epoch: int, batch: int, parts: int) -> BatchSplit:
+        return BatchSplit(self.samples(epoch, batch), parts, self._size, self._most_local)
 
     def piece(self, key: BatchKey) -> Piece:
         assert key.active_index is not None
+        places = self._split(key.epoch, key.batch, key.active_count).places(key.active_index, key.micro)
         samples = self.samples(key.epoch, key.batch)
-        micro_batches = micro_batch_count(samples, key.active_count, self._most_local)
-        places = micro_share(samples, key.active_count, key.active_index, micro_batches, key.micro)
         return Piece(self.indices(key.epoch, key.batch, places), len(places) / samples)
 
     def indices(self, epoch: int, batch: int, places: range) -> list[int]:

@@ -2,8 +2,8 @@
 
 Owns that arithmetic and nothing else: no engine, no loader, no state. All ranks compute it for
 themselves, so the same arguments give the same answer on every machine.
-Invariants: shares of a batch are disjoint, cover it, and differ by at most one sample; the number of
-micro-batches is the same on every rank.
+Invariants: shares of a batch are disjoint and cover it. Those that are not empty differ by at most one sample; in a
+full batch all do. The number of micro-batches is the same on every rank.
 """
 
 from __future__ import annotations
@@ -73,3 +73,34 @@ def micro_share(count: int, parts: int, part: int, micro_batches: int, micro: in
     whole = share(count, parts, part)
     piece = share(len(whole), micro_batches, micro)
     return range(whole.start + piece.start, whole.start + piece.stop)
+
+
+class BatchSplit:
+    """A batch of `count` samples, divided among `parts` workers. full_count: of a batch that is not an epoch's last.
+
+    Batch normalization cannot train on one sample. A short batch avoids shares and micro-batches of one where full
+    batches have none, so its last parts may be empty; its largest share is at most that of a full batch.
+    """
+
+    def __init__(self, count: int, parts: int, full_count: int, max_local_batch_size: int | None) -> None:
+        self._count = count
+        self._most_local = max_local_batch_size
+        self.is_short = count < full_count and full_count >= 2 * parts and max_local_batch_size != 1
+        self.sharing = parts
+        """Parts among which the samples are divided evenly; those behind have none."""
+        if self.is_short and 1 < count < 2 * parts:
+            fewer = count // 2
+            if -(-count // fewer) <= -(-full_count // parts):
+                self.sharing = fewer
+        self.micro_batches = micro_batch_count(count, self.sharing, max_local_batch_size)
+
+    def own_micro_batches(self, share_count: int) -> int:
+        """Those of a share of so many samples that have samples; the others of the step are empty."""
+        return micro_batch_count(share_count, 1, self._most_local) if self.is_short else self.micro_batches
+
+    def places(self, part: int, micro: int) -> range:
+        """Within the batch. Empty for a part or micro-batch without samples."""
+        if part >= self.sharing:
+            return range(0)
+        own = self.own_micro_batches(len(share(self._count, self.sharing, part)))
+        return micro_share(self._count, self.sharing, part, own, micro) if micro < own else range(0)

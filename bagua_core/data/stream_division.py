@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from bagua_core.data.division import NO_PIECE, Division, DivisionSettings, Piece
-from bagua_core.data.partition import batch_count, micro_batch_count, micro_share
+from bagua_core.data.partition import BatchSplit, batch_count, micro_batch_count
 from bagua_core.data.prefetch import BatchKey
 from bagua_core.data.stream_reader import StreamReader
 
@@ -91,11 +91,11 @@ class StreamDivision(Division):
     def piece(self, key: BatchKey) -> Piece:
         assert key.active_index is not None
         first, samples = key.batch * self._size, self.samples(key.epoch, key.batch)
-        # those that the samples need come first, as of other data; the rest of a full batch's number have none
-        used = micro_batch_count(samples, key.active_count, self._most_local)
-        if key.micro >= used:
+        # in a short batch those that have samples come first, as of other data; the rest of a full one's are empty
+        split = BatchSplit(samples, key.active_count, self._size, self._most_local)
+        if key.micro >= split.micro_batches:
             return NO_PIECE
-        places = micro_share(samples, key.active_count, key.active_index, used, key.micro)
+        places = split.places(key.active_index, key.micro)
         return Piece([first + place for place in places], len(places) / samples)
 
     def filler(self, epoch: int) -> list[int]:

@@ -16,7 +16,7 @@ from bagua_core.data.balancing.complexities import Complexities
 from bagua_core.data.balancing.epoch_batches import EpochBatches, Limits, epoch_batches
 from bagua_core.data.balancing.fair_shares import fair_shares
 from bagua_core.data.division import KEPT_EPOCHS, Division, DivisionSettings, Piece
-from bagua_core.data.partition import epoch_order, micro_batch_count
+from bagua_core.data.partition import BatchSplit, epoch_order
 from bagua_core.data.prefetch import BatchKey
 
 _KEPT_SPLITS = 64  # those loaded ahead, and the few that the ledger still looks at
@@ -56,7 +56,13 @@ class BalancedDivision(Division):
         return len(self._batches(epoch))
 
     def micro_batches(self, epoch: int, batch: int, parts: int, part: int | None = None) -> int:
-        return micro_batch_count(self.samples(epoch, batch), parts, self._settings.max_local_batch_size)
+        return self._even_split(epoch, batch, parts).micro_batches
+
+    def _even_split(self, epoch: int, batch: int, parts: int) -> BatchSplit:
+        samples, most_local = self.samples(epoch, batch), self._settings.max_local_batch_size
+        # with a budget no batch is a full one
+        full = samples if self._balance.budget is not None else self._settings.global_batch_size
+        return BatchSplit(samples, parts, full, most_local)
 
     def samples(self, epoch: int, batch: int) -> int:
         return self._batches(epoch).size(batch)
@@ -100,27 +106,31 @@ class BalancedDivision(Division):
     def _made_split(self, epoch: int, batch: int, parts: int) -> _Split:
         indices = self._batches(epoch).indices(batch)
         complexities = self._complexities.of(indices)
-        micro_batches = self.micro_batches(epoch, batch, parts)
+        even = self._even_split(epoch, batch, parts)
+        micro_batches = even.micro_batches
         most = (
             None
             if self._settings.max_local_batch_size is None
             else micro_batches * self._settings.max_local_batch_size
         )
         # two in a micro-batch where there are enough: batch normalization refuses to train on one
-        least = min(2 * micro_batches, len(indices) // parts)
+        least = min(2 * micro_batches, len(indices) // even.sharing)
         weights = [1.0] * len(indices) if self._balance.mean_over == "samples" else complexities
         total = _total(weights)
         if total == 0.0:
             weights, total = [1.0] * len(indices), float(len(indices))
         split = []
-        for places in fair_shares(complexities, parts, least=least, most=most):
+        shares = fair_shares(complexities, even.sharing, least=least, most=most)
+        for places in [*shares, *([] for _ in range(parts - even.sharing))]:
             own = [complexities[place] for place in places]
+            own_batches = even.own_micro_batches(len(own))
             pieces = fair_shares(
                 own,
-                micro_batches,
-                least=min(2, len(own) // micro_batches),
+                own_batches,
+                least=min(2, len(own) // own_batches),
                 most=self._settings.max_local_batch_size,
             )
+            pieces += [[] for _ in range(micro_batches - own_batches)]
             split.append(
                 [
                     Piece(
