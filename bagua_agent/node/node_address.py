@@ -15,7 +15,8 @@ def node_address(config: JobConfig, *, hosts_store: bool = False) -> str:
 
     Raises UnknownStoreName if no endpoint's host name has an address; UserError, see local_address.
     """
-    single_node = config.max_nodes == 1
+    # one whose etcd others share may be scaled later
+    single_node = config.max_nodes == 1 and (config.endpoints is None or hosts_store)
     try:
         targets = [parse_endpoint(endpoint).target for endpoint in config.endpoints or ()]
         return address_towards(config.local_addr, targets, single_node=single_node)

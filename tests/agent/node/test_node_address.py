@@ -12,9 +12,9 @@ from bagua_agent.node.node_address import address_towards, node_address
 UNKNOWN = "no-such-host.invalid:2379"
 
 
-def config(*endpoints: str) -> JobConfig:
+def config(*endpoints: str, max_nodes: int = 2) -> JobConfig:
     command = WorkerCommand(CommandKind.SCRIPT, "train.py")
-    return JobConfig("job", command, max_nodes=2, endpoints=endpoints or None)
+    return JobConfig("job", command, max_nodes=max_nodes, endpoints=endpoints or None)
 
 
 def test_the_first_endpoint_whose_name_is_known_counts() -> None:
@@ -30,6 +30,14 @@ def test_a_loopback_address_is_the_last_choice_where_others_must_reach_this_node
     assert address_towards(None, endpoints, single_node=True) == "127.0.0.1"
     assert address_towards(None, endpoints[:2], single_node=False) == "127.0.0.1"
     assert address_towards("127.0.0.5", endpoints, single_node=False) == "127.0.0.5"
+
+
+def test_a_job_of_one_node_on_a_shared_etcd_may_be_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_address_module, "_source_towards", lambda to: to[0])
+    one = config("127.0.0.1:2379", "192.0.2.7:2379", max_nodes=1)
+    assert node_address(one) == "192.0.2.7"
+    assert node_address(one, hosts_store=True) == "127.0.0.1"
+    assert node_address(config(max_nodes=1)) == "127.0.0.1"
 
 
 def test_no_known_name_is_an_error_but_on_the_node_that_hosts_the_store() -> None:
