@@ -212,7 +212,9 @@ class OutsideCollectives:
                     asked = self._in_holders_shape(communicator, request, root, holder, own_heals)
                 if not isinstance(request, Message):
                     # Gloo would match it with whatever reduction a peer is in, and end the process or mix their data.
-                    operations.check_agreement(communicator, 0, asked.asked(root), steps.wait)
+                    operations.check_agreement(
+                        communicator, 0, asked.operation(root), asked.asked_of(), steps.wait
+                    )
                 sums, divides = asked.to_average() if some_heal else (asked, False)
                 result = (sums.without_state() if own_heals else sums).run(
                     communicator, root or 0, steps.wait
@@ -234,7 +236,7 @@ class OutsideCollectives:
         """In a step in which some copy the state: what these compute is fillers, whose number differs from a share's.
         They bring as much of nothing as the others bring of something. holder: a rank that has the state."""
         wait = self._steps.wait
-        operations.check_agreement(communicator, 0, request.called(root), wait)
+        operations.check_agreement(communicator, 0, request.operation(root), "", wait)
         row = torch.zeros(1 + _MOST_DIMENSIONS, dtype=torch.int64, device="cpu")
         shape = request.tensor.shape
         row[: 1 + len(shape)] = torch.tensor([len(shape), *shape], dtype=torch.int64, device="cpu")
@@ -331,7 +333,7 @@ class OutsideCollectives:
         everyone, members = self._takes_part(), self._takes_part(across)
         if len(everyone) == 1:
             return request.own(0, 1, 0)
-        wait, asked = member.wait_unlearned, request.asked(root)
+        wait = member.wait_unlearned
         with member.trail.operation(what or f"in {request.asked_of_all_shards(root)}"):
             if newcomers:
                 communicator = member.side_communicator(everyone)
@@ -342,7 +344,7 @@ class OutsideCollectives:
                 name = f"outside/shard-{members[0]}"
                 communicator = member.side_communicator(members, name) if newcomers else member.lane
             assert communicator is not None
-            operations.check_agreement(communicator, index, asked, wait)
+            operations.check_agreement(communicator, index, request.operation(root), request.asked_of(), wait)
             result = request.run(communicator, root or 0, wait)
             if not request.is_common:
                 unconfirmed.append(result)
@@ -356,7 +358,7 @@ class OutsideCollectives:
         """The workers with each shard check among themselves what they ask for. Without this, one shard could wait in
         another collective than its mates, which wait for its outcome."""
         assert everyone is not None
-        operations.check_agreement(everyone, index, request.asked_of_all_shards(root), wait)
+        operations.check_agreement(everyone, index, request.asked_of_all_shards(root), "", wait)
 
     # -- outside steps, by some: no other worker knows of it, so there is no log, and it is not run again
 
@@ -384,7 +386,9 @@ class OutsideCollectives:
         def run() -> Result:
             communicator = group.communicator(self._member, wait)
             if not isinstance(request, Message):
-                operations.check_agreement(communicator, 0, request.asked(request.root), wait)
+                operations.check_agreement(
+                    communicator, 0, request.operation(request.root), request.asked_of(), wait
+                )
             return request.run(communicator, request.root or 0, wait)
 
         return self._once(request, workers, workers, run)

@@ -55,17 +55,22 @@ class Request(ABC):
 
     def asked(self, root: int | None) -> str:
         """The same words on all members that ask for the same."""
-        return f"{self.called(root)}{self.asked_of()}"
+        return f"{self.operation(root)}{self.asked_of()}"
 
     def asked_of_all_shards(self, root: int | None) -> str:
         """As `asked`, and the same words on the workers with every shard: their tensors may differ in shape."""
-        return self.called(root) if self.across_replicas else self.asked(root)
+        return self._called(root) if self.across_replicas else self.asked(root)
 
-    def called(self, root: int | None) -> str:
+    def _called(self, root: int | None) -> str:
         peer = "" if root is None else f" {self.direction} rank {root}"
         return f"{self.name}{peer}{' across replicas' if self.across_replicas else ''}"
 
+    def operation(self, root: int | None) -> str:
+        """The part of `asked` without the tensor."""
+        return self._called(root)
+
     def asked_of(self) -> str:
+        """The part of `asked` with the tensor's shape and dtype; empty where these may differ."""
         return f" of {_said(self.tensor)}"
 
     @abstractmethod
@@ -140,8 +145,8 @@ class Reduction(Request):
                 f"{self.name}: op={self.op!r} is no bagua_core.ReduceOp, such as bagua_core.ReduceOp.SUM"
             )
 
-    def asked_of(self) -> str:
-        return f", {self.op.value} of {_said(self.tensor)}"
+    def operation(self, root: int | None) -> str:
+        return f"{self._called(root)}, {self.op.value}"
 
     def check(self, rank: int, world_size: int) -> None:
         check_reducible(self.tensor.dtype, self.op)
@@ -173,6 +178,9 @@ class Barrier(Allreduce):
 
     name: ClassVar[str] = "barrier"
     has_one_shape: ClassVar[bool] = False
+
+    def operation(self, root: int | None) -> str:
+        return self._called(root)
 
     def asked_of(self) -> str:
         return ""

@@ -59,25 +59,39 @@ class OperationLog:
         self._results = []
 
 
+_EQUAL_SHAPES = (
+    "Shares of a batch may differ by one sample or be empty: gather rows with allgather_rows(), or keep shares equal "
+    "with drop_last=True and a global_batch_size that every number of workers divides"
+)
+
+
 class MismatchedCollective(UserError, RuntimeError):
     """Workers asked for different collectives at the same place."""
 
 
 def check_agreement(
-    communicator: Communicator, index: int, asked: str, wait: Callable[[Pending], None]
+    communicator: Communicator, index: int, operation: str, asked_of: str, wait: Callable[[Pending], None]
 ) -> None:
-    """Checks that all members ask for the same collective. asked: the same text on all that agree.
+    """Checks that all members ask for the same collective. operation, asked_of (shape and dtype of the tensor): each
+    the same text on all that agree.
 
     Raises MismatchedCollective, CollectiveFailed.
     """
-    own = torch.tensor([index, zlib.crc32(asked.encode())], dtype=torch.int64, device="cpu")
-    rows = torch.zeros((communicator.world_size, 2), dtype=torch.int64, device="cpu")
+    texts = [zlib.crc32(text.encode()) for text in (operation, asked_of)]
+    own = torch.tensor([index, *texts], dtype=torch.int64, device="cpu")
+    rows = torch.zeros((communicator.world_size, len(own)), dtype=torch.int64, device="cpu")
     wait(communicator.allgather(rows, own))
-    odd = [r for r, row in enumerate(rows.tolist()) if row != own.tolist()]
-    if odd:
+    asks = f"global rank {communicator.global_rank} asks for collective {index} after the step: {operation}{asked_of}"
+    others = [r for r, row in enumerate(rows.tolist()) if row[:2] != own.tolist()[:2]]
+    if others:
         raise MismatchedCollective(
-            f"global rank {communicator.global_rank} asks for collective {index} after the step: {asked}, but "
-            f"ranks {odd} ask for another. Every worker must call the same collectives in the same order"
+            f"{asks}, but ranks {others} ask for another. Every worker must call the same collectives in the same "
+            "order"
+        )
+    uneven = [r for r, row in enumerate(rows.tolist()) if row != own.tolist()]
+    if uneven:
+        raise MismatchedCollective(
+            f"{asks}, but ranks {uneven} ask for it with another shape or dtype. {_EQUAL_SHAPES}"
         )
 
 

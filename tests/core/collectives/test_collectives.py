@@ -237,14 +237,36 @@ def test_what_a_caller_gets_wrong_is_said_before_any_peer_is_asked() -> None:
     acting(act)(job.workers[0])  # the other never comes
 
 
+@pytest.mark.parametrize("in_step", [False, True], ids=["outside", "in a step"])
 @pytest.mark.parametrize(
-    "other", [lambda: bagua.broadcast(torch.ones(1), 0), lambda: bagua.allreduce(torch.ones(2))]
+    ("other", "words"),
+    [
+        (lambda: bagua.broadcast(torch.ones(1), 0), r"ranks \[\d\] ask for another"),
+        (lambda: bagua.allreduce(torch.ones(1), bagua.ReduceOp.MAX), r"ranks \[\d\] ask for another"),
+        (lambda: bagua.allreduce(torch.ones(2)), r"ranks \[\d\] ask for it with another shape"),
+    ],
+    ids=["collective", "operation", "shape"],
 )
-def test_workers_that_ask_for_different_ones_are_told(other: Callable[[], Any]) -> None:
+def test_workers_that_ask_for_different_ones_are_told(
+    other: Callable[[], Any], words: str, in_step: bool
+) -> None:
     job = Job(2)
 
     def act(worker: Worker) -> None:
-        with pytest.raises(bagua.MismatchedCollective, match=r"ranks \[\d\] ask for another"):
+        worker.in_step = in_step
+        with pytest.raises(bagua.MismatchedCollective, match=words):
             bagua.allreduce(torch.ones(1)) if rank_of(worker) == 0 else other()
+
+    run(job, acting(act))
+
+
+def test_shapes_that_differ_in_a_group_are_named() -> None:
+    job = Job(3)
+
+    def act(worker: Worker) -> None:
+        rank = rank_of(worker)
+        if rank:
+            with pytest.raises(bagua.MismatchedCollective, match=rf"ranks \[{2 - rank}\] ask for it with"):
+                bagua.allgather(torch.ones(rank), bagua.new_group([1, 2]))
 
     run(job, acting(act))

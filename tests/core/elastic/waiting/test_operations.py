@@ -11,6 +11,7 @@ from bagua_core.communication.communicator import CollectiveFailed, Pending, Red
 from bagua_core.communication.reducible import BITWISE
 from bagua_core.elastic.script_collectives.requests import (
     Allgather,
+    AllgatherRows,
     Allreduce,
     Alltoall,
     AlltoallV,
@@ -79,7 +80,7 @@ def test_a_commit_counts_anew_and_being_left_out_keeps_the_place() -> None:
 # -- agreement
 
 
-def disagreement(asked: list[tuple[int, str]]) -> list[str]:
+def disagreement(asked: list[tuple[int, str, str]]) -> list[str]:
     """Each rank's error; empty for those that agree."""
 
     def act(communicator: InProcessCommunicator) -> str:
@@ -92,39 +93,37 @@ def disagreement(asked: list[tuple[int, str]]) -> list[str]:
     return run_ranks(build_in_process(len(asked)), act)
 
 
-def asked(request: Request) -> str:
-    return request.asked(request.root)
+def asked(request: Request) -> tuple[str, str]:
+    return request.operation(request.root), request.asked_of()
 
 
 def test_equal_collectives_agree() -> None:
     requests = [asked(Allreduce(torch.ones(2, 3) * r, ReduceOp.AVG)) for r in range(3)]
-    assert disagreement([(3, words) for words in requests]) == ["", "", ""]
+    assert disagreement([(3, *words) for words in requests]) == ["", "", ""]
 
 
-SAME = (1, asked(Allreduce(torch.zeros(2, 3), ReduceOp.SUM)))
+SAME = (1, *asked(Allreduce(torch.zeros(2, 3), ReduceOp.SUM)))
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        (2, asked(Allreduce(torch.zeros(2, 3), ReduceOp.SUM))),
-        (1, asked(Allreduce(torch.zeros(3, 2), ReduceOp.SUM))),
-        (1, asked(Allreduce(torch.zeros(6), ReduceOp.SUM))),
-        (1, asked(Allreduce(torch.zeros(2, 3, dtype=torch.float64), ReduceOp.SUM))),
-        (1, asked(Allreduce(torch.zeros(2, 3), ReduceOp.MAX))),
-        (1, asked(Reduce(torch.zeros(2, 3), ReduceOp.SUM, root=0))),
-        (1, asked(Broadcast(torch.zeros(2, 3), root=0))),
-        (1, asked(BroadcastBytes(None, root=0))),
-        (1, asked(Allgather(torch.zeros(2, 3)))),
-        (1, asked(Gather(torch.zeros(2, 3), root=0))),
-        (1, asked(Scatter(torch.zeros(2, 3), None, root=0))),
-        (1, asked(ReduceScatter(torch.zeros(2, 3), ReduceOp.SUM))),
-        (1, asked(Alltoall(torch.zeros(2, 3)))),
-        (1, asked(AlltoallV(torch.zeros(2, 3), [1, 1]))),
+        (2, *asked(Allreduce(torch.zeros(2, 3), ReduceOp.SUM))),
+        (1, *asked(Allreduce(torch.zeros(2, 3), ReduceOp.MAX))),
+        (1, *asked(Reduce(torch.zeros(2, 3), ReduceOp.SUM, root=0))),
+        (1, *asked(Broadcast(torch.zeros(2, 3), root=0))),
+        (1, *asked(BroadcastBytes(None, root=0))),
+        (1, *asked(Allgather(torch.zeros(2, 3)))),
+        (1, *asked(Gather(torch.zeros(2, 3), root=0))),
+        (1, *asked(Scatter(torch.zeros(2, 3), None, root=0))),
+        (1, *asked(ReduceScatter(torch.zeros(2, 3), ReduceOp.SUM))),
+        (1, *asked(Alltoall(torch.zeros(2, 3)))),
+        (1, *asked(AllgatherRows(torch.zeros(2, 3)))),
+        (1, *asked(AlltoallV(torch.zeros(2, 3), [1, 1]))),
     ],
-    ids=["place", "shape", "dimensions", "dtype", "operation", *"abcdefghi"],
+    ids=["place", "operation", *"abcdefghij"],
 )
-def test_every_rank_is_told_of_a_mismatch(other: tuple[int, str]) -> None:
+def test_every_rank_is_told_of_a_mismatch(other: tuple[int, str, str]) -> None:
     told = disagreement([SAME, other, SAME])
     assert (
         "global rank 0 asks for collective 1 after the step: allreduce, sum of (2, 3) torch.float32, but "
@@ -133,6 +132,36 @@ def test_every_rank_is_told_of_a_mismatch(other: tuple[int, str]) -> None:
     assert "ranks [0, 2] ask for another" in told[1]
     assert "ranks [1] ask for another" in told[2]
     assert all("same collectives in the same order" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.zeros(3, 3), torch.zeros(6), torch.zeros(2, 3, dtype=torch.float64)],
+    ids=["share", "dimensions", "dtype"],
+)
+def test_other_shapes_of_the_same_collective_are_told_apart_from_another_order(tensor: torch.Tensor) -> None:
+    told = disagreement([SAME, (1, *asked(Allreduce(tensor, ReduceOp.SUM))), SAME])
+    assert told[0].startswith(
+        "global rank 0 asks for collective 1 after the step: allreduce, sum of (2, 3) torch.float32, but ranks [1] "
+        "ask for it with another shape or dtype. Shares"
+    )
+    assert "ranks [0, 2] ask for it" in told[1] and "ranks [1] ask for it" in told[2]
+    assert all("allgather_rows()" in text and "drop_last=True" in text for text in told)
+    assert not any("order" in text for text in told)
+
+
+def test_rows_that_differ_in_number_are_the_same_and_rows_of_other_shapes_are_named() -> None:
+    few, none, wide = (AllgatherRows(torch.zeros(*shape)) for shape in ((2, 3), (0, 3), (2, 4)))
+    assert disagreement([(1, *asked(few)), (1, *asked(none))]) == ["", ""]
+    told = disagreement([(1, *asked(few)), (1, *asked(wide))])
+    assert "allgather_rows of rows of (3,) torch.float32, but ranks [1] ask for it" in told[0]
+
+
+def test_another_collective_beside_other_shapes_comes_first() -> None:
+    """It explains the rest."""
+    told = disagreement([SAME, (1, *asked(Allreduce(torch.zeros(3, 3), ReduceOp.SUM))), (1, "barrier", "")])
+    assert "ranks [2] ask for another" in told[0] and "ranks [2] ask for another" in told[1]
+    assert "ranks [0, 1] ask for another" in told[2]
 
 
 def test_another_root_is_another_collective() -> None:
@@ -150,7 +179,7 @@ def test_a_lost_peer_is_no_mismatch() -> None:
     world = build_in_process(2)
     world[1].lose("10.0.0.2")
     with pytest.raises(CollectiveFailed):
-        check_agreement(world[0], 0, "barrier", wait)
+        check_agreement(world[0], 0, "barrier", "", wait)
 
 
 # -- neutral elements
