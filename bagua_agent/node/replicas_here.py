@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bagua_agent.base.backoff import delay_s
 from bagua_agent.job_state import console
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.failures.root_cause import NO_ANSWER, REPLICA_OVER
@@ -125,7 +126,7 @@ class ReplicasHere:
         self._cuts = {a: c for a, c in self._cuts.items() if now_s - c.silent_s <= FORGOTTEN_AFTER_S}
         cuts = self._cuts.get(agent_id, _Cuts(0, now_s))
         cuts.silent_s = now_s
-        patience_s = min(FIRST_PATIENCE_S * 2.0**cuts.ended, LONGEST_PATIENCE_S)
+        patience_s = delay_s(cuts.ended + 1, FIRST_PATIENCE_S, LONGEST_PATIENCE_S)
         here = {r.replica_id for r in self._replica_of.values() if agent_id in r.agent_ids}
         ids = here - self._ended_by_cut
         for replica in [r for r in groups(self._job.seen.view).records.values() if r.replica_id in ids]:

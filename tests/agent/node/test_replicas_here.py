@@ -10,7 +10,13 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.view import AgentView, DepartureView, JobView, ReplicaView
 from bagua_agent.node.node_workers import NodeWorkers
-from bagua_agent.node.replicas_here import FIRST_PATIENCE_S, FORGOTTEN_AFTER_S, ReplicasHere
+from bagua_agent.node.replicas_here import (
+    FIRST_PATIENCE_S,
+    FORGOTTEN_AFTER_S,
+    LONGEST_PATIENCE_S,
+    ReplicasHere,
+    _Cuts,
+)
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_contract.replica import Replica, ReplicaMember
 
@@ -216,3 +222,10 @@ def test_a_link_that_fails_again_and_again_lets_a_replica_live_at_last() -> None
     node = Node()
     ended = [cut_again(node, n, 22.0 * n, 22.0 * n + 20.0) for n in range(9)]
     assert ended == [True] * 5 + [False] * 4
+
+
+def test_after_thousands_of_cuts_a_replica_is_ended_at_the_longest_patience() -> None:
+    node = Node()
+    node.here._cuts["b"] = _Cuts(2000, 0.0)
+    assert not cut_again(node, 3, 1.0, LONGEST_PATIENCE_S)
+    assert cut_again(node, 4, 100.0, 100.0 + LONGEST_PATIENCE_S)
