@@ -230,7 +230,10 @@ class ElasticDataLoader:
 
     @property
     def has_share(self) -> bool:
-        """Whether this worker's batch is a share of the step's samples, and not a filler."""
+        """In the loop body: whether this worker has samples of the step, and not a filler.
+
+        With max_local_batch_size it is of the whole step: micro-batches of a worker with samples may be fillers too.
+        """
         plan = self._attached_engine().plan
         if self._rounds is not None:
             return self._rounds.has_work

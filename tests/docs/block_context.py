@@ -66,6 +66,9 @@ DEFINITIONS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "pairs": ((), "dataset = torch.utils.data.TensorDataset(torch.randn(128, 4), torch.randn(128, 4))"),
     "regression": ((), "x, y = torch.randn(8, 4), torch.randn(8, 2)"),
+    # samples without labels, of which the last batch of 64 has one
+    "images": ((), "images = torch.randn(193, 4)"),
+    "augment": ((), "def augment(x): return x + 0.1 * torch.randn_like(x)"),
     # a training with a real step, around what a block does in its loop body
     "step": (
         ("optimizer", "model"),
