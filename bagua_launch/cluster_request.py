@@ -33,6 +33,9 @@ def parse_submission(
     now_unix_s: float,
 ) -> pb.Submission:
     """directory: from which the script is named, on every node. Raises RequestError."""
+    for key, given in values.items():
+        if not key.startswith("etcd_"):  # credentials: read here, no part of the submission
+            _refuse_bytes(given.where, given.text)
     fields, _ = parse_job_fields(values, program)
     fields.setdefault("min_nodes", 1)
     fields.setdefault("max_nodes", 1)

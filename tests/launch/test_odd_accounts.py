@@ -85,6 +85,26 @@ def test_what_etcd_can_not_hold_is_refused_with_one_line(
     assert "not UTF-8" in launch.refusal("submit", "train.py", env=env)
 
 
+def test_options_of_a_submission_that_are_not_utf8_are_refused_with_one_line(
+    launch: Launcher, store: Store
+) -> None:
+    env = {"BAGUA_ETCD": store.endpoint}
+    for option in ("--user", "--role", "--checkpoint-dir", "--env"):
+        said = launch.refusal("submit", option, f"A={NOT_UTF8}", "train.py", env=env)
+        assert said == f"{option} 'A=caf\\udce9' is not UTF-8; submit with another"
+    by_variable = launch.refusal("submit", "train.py", env={**env, "PET_ROLE": NOT_UTF8})
+    assert by_variable == "PET_ROLE 'caf\\udce9' is not UTF-8; submit with another"
+
+
+def test_a_file_that_only_the_terminal_reads_may_have_any_name(launch: Launcher, store: Store) -> None:
+    password = launch.directory / NOT_UTF8
+    password.write_text("x")
+    password.chmod(0o600)
+    credentials = ("--etcd-user", "ann", "--etcd-password-file", str(password))
+    done = launch("submit", "--name", "demo", *credentials, "train.py", env={"BAGUA_ETCD": store.endpoint})
+    assert (done.exit_code, done.output) == (0, "demo\n"), done.stderr
+
+
 @pytest.mark.usefixtures("nameless")
 def test_an_agent_of_an_account_without_a_name_refuses_others() -> None:
     with pytest.raises(UserError, match=f"this agent runs as 'uid {UID}', and only root can change users"):
