@@ -76,9 +76,17 @@ def load_samples(dataset: Any, indices: Sequence[int]) -> list[Any]:
 
 def load_seeded_samples(dataset: Any, seed: int, epoch: int, indices: Sequence[int]) -> list[Any]:
     """Each sample read under its own seed; one by one even where the dataset has `__getitems__`,
-    for what a sample draws must not depend on its neighbours in the share."""
-    together = getattr(dataset, "__getitems__", None)
+    for what a sample draws must not depend on its neighbours in the share. Samples that draw nothing are read together.
+    Afterwards the random sources are as the last sample's seed leaves them."""
     epoch_seed = mixed_seed(seed, epoch)
+    if has_no_randomness(dataset):
+        samples = load_samples(dataset, indices)
+        if indices:
+            seed_random_sources(
+                mixed_seed(epoch_seed, indices[-1])
+            )  # of what is drawn next, as by collate_fn
+        return samples
+    together = getattr(dataset, "__getitems__", None)
     samples = []
     for index in indices:
         seed_random_sources(mixed_seed(epoch_seed, index))
