@@ -41,10 +41,11 @@ def main(source: TextIO) -> int:
             )
             return 2
         threading.Thread(target=_listen, args=(source,), name="bagua-terminal", daemon=True).start()
+        only_typed = request.get("only_typed", ())  # absent in a request of an earlier version
         from bagua_launch.main import cli
 
         try:
-            cli.main(["run", *words], prog_name="bagua-launch", obj=frozenset(request["only_typed"]))
+            cli.main(["run", *words], prog_name="bagua-launch", obj=frozenset(only_typed))
         except SystemExit as end:  # with it click also says a mistake, in one line
             return end.code if isinstance(end.code, int) else 1
         return 0

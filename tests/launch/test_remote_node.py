@@ -15,15 +15,19 @@ from tests.launch.launcher import STAND_IN, Completed, Launcher, asked_of
 LIMIT_S = 60.0
 
 
-def run_node(directory: Path, *arguments: str, variables: dict[str, str], stand_in: str = "") -> Completed:
-    """stand_in: directory with the module that takes the agent's place; empty: none."""
-    request = {
+def run_node(
+    directory: Path, *arguments: str, variables: dict[str, str], stand_in: str = "", is_earlier: bool = False
+) -> Completed:
+    """stand_in: directory with the module that takes the agent's place; empty: none.
+    is_earlier: the terminal has a version that did not send `only_typed`."""
+    request: dict[str, object] = {
         "files": {},
         "arguments": arguments,
-        "only_typed": sorted(only_typed_on_hosts({})),
         "environment": variables,
         "directory": str(directory),
     }
+    if not is_earlier:
+        request["only_typed"] = sorted(only_typed_on_hosts({}))
     words = [sys.executable, "-m", "bagua_launch.remote_node"]
     env = environment()
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (stand_in, env["PYTHONPATH"])))
@@ -59,6 +63,14 @@ def test_a_mistake_on_one_host_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("bagua-launch: ") and "missing.py" in line
+
+
+def test_a_host_serves_a_terminal_of_an_earlier_version(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "sitecustomize.py").write_text(STAND_IN)
+    words = ("--rdzv-endpoint", "e1:1", "--rdzv-id", "demo", "train.py")
+    done = run_node(tmp_path, *words, variables={}, stand_in=str(tmp_path), is_earlier=True)
+    assert asked_of(done)["id"] == "demo"
 
 
 def test_a_host_takes_nothing_that_the_terminal_decides_from_its_own_file_and_variables(
