@@ -110,8 +110,9 @@ def _meeting_place(
             notes = (f"{label}: the agents meet in {where}, over its v3 interface",)
         return Rendezvous(None, endpoints, notes=notes)
     # c10d or static: torchrun starts the store on the node that owns the endpoint's address
-    hosts = node.owns_address(host_of(endpoints[0])) if is_host is None else is_host
-    note = _hosting_note(label, endpoints[0], hosts)
+    owns = node.owns_address(host_of(endpoints[0]))
+    hosts = owns if is_host is None else is_host
+    note = _hosting_note(label, endpoints[0], hosts, owns)
     return Rendezvous(None, endpoints, hosts, obeys_is_host=is_host is not None, notes=(note,))
 
 
@@ -125,15 +126,23 @@ def _at_master(
     beside = port + 1 if port < LARGEST_PORT else port - 1
     endpoint = joined(host, beside)
     endpoints = parse_endpoints(Said(endpoint, address.where))
-    is_first = node.owns_address(host) if node_rank is None else node_rank == 0
+    owns = node.owns_address(host)
+    is_first = owns if node_rank is None else node_rank == 0
     hosts = is_first if is_host is None else is_host
-    note = _hosting_note(label, endpoint, hosts)
+    note = _hosting_note(label, endpoint, hosts, owns)
     return Rendezvous(None, endpoints, hosts, port, obeys_is_host=is_host is not None, notes=(note,))
 
 
-def _hosting_note(label: str, endpoint: str, hosts: bool) -> str:
+def _hosting_note(label: str, endpoint: str, hosts: bool, owns: bool) -> str:
+    """owns: the endpoint's host is an address of this node."""
     who = "this node starts" if hosts else "another node starts"
-    return f"{label}: the agents meet in an etcd that {who} at {endpoint}"
+    note = f"{label}: the agents meet in an etcd that {who} at {endpoint}"
+    if hosts and not owns:  # a mistyped address, or one that is translated on the way
+        note += (
+            ". That is no address of this node, so the etcd listens at every address here; other nodes must reach it "
+            "at that one"
+        )
+    return note
 
 
 def parse_job_id(said: Said) -> str:

@@ -201,7 +201,9 @@ def test_is_host_says_which_node_hosts_the_store_of_c10d(said: str, hosts: bool,
         node, nnodes="2", rdzv_backend="c10d", rdzv_endpoint="svc:29400", rdzv_id="a", rdzv_conf=conf
     )
     assert (request.config.endpoints, request.config.hosts_store) == (("svc:29400",), hosts)
-    assert request.notes == (f"--rdzv-backend c10d: the agents meet in an etcd that {who} at svc:29400",)
+    note = f"--rdzv-backend c10d: the agents meet in an etcd that {who} at svc:29400"
+    assert request.notes[0].startswith(note) and len(request.notes) == 1
+    assert ("is no address of this node" in request.notes[0]) == (hosts and not owns)
 
 
 @pytest.mark.parametrize(

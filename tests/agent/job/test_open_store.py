@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.base.errors import BaguaError, StoreUnavailable, UserError
+from bagua_agent.base.errors import StoreUnavailable, UserError
 from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
 from bagua_agent.etcd.endpoints import DEFAULT_PORT
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.job.open_store import JobStore, is_exposed, open_store
+from bagua_agent.node import listening_address
 from tests.lab.free_port import free_port
 from tests.lab.ipv6 import IPV6_HERE, needs_ipv6
 
@@ -153,15 +154,14 @@ def test_agents_of_one_host_that_start_together_share_what_one_of_them_hosts(tmp
                 store.close()
 
 
-def test_an_address_of_another_host_cannot_be_hosted_at(tmp_path: Path) -> None:
-    # 192.0.2.0/24 is for documentation (RFC 5737): no host has it
-    with pytest.raises(BaguaError, match=r"192\.0\.2\.7"):
-        open_store(
-            config(max_nodes=2, endpoints=("192.0.2.7:23790",), hosts_store=True),
-            "127.0.0.1",
-            tmp_path,
-            never,
-        )
+def test_an_address_that_is_translated_on_the_way_is_hosted_at_every_address(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening_address, "own_addresses", lambda host: [])  # as in a container
+    port = free_endpoint().rpartition(":")[2]
+    host = opened(max_nodes=2, endpoints=(f"127.0.0.9:{port}",), hosts_store=True)
+    assert host.server is not None and serves(host)
+    assert serves(opened(max_nodes=2, endpoints=(f"127.0.0.8:{port}",)))
 
 
 def test_a_wait_for_etcd_is_told_at_once_and_its_end_too(tmp_path: Path) -> None:
