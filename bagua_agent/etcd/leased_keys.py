@@ -430,13 +430,16 @@ class LeasedKeys:
                 self._note_standing({key: (kv.value, kv.mod_revision)}, lease_id)
                 continue
             with self._changed:
+                self._known_revision.pop(key, None)
                 if kv is None:
-                    self._known_revision.pop(key, None)
+                    continue
+                if key in self._desired and self._is_anothers[key](kv):
+                    self._left_to_others.add(
+                        key
+                    )  # and what is known stays "no such key": it may be written once gone
+                    self._standing.pop(key, None)
                 else:
                     self._known_revision[key] = kv.mod_revision
-                    if key in self._desired and self._is_anothers[key](kv):
-                        self._left_to_others.add(key)
-                        self._standing.pop(key, None)
 
     def _note_standing(self, written: dict[str, tuple[bytes, int]], lease_id: int) -> None:
         with self._changed:

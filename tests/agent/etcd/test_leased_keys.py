@@ -136,6 +136,10 @@ def test_what_another_owner_has_is_not_written_over_until_it_is_gone(
     keys.put("/a", b"ours 2", is_anothers)
     keys.put("/b", b"")
     wait_until(lambda: "/b" in values(store))
+    for number in range(3):  # a look at the key, and a write behind it
+        keys.recheck()
+        keys.put("/b", str(number).encode())
+        wait_until(lambda last=number: values(store)["/b"] == str(last).encode())  # type: ignore[misc]
     assert values(store)["/a"] == b"another's"
     assert not keys.flush(0), "counts as written"
     store.delete("/a")
