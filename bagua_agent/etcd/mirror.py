@@ -9,6 +9,7 @@ keys mean.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,8 +153,11 @@ class Mirror:
         endpoints = self._store.config.endpoints
         index = failed_since_pause = pauses = 0
         while not self._stopping.is_set():
+            config = self._store.config
+            # Where all mirrors read at once, as after a restart of etcd, one reading takes longer than usual.
+            limit_s = delay_s(1 + pauses, config.attempt_timeout_s, config.request_timeout_s)
             try:
-                self._follow(endpoints[index])
+                self._follow(endpoints[index], limit_s)
             except CallFailed as error:
                 if not self._stopping.is_set():
                     level = logging.ERROR if error.failure.trouble is Trouble.DENIED else logging.INFO
@@ -171,7 +175,8 @@ class Mirror:
             if failed_since_pause >= len(endpoints):
                 failed_since_pause = 0
                 pauses += 1
-                self._stopping.wait(delay_s(pauses, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S))
+                pause_s = delay_s(pauses, _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
+                self._stopping.wait(pause_s * random.uniform(0.5, 1.5))
 
     def _complain(self, level: int, endpoint: Endpoint, error: Exception) -> None:
         if self._is_new_complaint(endpoint, error):
@@ -185,14 +190,15 @@ class Mirror:
         self._complaints.add(complaint)
         return True
 
-    def _follow(self, endpoint: Endpoint) -> None:
-        """Watches at this endpoint until the connection breaks (CallFailed) or the mirror stops."""
+    def _follow(self, endpoint: Endpoint, limit_s: float) -> None:
+        """Watches at this endpoint until the connection breaks (CallFailed) or the mirror stops. limit_s: of each
+        reading."""
         connection = self._store.connection(endpoint)
         try:
             with self._lock:
                 self._connection = connection  # from here on `stop` ends what runs on it
             while not self._stopping.is_set():
-                store_revision = self._catch_up(connection)
+                store_revision = self._catch_up(connection, limit_s)
                 with self._lock:
                     starts = [(keys, self._revisions[keys] + 1) for keys in self._ranges]
                 stream = WatchStream(connection, starts, self._silence_s)
@@ -235,12 +241,11 @@ class Mirror:
             if response.events:
                 self._apply(response.events)
 
-    def _catch_up(self, connection: Connection) -> int:
+    def _catch_up(self, connection: Connection, timeout_s: float) -> int:
         """Makes sure that the store's history leads on from our state, or takes over its present state.
 
         Returns a revision that the store has reached.
         """
-        timeout_s = self._store.config.attempt_timeout_s
         with self._lock:
             wanted = self._wanted
         if wanted is None and not self._history_lost:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from bagua_agent.base.errors import StoreUnavailable
 from bagua_agent.etcd.client import KeyValue, Put, Store
 from bagua_agent.etcd.connection import Connection
+from bagua_agent.etcd.failures import CallFailed, Failure, Trouble
 from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.mirror import Change, Mirror, PrefixMirror, difference
 from tests.agent.etcd.conftest import Recorder, Relay, Server, wait_until
@@ -178,6 +180,33 @@ def test_an_etcd_that_lost_its_data_is_noticed(
     assert ("/m/c", b"2") in news
     assert len(news) == len(set(news)), "told twice"
     assert mirror.state() == {kv.key: kv for kv in store.get_prefix("/m/")[0]}
+
+
+def test_a_reading_that_takes_longer_than_an_attempt_succeeds_all_the_same(
+    unix_server: Server, make_store: MakeStore, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where many mirrors read all they follow at once, behind a restart of etcd."""
+    store = make_store(unix_server.endpoint)
+    store.put("/m/a", b"1")
+    _, changes, connection = watch(store)
+    connection.wait_for(lambda c: c == [True])
+    needed_s, real = 2.5 * store.config.attempt_timeout_s, Connection.call
+    refused: list[float] = []
+
+    def slow(self: Connection, operation: Callable[..., Any], timeout_s: float, *more: Any) -> Any:
+        if threading.current_thread().name == "store-mirror" and timeout_s < needed_s:
+            refused.append(timeout_s)
+            raise CallFailed(Failure(Trouble.MAYBE_DONE, "no answer", is_timeout=True))
+        return real(self, operation, timeout_s, *more)
+
+    monkeypatch.setattr(Connection, "call", slow)
+    unix_server.kill()
+    unix_server.restart()
+    monkeypatch.setattr("bagua_agent.etcd.mirror._LONGEST_BACKOFF_S", 0.02)
+    connection.wait_for(lambda c: c == [True, False, True])
+    assert refused, "each reading had time enough"
+    store.put("/m/b", b"2")
+    changes.wait_for(ends_with(("/m/b", b"2")))
 
 
 def test_an_etcd_that_was_set_back_is_noticed(
