@@ -92,10 +92,7 @@ class WarmParent:
         """Whether everything is imported; waits for it. False too if it is dead; it is ended if the time is over."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_ready or self._requests is None, timeout_s):
-                log.warning(
-                    "the warm parent (pid %s) has not imported everything in %g s", self.pid, timeout_s
-                )
-                self._end()
+                self._give_up_imports(timeout_s)
             return self._is_ready and self._requests is not None
 
     def fork(
@@ -204,6 +201,11 @@ class WarmParent:
         if self._popen is not None and self._popen.returncode is None:
             os.kill(self._popen.pid, signal.SIGKILL)  # not Popen.kill, which may reap it under the watch
 
+    def _give_up_imports(self, waited_s: float) -> None:
+        """The lock is held."""
+        log.warning("the warm parent (pid %s) has not imported everything in %g s", self.pid, waited_s)
+        self._end()
+
     def _watch_ended(self, end: OperationEnd[None]) -> None:
         if isinstance(end, Failed):
             log.warning("the warm parent is not watched any more: %s; workers are spawned", end.reason)
@@ -224,7 +226,9 @@ class WarmParent:
                 code = popen.wait()
                 self._popen = None
                 lived_s = time.monotonic() - self._started_at
-                self._deaths_in_a_row = 1 if lived_s > LONG_LIFE_S else self._deaths_in_a_row + 1
+                # one that was never ready may have hung for as long
+                is_first = self._is_ready and lived_s > LONG_LIFE_S
+                self._deaths_in_a_row = 1 if is_first else self._deaths_in_a_row + 1
             delay_s = restart_delay_s(self._deaths_in_a_row)
             log.warning(
                 "the warm parent (pid %d) is gone with code %d; workers are spawned%s",
@@ -238,11 +242,21 @@ class WarmParent:
                 self._launch()
 
     def _wait_for_imports(self, pidfd: int) -> None:
-        """Until it says that it is ready, the pidfd's process ended or `stop` was called."""
+        """Until it says that it is ready, the pidfd's process ended or `stop` was called; it is ended if the time is
+        over, since a successor has no caller of `wait_ready`."""
         with self._lock:
             requests = self._requests
             descriptor = -1 if requests is None else requests.fileno()
-        if requests is None or descriptor not in readable([self._stop_fd, pidfd, descriptor]):
+        if requests is None:
+            return
+        timeout_s = WARM_UP_TIMEOUT_S
+        ready = readable([self._stop_fd, pidfd, descriptor], timeout_s)
+        if not ready:
+            with self._lock:
+                if self._requests is requests:
+                    self._give_up_imports(timeout_s)
+            return
+        if descriptor not in ready:
             return
         problem: HelperGone | None = None
         try:

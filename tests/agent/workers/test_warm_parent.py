@@ -324,6 +324,28 @@ def test_a_stop_in_the_middle_of_the_imports_is_no_trouble(
     assert not caplog.messages
 
 
+def test_one_whose_imports_hang_is_replaced_each_time_later(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("bagua_agent.workers.start.warm_parent.WARM_UP_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("bagua_agent.workers.start.warm_parent.LONG_LIFE_S", 0.1)
+    workers.script("")
+    workers.script("import signal\nsignal.pause()\n", "pausing_module.py")
+    parent = WarmParent(
+        COMMAND, base_environment(), directory=workers.directory, preimport=("pausing_module",)
+    )
+    parent.start()
+    try:
+        first = parent.pid
+        assert first is not None
+        wait_until(lambda: parent.pid not in (None, first), "another one")
+        assert f"the warm parent (pid {first}) has not imported everything in 0.3 s" in caplog.messages
+        assert not is_running(first)
+        wait_until(lambda: parent._deaths_in_a_row >= 2, "hanging for long is no long life")
+    finally:
+        parent.stop()
+
+
 def test_while_it_imports_workers_are_spawned_at_once_and_it_is_used_later(workers: Workers) -> None:
     workers.script("print('ran')\n")
     go_on = workers.directory / "go_on"
