@@ -429,7 +429,7 @@ class DistributedDataParallel(nn.Module):
             return None
         # these count other workers' samples
         joint = SyncBatchNorm if engine.communicator() is not None else None
-        return FillerBuffers(self._module_buffers, joint)
+        return FillerBuffers(self._module_buffers, lambda: engine.answered_collectives, joint)
 
     def _broadcast_buffers(self) -> None:
         engine = self._engine

@@ -298,6 +298,10 @@ class StepEngine(StepReductions, Protocol):
         """`model` takes part in no step from now on. Between two steps, on all workers alike."""
 
     @property
+    def answered_collectives(self) -> int:
+        """The script's own collectives within steps that other workers have answered, since the training began."""
+
+    @property
     def virtual_shards(self) -> int:
         """Most virtual shards of a batch in a deterministic job; 0 in any other."""
 

@@ -1,13 +1,15 @@
 """Takes back what a filler's forward and backward do to a module's buffers.
 
 A worker without samples in a micro-batch computes filler samples. Its gradient is replaced by zero; its running
-statistics would otherwise stay, and rank 0's reach all workers. Knows nothing of steps: the caller decides which
-forwards are a filler's.
+statistics would otherwise stay, and rank 0's reach all workers. A forward in which the script has the answer of other
+workers' collectives may write that into buffers, as all workers do (a queue of features): it stays, and only the
+statistics of torch's own normalizations are taken back. Knows nothing of steps: the caller decides which forwards are a
+filler's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,14 +19,19 @@ from bagua_core.model.module_buffers import ModuleBuffers
 from bagua_core.model.overlapping_memory import write
 from bagua_core.model.sharded_tensors import copied, local
 
-_Kept = dict[str, tuple[torch.Tensor, torch.Tensor]]  # by name: the buffer, and a copy of its values
+_Copies = dict[str, tuple[torch.Tensor, torch.Tensor]]  # by name: the buffer, and a copy of its values
+_Kept = tuple[int, _Copies]  # collectives answered before
 
 
 class FillerBuffers:
-    """buffers: of the module. but_of: layers of this class keep what a forward does to their buffers."""
+    """buffers: of the module. answered: how many of the script's collectives other workers have answered so far.
+    but_of: layers of this class keep what a forward does to their buffers."""
 
-    def __init__(self, buffers: ModuleBuffers, but_of: type[nn.Module] | None = None) -> None:
+    def __init__(
+        self, buffers: ModuleBuffers, answered: Callable[[], int], but_of: type[nn.Module] | None = None
+    ) -> None:
         self._buffers = buffers
+        self._answered = answered
         self._but_of = but_of
         self._task = -1  # the backward whose end puts buffers back
 
@@ -47,13 +54,15 @@ class FillerBuffers:
 
     def _copies(self) -> _Kept:
         named = self._buffers.named(self._but_of)
-        return {name: (buffer, copied(buffer)) for name, buffer in named.items()}
+        return self._answered(), {name: (buffer, copied(buffer)) for name, buffer in named.items()}
 
     @torch.no_grad()
     def _put_back(self, kept: _Kept) -> None:
         """A buffer that was made, or has another shape, stays: all workers have buffers of the same shapes."""
-        live = self._buffers.named(self._but_of)
-        for name, (buffer, values) in kept.items():
+        answered_before, copies = kept
+        is_answered = self._answered() != answered_before
+        live = self._buffers.named_of_own_samples() if is_answered else self._buffers.named(self._but_of)
+        for name, (buffer, values) in copies.items():
             now = live.get(name)
             if now is None or now.dtype != values.dtype or local(now).shape != values.shape:
                 continue

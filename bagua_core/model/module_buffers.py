@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+_NORMALIZATIONS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
+
 
 class ModuleBuffers:
     """Remembers which submodules hold buffers, not the buffers: a forward may put another tensor in their place.
@@ -39,6 +41,16 @@ class ModuleBuffers:
                     seen.add(id(buffer))
                     found[prefix + name] = buffer
         return found
+
+    def named_of_own_samples(self) -> dict[str, torch.Tensor]:
+        """Those of torch's own normalizations, which follow from the samples of this worker alone; see `named`."""
+        own = {
+            prefix + name
+            for prefix, module in self._holders
+            if type(module).__module__ in _NORMALIZATIONS  # a subclass may communicate
+            for name in module._buffers
+        }
+        return {name: buffer for name, buffer in self.named().items() if name in own}
 
     def statistics(self) -> list[torch.Tensor]:
         """Running statistics of normalizations in training mode: autograd keeps them, but no backward uses them."""

@@ -83,6 +83,7 @@ class OutsideCollectives:
         self._state = state
         self._member = member
         self._before_loop = before_loop
+        self.answered_in_step = 0  # collectives within steps that succeeded, with other workers
 
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         """See bagua_core.allreduce. Raises TypeError for what has no average."""
@@ -224,6 +225,7 @@ class OutsideCollectives:
             return request.own(rank, world_size, root or 0)
         if asked.tensor.shape != request.tensor.shape:
             return request.own(rank, world_size, root or 0)
+        self.answered_in_step += 1
         if divides:
             count = sum(1 for w in workers if w not in healing)
             for tensor in result:

@@ -100,6 +100,11 @@ class Engine(Places):
         """The script's own; None under plain `python`."""
         return self._outside
 
+    @property
+    def answered_collectives(self) -> int:
+        """See StepEngine."""
+        return 0 if self._outside is None else self._outside.answered_in_step
+
     # -- what the script and the loader bring
 
     def attach_source(self, source: DataSource) -> None:

@@ -69,6 +69,7 @@ class FakeEngine:
     """A StepEngine whose step is set by the test."""
 
     virtual_shards = 0
+    answered_collectives = 0
 
     def __init__(self, communicator: Communicator | None = None, weight: float | None = None) -> None:
         self._communicator = communicator
