@@ -55,6 +55,21 @@ def local_bytes(value: Any) -> int:
     return local(value).nbytes if isinstance(value, torch.Tensor) else 0
 
 
+def largest_part(tensor: torch.Tensor) -> int:
+    """Not less than the elements that any worker of the replica holds of `tensor`; the same number on all of them."""
+    if not is_sharded(tensor):
+        return tensor.numel()
+    sharded: Any = tensor
+    placements, mesh_shape = tuple(map(str, sharded.placements)), tuple(sharded.device_mesh.shape)
+    if not all(map(_PLACEMENT.fullmatch, placements)):
+        return tensor.numel()
+    try:
+        _, size = local_box(tuple(tensor.shape), placements, mesh_shape, (0,) * len(mesh_shape))
+    except UnsavablePlacement:
+        return tensor.numel()
+    return math.prod(size)
+
+
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of the memory of `tensor` on this worker: a plain tensor."""
     return local(tensor).detach().clone()

@@ -6,14 +6,19 @@ given up may still be written to: `renew` leaves them behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from bagua_core.model.sharded_tensors import is_sharded, local
+from bagua_core.model.sharded_tensors import is_sharded, largest_part, local
 
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 _COMPRESSIBLE = _HALVES | {torch.float32, torch.complex64}
+
+# The weights that `make_equal` sends at a time. A piece, its result and the log's copy are in memory at once, beside a
+# model that may have left little free.
+EQUAL_PIECE_BYTES = 64 * 1024 * 1024
 
 
 class FlatWeights:
@@ -24,14 +29,9 @@ class FlatWeights:
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], widen: bool = False) -> None:
-        groups: dict[tuple[torch.dtype, torch.device, bool], list[torch.Tensor]] = {}
-        for parameter in parameters:
-            dtype = _real(parameter).dtype
-            held_as = torch.float32 if widen and dtype in _HALVES else dtype
-            groups.setdefault((held_as, parameter.device, is_sharded(parameter)), []).append(parameter)
         # The parameters themselves: a script may give them other memory later.
-        self._groups = groups
-        self._parameters = [p for group in groups.values() for p in group]
+        self._groups = _grouped(parameters, widen)
+        self._parameters = [p for group in self._groups.values() for p in group]
         self.renew()
 
     def renew(self) -> None:
@@ -84,23 +84,74 @@ class FlatWeights:
         return [_real(p) for p in self._parameters]
 
 
+@torch.no_grad()
 def make_equal(
     parameters: Sequence[torch.Tensor],
     average: Callable[[torch.Tensor], torch.Tensor],
     weight: float | None = None,
 ) -> None:
-    """Replace `parameters` by their mean over the job.
+    """Replace `parameters` by their mean over the job, in pieces of EQUAL_PIECE_BYTES at most.
 
+    All workers make the same calls of `average` in the same order, those with other shards too. If members are lost in
+    the middle, the pieces that follow are means over those that are left; the parameters are equal all the same.
     average: of one tensor, over all members. weight: of this member's values, above zero; None: all members count
     alike, and all of them give None.
     """
-    weights = FlatWeights(parameters, widen=True)
-    weights.fill()
-    if weight is None:
-        weights.take([average(flat) for flat in weights.flats])
-    else:
-        weights.take([average(flat * weight) / average(flat.new_tensor([weight])) for flat in weights.flats])
-    weights.write_back()
+    for (dtype, device, _), group in _grouped(parameters, widen=True).items():
+        for piece in _pieces(group, EQUAL_PIECE_BYTES // dtype.itemsize):
+            # The weight goes with the values: both must be of the same members. It also keeps a piece from being empty
+            # where this worker's shards are smaller than others'.
+            count = sum(part.count for part in piece)
+            flat = torch.empty(count + 1, dtype=dtype, device=device)
+            flat[count] = 1.0 if weight is None else weight
+            sizes = [part.count for part in piece]
+            for part, value in zip(piece, torch.split(flat[:count], sizes), strict=True):
+                part.read(value)
+            if weight is not None:
+                flat[:count].mul_(weight)
+            mean = average(flat)
+            means = mean[:count] if weight is None else mean[:count] / mean[count]
+            for part, value in zip(piece, torch.split(means, sizes), strict=True):
+                part.write(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some of the numbers of a parameter's memory on this worker, by their places in it, flat."""
+
+    parameter: torch.Tensor
+    begin: int
+    count: int
+
+    def read(self, out: torch.Tensor) -> None:
+        out.copy_(_real(self.parameter).reshape(-1)[self.begin : self.begin + self.count])
+
+    def write(self, values: torch.Tensor) -> None:
+        own = _real(self.parameter)
+        flat = own.reshape(-1)
+        flat[self.begin : self.begin + self.count].copy_(values)
+        if flat.data_ptr() != own.data_ptr():  # a copy, for the memory of `own` has another order
+            own.copy_(flat.view(own.shape))
+
+
+def _pieces(parameters: Sequence[torch.Tensor], most: int) -> Iterator[list[_Part]]:
+    """most: numbers in a piece. The workers with each shard have equally many pieces, though shards may differ in size:
+    all are cut as the largest one is."""
+    piece: list[_Part] = []
+    room = most
+    for parameter in parameters:
+        own, parts = _real(parameter), 2 if parameter.is_complex() else 1
+        begin, end = 0, max(own.numel(), largest_part(parameter) * parts)
+        while begin < end:
+            taken = min(room, end - begin)
+            here = min(own.numel(), begin + taken) - min(own.numel(), begin)
+            piece.append(_Part(parameter, min(own.numel(), begin), here))
+            begin, room = begin + taken, room - taken
+            if not room:
+                yield piece
+                piece, room = [], most
+    if piece:
+        yield piece
 
 
 def check_compressible(parameters: Sequence[torch.Tensor], what: str) -> None:
@@ -116,3 +167,15 @@ def check_compressible(parameters: Sequence[torch.Tensor], what: str) -> None:
 def _real(parameter: torch.Tensor) -> torch.Tensor:
     own = local(parameter)
     return torch.view_as_real(own) if own.is_complex() else own
+
+
+def _grouped(
+    parameters: Sequence[torch.Tensor], widen: bool
+) -> dict[tuple[torch.dtype, torch.device, bool], list[torch.Tensor]]:
+    """By the dtype in which they are held, the device, and whether they are sharded."""
+    groups: dict[tuple[torch.dtype, torch.device, bool], list[torch.Tensor]] = {}
+    for parameter in parameters:
+        dtype = _real(parameter).dtype
+        held_as = torch.float32 if widen and dtype in _HALVES else dtype
+        groups.setdefault((held_as, parameter.device, is_sharded(parameter)), []).append(parameter)
+    return groups

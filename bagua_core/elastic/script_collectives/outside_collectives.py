@@ -309,7 +309,8 @@ class OutsideCollectives:
                     present = self._workers(request.across_replicas)
                     self._before_loop.completed(request, placed(request, workers, present), result)
                     return result
-                log.record(result[0] if request.is_common else operations.DONE)
+                # at the end of a training they could be a whole model
+                log.record(result[0] if request.is_common else operations.DONE, only=finishing)
                 log.returned()
                 self._steps.operation_done(index)
                 return result

@@ -37,7 +37,11 @@ class OperationLog:
     def returned(self) -> None:
         self._next += 1
 
-    def record(self, result: torch.Tensor) -> None:
+    def record(self, result: torch.Tensor, *, only: bool = False) -> None:
+        """only: drop the results before it. They are not needed: all members have called this collective, so they have
+        returned from those before it."""
+        if only:
+            self._results = [DONE] * len(self._results)
         self._results.append(result.detach().clone())
 
     def results(self) -> list[torch.Tensor]:
