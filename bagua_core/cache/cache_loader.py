@@ -9,7 +9,7 @@ from typing import Any
 
 from bagua_core.cache.cache_plan import DEFAULT_BUFFER_SIZE, CachePlan, plan
 from bagua_core.cache.errors import NotCacheableError
-from bagua_core.cache.frames import Unreadable, decode_many, encode
+from bagua_core.cache.frames import Buffer, Unreadable, decode_many, encode
 from bagua_core.cache.hit_metrics import HitMetrics
 from bagua_core.cache.keys import Key, digest_of
 from bagua_core.cache.open_cache import OpenCache
@@ -194,7 +194,19 @@ class CacheLoader:
         self, opened: OpenCache, keys: Sequence[Any], digests: Sequence[bytes]
     ) -> tuple[list[Any], set[int]]:
         """The values, _NOT_THERE where there is none, and which of those are there but damaged."""
-        frames = opened.read(digests)
+        try:
+            return self._decoded(opened, keys, digests, opened.read(digests))
+        finally:
+            opened.end_read()
+
+    def _decoded(
+        self,
+        opened: OpenCache,
+        keys: Sequence[Any],
+        digests: Sequence[bytes],
+        frames: Sequence[Buffer | None],
+    ) -> tuple[list[Any], set[int]]:
+        """See _found. The values are copies of what is in the frames."""
         there = [i for i, frame in enumerate(frames) if frame is not None]
         values: list[Any] = [_NOT_THERE] * len(keys)
         damaged: set[int] = set()

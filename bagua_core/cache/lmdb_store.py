@@ -28,6 +28,8 @@ from bagua_core.cache.refusal_mark import RefusalMark
 from bagua_core.cache.stores import Item, Usage, Written
 
 _LOCKED_WITHIN_S = 5.0
+_CLEARED_WITHIN_S = 5.0  # reads of other processes end sooner
+_CLEAR_EVERY_S = 0.05
 _READERS = 1024  # reads at the same moment, of all processes of the node
 _LOCK_BYTES = 64 * (_READERS + 2)
 _DATA, _LOCK, _WRITERS = "data.mdb", "lock.mdb", "writers"
@@ -114,14 +116,23 @@ class LmdbStore:
     def read(self, keys: Sequence[bytes]) -> Sequence[Buffer | None]:
         try:
             with _calls.entered():
-                if self._reading is not None:
-                    self._reading.abort()
-                # open until the next read: the frames lie in the map, and copies of large ones cost a fifth of the pace
+                self._abort_reading()
+                # open until end_read: the frames lie in the map, and copies of large ones cost a fifth of the pace
                 self._reading = self._environment.begin(buffers=True)
                 return [self._reading.get(key) for key in keys]
         except lmdb.Error as error:
             self._notices.say("read", f"{self._directory} cannot be read, values are loaded anew: {error}")
             return [None] * len(keys)
+
+    def end_read(self) -> None:
+        """See Store. Pages that a clear frees are used again only once no process reads from before it."""
+        with _calls.entered():
+            self._abort_reading()
+
+    def _abort_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.abort()
+            self._reading = None
 
     def write(self, items: Sequence[Item]) -> Written:
         written = Written()
@@ -205,17 +216,28 @@ class LmdbStore:
     def clear(self) -> None:
         lock_within(self._writers, _LOCKED_WITHIN_S)
         try:
-            with _calls.entered():
-                if self._reading is not None:
-                    self._reading.abort()  # pages that it may read are not used again
-                    self._reading = None
-                clear_environment(self._environment)
+            self._clear_within(_CLEARED_WITHIN_S)
         except lmdb.Error as error:
             raise StoreFault("clear", f"{self._directory} cannot be cleared: {error}") from error
         finally:
             fcntl.flock(self._writers, fcntl.LOCK_UN)
         self._mark.forget()
         self._notices.over("full", f"{self._directory} was cleared and takes values again")
+
+    def _clear_within(self, within_s: float) -> None:
+        """Raises lmdb.Error. A large map that is full has no room to list its freed pages while others read it."""
+        deadline_s = time.monotonic() + within_s
+        while True:
+            try:
+                with _calls.entered():
+                    self._abort_reading()
+                    self._environment.reader_check()  # processes that were killed while they read
+                    clear_environment(self._environment)
+                return
+            except lmdb.MapFullError:
+                if time.monotonic() > deadline_s:
+                    raise
+            time.sleep(_CLEAR_EVERY_S)
 
     def is_whole(self) -> bool:
         return True

@@ -60,13 +60,17 @@ class OpenCache:
 
     def read(self, keys: Sequence[bytes]) -> list[Buffer | None]:
         """Frames that this process is about to write count as well. They are looked for first, so that one that is
-        written meanwhile is found in the store."""
+        written meanwhile is found in the store. `end_read` follows."""
         frames: list[Buffer | None] = [self._writer.pending(key) for key in keys]
         missing = [index for index, frame in enumerate(frames) if frame is None]
         if missing:
             for index, frame in zip(missing, self._store.read([keys[i] for i in missing]), strict=True):
                 frames[index] = frame
         return frames
+
+    def end_read(self) -> None:
+        """See Store."""
+        self._store.end_read()
 
     def write(self, key: bytes, frame: bytearray, replaces: bool) -> None:
         if not self._writer.put(Item(key, frame, replaces)):

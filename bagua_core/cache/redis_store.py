@@ -246,6 +246,9 @@ class RedisServers:
             + b"*"
         )
 
+    def end_read(self) -> None:
+        """Frames are copies."""
+
     def close(self) -> None:
         for connection in self._connections:
             connection.client.close()

@@ -2,12 +2,14 @@
 
 A frame that was refused is larger than the room there is, and so are all others of its size: trying each of them costs
 a lock and a transaction. Room comes back when entries are removed, which their number shows, or for other reasons,
-which a new try shows.
+which a new try shows. The room of removed entries comes back once the reads under way have ended, so a store that has
+had more entries is tried again soon.
 """
 
 from __future__ import annotations
 
 RETRY_AFTER_S = 30.0
+RETRY_AFTER_REMOVAL_S = 1.0
 
 
 class RefusalMark:
@@ -15,6 +17,7 @@ class RefusalMark:
         self._least_bytes: int | None = None  # of the frames that were refused
         self._is_closed = False  # frames of this size and more are not tried
         self._entries = 0  # of the store at the newest refusal
+        self._most_entries = 0  # of the store at any refusal
         self._retry_from_s = 0.0
 
     def admits(self, size_bytes: int) -> bool:
@@ -29,7 +32,10 @@ class RefusalMark:
         """closes: frames as large are not tried for a while."""
         self._least_bytes = size_bytes if self._least_bytes is None else min(self._least_bytes, size_bytes)
         if closes:
-            self._is_closed, self._entries, self._retry_from_s = True, entries, now_s + RETRY_AFTER_S
+            after_removal = entries < self._most_entries or not entries
+            self._most_entries = max(self._most_entries, entries)
+            self._is_closed, self._entries = True, entries
+            self._retry_from_s = now_s + (RETRY_AFTER_REMOVAL_S if after_removal else RETRY_AFTER_S)
 
     def stored(self, size_bytes: int) -> bool:
         """A frame of this size was stored. Returns whether the store was full for it before."""

@@ -45,7 +45,11 @@ class Store(Protocol):
     """
 
     def read(self, keys: Sequence[bytes]) -> Sequence[Buffer | None]:
-        """A frame for each key, None where there is none. To be read at once and not kept."""
+        """A frame for each key, None where there is none. To be read at once and not kept; `end_read` follows."""
+
+    def end_read(self) -> None:
+        """The frames of the newest `read` are used no more, and what is removed from the store need not be kept for
+        them."""
 
     def write(self, items: Sequence[Item]) -> Written: ...
 
@@ -68,6 +72,9 @@ class NoStore:
 
     def read(self, keys: Sequence[bytes]) -> Sequence[Buffer | None]:
         return [None] * len(keys)
+
+    def end_read(self) -> None:
+        return None
 
     def write(self, items: Sequence[Item]) -> Written:
         return Written(lost=len(items))

@@ -200,6 +200,20 @@ def test_random_draws_are_said(room: Path, tmp_path: Path, caplog: pytest.LogCap
 # -- which cache is whose
 
 
+def test_a_full_cache_that_another_loader_has_read_takes_values_once_it_is_cleared(room: Path) -> None:
+    one, other = (
+        CacheLoader(dataset_name="files", directory=str(room), capacity_bytes=2 * MIB) for _ in "ab"
+    )
+    with closing(one), closing(other):
+        one.put_many({i: torch.full((1000,), float(i)) for i in range(600)})
+        assert one.stats().refused and one.num_keys() > 400
+        assert other.peek_many([0])[0] is not None
+        one.clear()
+        one.put_many({i: torch.full((1000,), float(i)) for i in range(300)})
+        assert one.num_keys() == 300
+        assert other.peek_many([299])[0][0] == 299
+
+
 def test_names_and_fingerprints_keep_caches_apart(room: Path, tmp_path: Path) -> None:
     def first(value: float, **options: Any) -> float:
         class Constant(torch.utils.data.Dataset[Any]):

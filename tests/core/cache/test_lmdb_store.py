@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from bagua_core.cache.fault_notices import FaultNotices
 from bagua_core.cache.frames import Unreadable, decode_many, encode
 from bagua_core.cache.keys import digest_of
 from bagua_core.cache.lmdb_store import LmdbStore
-from bagua_core.cache.refusal_mark import RETRY_AFTER_S
+from bagua_core.cache.refusal_mark import RETRY_AFTER_REMOVAL_S, RETRY_AFTER_S
 from bagua_core.cache.stores import Item
 from tests.lab.wait import eventually
 
@@ -38,7 +39,9 @@ def item(number: int, size: int = 100, replaces: bool = False) -> Item:
 def first_value(store: LmdbStore, number: int) -> float | None:
     key = digest_of(number)
     (frame,) = store.read([key])
-    return None if frame is None else float(decode_many([frame], [key])[0][0])
+    value = None if frame is None else float(decode_many([frame], [key])[0][0])
+    store.end_read()
+    return value
 
 
 def test_frames_come_back_in_every_process_that_opens_it(tmp_path: Path) -> None:
@@ -286,6 +289,7 @@ def test_a_full_cache_that_is_cleared_takes_as_much_again(
     held = filled(store, size, 20 if capacity < 4 * MIB else 500)
     assert first_value(store, 0) == 0.0, "it reads when it is cleared"
     assert other.write([item(-1, size)]).refused == 1
+    assert first_value(other, 0) == 0.0, "and so does another process"
     store.clear()
     assert store.count() == 0
     assert sum(store.write([item(i, size)]).stored for i in range(5)) == 5
@@ -293,6 +297,38 @@ def test_a_full_cache_that_is_cleared_takes_as_much_again(
     again = sum(store.write([item(i, size)]).stored for i in range(6, min(held, 100)))
     assert again >= min(held, 100) - 6 - 2
     assert caplog.text.count("takes values again") == 1
+
+
+def test_a_read_under_way_holds_back_room_that_a_clear_frees_until_it_ends(tmp_path: Path) -> None:
+    now_s = 0.0
+    store, other = (
+        LmdbStore(tmp_path, 2 * MIB, FaultNotices(tmp_path, "cache"), 0, clock=lambda: now_s) for _ in "ab"
+    )
+    filled(store, 1000, 20)
+    other.read([digest_of(0)])
+    store.clear()
+    assert store.write([item(0, 1000)]).refused == other.write([item(1, 1000)]).refused == 1
+    other.end_read()
+    now_s = RETRY_AFTER_REMOVAL_S
+    assert store.write([item(0, 1000)]).stored == other.write([item(1, 1000)]).stored == 1
+
+
+def test_clearing_a_large_full_cache_waits_for_the_reads_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = opened(tmp_path, 40 * MIB), opened(tmp_path, 40 * MIB)
+    filled(store, 1000, 500)
+    other.read([digest_of(0)])
+    waits = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        other.end_read()
+
+    monkeypatch.setattr(time, "sleep", wait)
+    store.clear()
+    assert len(waits) == 1 and store.count() == 0
+    assert store.write([item(0, 1000)]).stored == 1
 
 
 def test_room_that_comes_back_by_itself_is_used_after_a_while(tmp_path: Path) -> None:
