@@ -1,7 +1,8 @@
 """Takes back what a filler's forward and backward do to a module's buffers.
 
 A worker without samples in a micro-batch computes filler samples. Its gradient is replaced by zero; its running
-statistics would otherwise stay, and rank 0's reach all workers. A forward in which the script has the answer of other
+statistics would otherwise stay, and rank 0's reach all workers. Integers outside normalizations stay: they count
+forwards or point into a queue, alike on all workers. A forward in which the script has the answer of other
 workers' collectives may write that into buffers, as all workers do (a queue of features): it stays, and only the
 statistics of torch's own normalizations are taken back. Knows nothing of steps: the caller decides which forwards are a
 filler's.
@@ -53,7 +54,12 @@ class FillerBuffers:
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._put_back(kept))
 
     def _copies(self) -> _Kept:
-        named = self._buffers.named(self._but_of)
+        of_normalizations = self._buffers.named_of_own_samples()
+        named = {
+            name: buffer
+            for name, buffer in self._buffers.named(self._but_of).items()
+            if buffer.is_floating_point() or buffer.is_complex() or name in of_normalizations
+        }
         return self._answered(), {name: (buffer, copied(buffer)) for name, buffer in named.items()}
 
     @torch.no_grad()

@@ -84,10 +84,12 @@ class Odd(nn.Module):
         self.register_buffer("made", None)
         self.register_buffer("grown", torch.zeros(1))
         self.register_buffer("used", torch.ones(1))
+        self.register_buffer("forwards", torch.tensor(0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.weight * self.used * x.sum()
         self.replaced = self.replaced + 1
+        self.forwards = self.forwards + 1
         self.made = torch.ones(2)
         self.grown = torch.zeros(len(self.grown) + 1)
         with torch.no_grad():
@@ -105,6 +107,7 @@ def test_a_forward_of_a_filler_is_taken_back_from_buffers_of_every_kind() -> Non
         model(torch.ones(1)).backward()
     assert module.used is used and used.item() == 1.0
     assert module.replaced.item() == 0.0
+    assert module.forwards.item() == 2, "the other workers count these forwards too"
     assert len(module.made) == 2 and len(module.grown) == 3, "all workers must have buffers of the same forms"
     engine.begin_micro_batch(REAL)
     model(torch.ones(1)).backward()
