@@ -54,7 +54,7 @@ class FillerBuffers:
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._put_back(kept))
 
     def _copies(self) -> _Kept:
-        of_normalizations = self._buffers.named_of_own_samples()
+        of_normalizations = self._buffers.names_of_normalizations()
         named = {
             name: buffer
             for name, buffer in self._buffers.named(self._but_of).items()

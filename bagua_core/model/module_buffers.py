@@ -52,6 +52,11 @@ class ModuleBuffers:
         }
         return {name: buffer for name, buffer in self.named().items() if name in own}
 
+    def names_of_normalizations(self) -> set[str]:
+        """Of torch's classes and of theirs that others have derived from them."""
+        holders = [(prefix, module) for prefix, module in self._holders if isinstance(module, _NormBase)]
+        return {prefix + name for prefix, module in holders for name in module._buffers}
+
     def statistics(self) -> list[torch.Tensor]:
         """Running statistics of normalizations in training mode: autograd keeps them, but no backward uses them."""
         norms = [m for _, m in self._holders if isinstance(m, _NormBase) and m.training]
