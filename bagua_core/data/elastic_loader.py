@@ -446,11 +446,15 @@ class ElasticDataLoader:
 
     def indices_of(self, key: BatchKey) -> list[int]:
         """Indices to load for `key`: a worker without a share loads filler samples, which do not count."""
+        return self._own_indices(key) or self._division.filler(key.epoch)
+
+    def _own_indices(self, key: BatchKey) -> list[int]:
+        """This worker's samples in `key`; none if the micro-batch is a filler."""
         if self._rounds is None:
             indices = NO_PIECE.indices if key.active_index is None else self._division.piece(key).indices
         else:
             indices = self._rounds.indices_of(key)
-        return self._parts.of(indices) or self._division.filler(key.epoch)
+        return self._parts.of(indices)
 
     def following(self, key: BatchKey) -> BatchKey:
         """The key to load after `key`, unless a membership change comes between them."""

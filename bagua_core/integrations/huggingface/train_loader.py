@@ -28,7 +28,8 @@ class TrainLoader(ElasticDataLoader):
         super().__init__(*arguments, **settings)
         self._placed = placed
         self._ranks_changed = ranks_changed
-        self.step_batches: list[Any] = []  # what this worker reads in the step under way: its micro-batches
+        self._read_batches: list[Any] = []  # this worker's micro-batches of the step under way
+        self.step_batches: list[Any] = []  # those of them that have samples; one filler if none has any
 
     def __iter__(self) -> Iterator[Any]:
         if self._announced is None:
@@ -46,8 +47,11 @@ class TrainLoader(ElasticDataLoader):
         """A step's micro-batches are read together, before it begins: a mean over tokens counts those of all."""
         if key.micro == 0:
             count = self._division.micro_batches(key.epoch, key.batch, key.active_count)
-            self.step_batches = [super(TrainLoader, self)._read(key._replace(micro=m)) for m in range(count)]
-        return self.step_batches[key.micro]
+            keys = [key._replace(micro=micro) for micro in range(count)]
+            self._read_batches = [super(TrainLoader, self)._read(k) for k in keys]
+            own = [batch for k, batch in zip(keys, self._read_batches, strict=True) if self._own_indices(k)]
+            self.step_batches = own or self._read_batches[:1]
+        return self._read_batches[key.micro]
 
     def _take_boundary(self, goes_on: bool = False, confirmed: bool = False) -> None:
         super()._take_boundary(goes_on, confirmed)

@@ -95,6 +95,43 @@ def test_micro_batches_of_a_mean_loss_count_by_their_samples(
     assert losses == pytest.approx(expected, rel=1e-4)
 
 
+def test_fillers_have_no_items_in_a_mean_over_items(make: Callable[..., Any], tmp_path: Path) -> None:
+    """The last batch of a stream has 2 of 26 rows, in the first of its six micro-batches. It is trained as in one
+    process of transformers' own Trainer."""
+    from torch.utils.data import IterableDataset
+    from transformers import Trainer, TrainingArguments
+
+    from tests.integrations.huggingface import train_transformers as script
+
+    class Rows(IterableDataset[Any]):
+        def __len__(self) -> int:
+            return 26
+
+        def __iter__(self) -> Any:
+            return map(script.Tokens(26).__getitem__, range(26))
+
+    plain = {
+        "load_best_model_at_end": False,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_steps": 1,
+        "max_grad_norm": 0.0,
+        "optim": "sgd",  # its updates are as large as the gradients
+        "learning_rate": 0.5,
+    }
+    trainer = make(**plain)
+    trainer.train_dataset = Rows()
+    torch.manual_seed(1)
+    arguments = TrainingArguments(**script.arguments_for(tmp_path, 2, **plain))
+    alone = Trainer(script.Tagger(), arguments, train_dataset=Rows())
+    for one in (trainer, alone):
+        one.train()
+    losses, expected = ([line.get("loss") for line in t.state.log_history[:-1]] for t in (trainer, alone))
+    assert len(losses) == 4 and losses == pytest.approx(expected, rel=1e-4)
+    for name, value in alone.model.state_dict().items():
+        torch.testing.assert_close(trainer.model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
