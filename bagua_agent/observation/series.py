@@ -6,14 +6,17 @@ half is dropped. Begins empty in each process that looks at a job.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from bagua_agent.observation.job_facts import JobFacts
 from bagua_contract import control_pb2
 
 MOST_POINTS = 400
 MOST_WORKERS = 4096  # whose time is summed up, those that have ended included
+USUAL_OF_LOOKS = 5  # the newest ones with new steps, of whose step times the usual step is the median
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,21 @@ class Sent:
 
 
 @dataclass(slots=True)
+class StepTimes:
+    """A worker's committed steps: their number and seconds at the last look, and the mean time of the steps since the
+    look before, for the newest looks with new steps."""
+
+    steps: int = 0
+    sum_s: float = 0.0
+    newest_s: deque[float] = field(default_factory=lambda: deque(maxlen=USUAL_OF_LOOKS))
+
+    def take(self, steps: int, sum_s: float) -> None:
+        if steps > self.steps and sum_s > self.sum_s:
+            self.newest_s.append((sum_s - self.sum_s) / (steps - self.steps))
+        self.steps, self.sum_s = steps, sum_s
+
+
+@dataclass(slots=True)
 class JobSeries:
     """points: the oldest first. step_since_unix_s: when the newest step was first seen. closing_since_unix_s: when the
     end of all steps was first seen; 0: they go on."""
@@ -57,6 +75,7 @@ class JobSeries:
     _before: dict[str, tuple[int, float]] = field(
         default_factory=dict
     )  # worker id -> its steps, computing seconds
+    _step_times: dict[str, StepTimes] = field(default_factory=dict)  # worker id -> while it reports
 
     sent: dict[str, Sent] = field(default_factory=dict)  # worker id -> while it reports
     _sent_before: dict[str, tuple[float, int, int]] = field(
@@ -85,6 +104,10 @@ class JobSeries:
             )
         )
         self._take_sent(facts.at_unix_s, reports)
+        self._step_times = {id: self._step_times.get(id, StepTimes()) for id in reports}
+        for worker_id, times in self._step_times.items():
+            progress = reports[worker_id].progress
+            times.take(sum(progress.step_counts), progress.step_sum_s)
         if step != self.step or not self.step_since_unix_s:
             self.step, self.step_since_unix_s = step, facts.at_unix_s
         self.closing_since_unix_s = (self.closing_since_unix_s or facts.at_unix_s) if facts.closing else 0.0
@@ -131,6 +154,10 @@ class JobSeries:
         """Steps per second over the newest points; None where none is known."""
         rates = [p.steps_per_s for p in self.points[-points:] if p.steps_per_s is not None]
         return _mean(rates) if rates else None
+
+    def usual_step_s(self) -> float:
+        """Of the slowest worker, from a boundary to the commit; 0: unknown. Time between steps does not count."""
+        return max((median_low(t.newest_s) for t in self._step_times.values() if t.newest_s), default=0.0)
 
     def _take_sent(self, at_s: float, reports: Mapping[str, control_pb2.WorkerNow]) -> None:
         self.sent = {id: sent for id, sent in self.sent.items() if id in reports}

@@ -20,7 +20,6 @@ from bagua_agent.observation.verdict_parts import (
     stands_still,
     standstill_s,
     trains,
-    usual_step_s,
     without_step_s,
 )
 from bagua_contract import control_pb2
@@ -88,7 +87,7 @@ def stalled_workers(facts: JobFacts, series: JobSeries) -> Verdict | None:
     if not found or generation is None:
         return None
     longest = max(found, key=lambda s: s.waited_s)
-    if not stands_still(facts, series) and longest.waited_s < standstill_s(facts):
+    if not stands_still(facts, series) and longest.waited_s < standstill_s(series):
         return None
     waited_s = max(longest.waited_s, without_step_s(facts, series))
     waiting = {s.worker_id for s in found}
@@ -136,7 +135,7 @@ def silent_agents(facts: JobFacts, series: JobSeries) -> Verdict | None:
 
 def no_step(facts: JobFacts, series: JobSeries) -> Verdict | None:
     since_s = without_step_s(facts, series)
-    if since_s < max(LEAST_STALL_S, STALL_STEPS * usual_step_s(facts)):
+    if since_s < max(LEAST_STALL_S, STALL_STEPS * series.usual_step_s()):
         return None
     return Verdict(
         Level.BAD,

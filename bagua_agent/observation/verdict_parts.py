@@ -41,21 +41,15 @@ def trains(facts: JobFacts, series: JobSeries) -> str:
     return f"The job trains with {counted(size, 'worker')} on {counted(nodes, 'node')}{pace}"
 
 
-def usual_step_s(facts: JobFacts) -> float:
-    """As the slowest worker reports it; 0: unknown."""
-    rates = (w.progress.steps_per_s for _, w in facts.workers)
-    return max((1 / rate for rate in rates if rate > 0), default=0.0)
-
-
 def without_step_s(facts: JobFacts, series: JobSeries) -> float:
     """Since the newest step was first seen; 0 before the first one, and when the last one is done."""
     return facts.at_unix_s - series.step_since_unix_s if series.step and not facts.closing else 0.0
 
 
-def standstill_s(facts: JobFacts) -> float:
+def standstill_s(series: JobSeries) -> float:
     """How long a wait has to last before it is shown."""
-    return max(STANDSTILL_S, STANDSTILL_STEPS * usual_step_s(facts))
+    return max(STANDSTILL_S, STANDSTILL_STEPS * series.usual_step_s())
 
 
 def stands_still(facts: JobFacts, series: JobSeries) -> bool:
-    return without_step_s(facts, series) >= standstill_s(facts)
+    return without_step_s(facts, series) >= standstill_s(series)

@@ -1,6 +1,12 @@
-"""Detects waits that are longer than usual, and measures the job's speed. Arithmetic over durations; no clock."""
+"""Detects waits that are longer than usual, and measures the job's speed and its usual step.
+
+Arithmetic over durations; no clock.
+"""
 
 from __future__ import annotations
+
+from collections import deque
+from statistics import median_low
 
 LEAST_STALL_S = 0.25  # below it a report is noise: a scheduler's hiccup, a page cache flush
 MOST_STALL_S = (
@@ -9,6 +15,7 @@ MOST_STALL_S = (
 USUAL_FACTOR = 3.0
 REPORT_AGAIN_FACTOR = 2.0  # each further report of one wait comes after twice the time
 SMOOTHING = 0.2
+USUAL_OF_STEPS = 5  # the newest ones, of whose times the usual step is the median
 
 
 class WaitMonitor:
@@ -39,8 +46,31 @@ class WaitMonitor:
             self._usual_s += SMOOTHING * (waited_s - self._usual_s)
 
 
+class UsualStep:
+    """How long a step usually takes, from its boundary to its commit.
+
+    Time between two steps does not count: changes of membership, waits for nodes, an evaluation between epochs. A
+    checkpoint or an evaluation within a step makes that step unusual, hence the median. The first step of a process
+    builds kernels and connections, and is left out.
+    """
+
+    def __init__(self) -> None:
+        self._newest_s: deque[float] | None = None  # None before the first step
+
+    def step_done(self, step_s: float) -> None:
+        if self._newest_s is None:
+            self._newest_s = deque(maxlen=USUAL_OF_STEPS)
+        else:
+            self._newest_s.append(step_s)
+
+    @property
+    def seconds(self) -> float:
+        """0: unknown."""
+        return median_low(self._newest_s) if self._newest_s else 0.0
+
+
 class Pace:
-    """Steps per second, smoothed over reports."""
+    """Steps per second between two reports, pauses between steps included."""
 
     def __init__(self, report_every_s: float) -> None:
         self._every_s = report_every_s

@@ -19,7 +19,7 @@ from bagua_core.communication import traffic
 from bagua_core.communication.local_interface import interface_of
 from bagua_core.communication.reduction.reported_loss import JobLoss
 from bagua_core.communication.step_interface import DataSource, Model
-from bagua_core.elastic.checks.step_timing import Pace
+from bagua_core.elastic.checks.step_timing import Pace, UsualStep
 from bagua_core.elastic.checks.stragglers import Findings
 from bagua_core.elastic.checks.time_account import TimeAccount, use_of_entry, use_of_failed_wait
 from bagua_core.elastic.membership.member import Member
@@ -32,6 +32,7 @@ class AgentReports:
     def __init__(self, member: Member) -> None:
         self._member = member
         self._pace = Pace(PROGRESS_EVERY_S)
+        self._usual_step = UsualStep()
         self._entered = 0
         self._measured: list[tuple[int, str]] = []  # models, with their algorithms
         self._gradient_bytes = 0  # of these models
@@ -51,10 +52,7 @@ class AgentReports:
 
     def is_progress_due(self) -> bool:
         """A step was done. Whether it is time to say so."""
-        due = self._pace.step_done(time.monotonic())
-        if due and self._pace.steps_per_s > 0:
-            self._member.stalls.usual_step_s = 1.0 / self._pace.steps_per_s
-        return due
+        return self._pace.step_done(time.monotonic())
 
     def progress(
         self,
@@ -114,6 +112,8 @@ class AgentReports:
         """step_s: since the boundary before. waited_s: of it, in collectives. samples: of all workers; 0: unknown."""
         self._samples += samples
         self._account.step(step_s, waited_s)
+        self._usual_step.step_done(step_s)
+        self._member.stalls.usual_step_s = self._usual_step.seconds
         self._account.lap(TimeUse.STEP, time.monotonic())
 
     def step_failed(self) -> str:

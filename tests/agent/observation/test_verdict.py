@@ -232,3 +232,29 @@ def test_a_worker_that_does_not_end_after_its_last_step_is_named() -> None:
     assert "stacks" in said.next
     ended = replace(later, agents=(agent(0), agent(1)))
     assert verdict(ended, series(before, first, ended)).level is Level.GOOD
+
+
+def test_a_pause_between_two_steps_does_not_hide_a_hang() -> None:
+    def look(at_s: float, steps: int, **other: Any) -> JobFacts:
+        workers = [worker(rank, step=steps, step_sum_s=float(steps)) for rank in range(2)]
+        for each in workers:
+            each.progress.steps_per_s = 1 / 3600  # of the step after the pause
+        return facts(at_s, agents=tuple(agent(rank, each) for rank, each in enumerate(workers)), **other)
+
+    before, after = look(NOW_S, 10), look(NOW_S + 3601, 11)
+    hung = look(NOW_S + 3661, 11, suspicions=(SuspicionSeen("w0", True, "has taken 60 s", 60.0),))
+    found = verdict(hung, series(before, after, hung))
+    assert found.level is Level.BAD and "holds the job up" in found.what
+
+
+def test_one_long_step_does_not_hide_a_hang_in_the_next_one() -> None:
+    def look(at_s: float, steps: int, sum_s: float, **other: Any) -> JobFacts:
+        reports = (agent(rank, worker(rank, step=steps, step_sum_s=sum_s)) for rank in range(2))
+        return facts(at_s, agents=tuple(reports), **other)
+
+    looks = [look(NOW_S + n, 10 + n, 10.0 + n) for n in range(3)]
+    looks.append(look(NOW_S + 3602, 13, 3612.0))  # the script evaluates in it
+    looks.append(
+        look(NOW_S + 3662, 13, 3612.0, suspicions=(SuspicionSeen("w0", True, "has taken 60 s", 60.0),))
+    )
+    assert verdict(looks[-1], series(*looks)).level is Level.BAD

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, MOST_STALL_S, USUAL_FACTOR, Pace, WaitMonitor
+from bagua_core.elastic.checks.step_timing import (
+    LEAST_STALL_S,
+    MOST_STALL_S,
+    USUAL_FACTOR,
+    USUAL_OF_STEPS,
+    Pace,
+    UsualStep,
+    WaitMonitor,
+)
 
 
 def monitor(usual_s: float | None = None) -> WaitMonitor:
@@ -78,6 +86,18 @@ def test_a_slow_step_is_a_slow_pace() -> None:
     pace.step_done(0.0)
     assert pace.step_done(20.0)
     assert pace.steps_per_s == pytest.approx(0.05)
+
+
+def test_the_usual_step_follows_the_newest_steps_and_not_a_single_long_one() -> None:
+    usual = UsualStep()
+    usual.step_done(60.0)  # the first one builds kernels
+    assert usual.seconds == 0.0
+    usual.step_done(1.0)
+    usual.step_done(300.0)  # with a checkpoint
+    assert usual.seconds == 1.0
+    for _ in range(USUAL_OF_STEPS):
+        usual.step_done(4.0)  # with half of the workers
+    assert usual.seconds == 4.0
 
 
 def test_a_wait_is_told_of_however_long_the_usual_one_is() -> None:
