@@ -446,7 +446,7 @@ class ElasticDataLoader:
 
     def indices_of(self, key: BatchKey) -> list[int]:
         """Indices to load for `key`: a worker without a share loads filler samples, which do not count."""
-        return self._own_indices(key) or self._division.filler(key.epoch)
+        return self._own_indices(key) or self._division.filler(key.epoch)[: self.max_local_batch_size]
 
     def _own_indices(self, key: BatchKey) -> list[int]:
         """This worker's samples in `key`; none if the micro-batch is a filler."""

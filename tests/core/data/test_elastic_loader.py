@@ -6,15 +6,17 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from bagua_core.communication.step_interface import StepPlan
+from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.data.partition import batch_count
 from tests.core.data.fake_job import HISTORIES, FakeEngine, Job, Worker
@@ -183,13 +185,42 @@ def test_two_iterations_at_once_are_refused() -> None:
         next(first)
 
 
-def test_healing_rank_gets_a_filler_of_weight_zero() -> None:
-    loader, engine = make_one(10, 4, max_local_batch_size=1)
+@pytest.mark.parametrize(("limit", "sizes"), [(1, [1, 1]), (2, [2])])
+def test_healing_rank_gets_a_filler_of_weight_zero(limit: int, sizes: list[int]) -> None:
+    loader, engine = make_one(10, 4, max_local_batch_size=limit)
     engine.plan = StepPlan(3, 0, 1, 3, frozenset({1}))
     batches = iter(loader)
-    fillers = [next(batches), next(batches)]
-    assert [len(f) for f in fillers] == [2, 2]
-    assert [(m.weight, m.last) for m in engine.begun] == [(0.0, False), (0.0, True)]
+    assert [len(next(batches)) for _ in sizes] == sizes
+    assert [(m.weight, m.last) for m in engine.begun] == [
+        (0.0, place == len(sizes)) for place in range(1, len(sizes) + 1)
+    ]
+
+
+class NumbersAsStream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arguments"),
+    [
+        (Numbers(8), {}),
+        (Numbers(8), {"sampler": range(8)}),
+        (Numbers(8), {"balance": Balance(complexities=[1.0] * 8)}),
+        (NumbersAsStream(), {}),
+    ],
+)
+def test_a_filler_is_no_larger_than_a_worker_takes_at_once(dataset: Any, arguments: dict[str, Any]) -> None:
+    """Part 2 of 3 has two of eight samples, and a filler in the third micro-batch."""
+    engine = FakeEngine()
+    loader = ElasticDataLoader(
+        dataset, 8, max_local_batch_size=1, collate_fn=as_list, engine=engine, **arguments
+    )
+    engine.plan = StepPlan(1, 0, 2, 3)
+    batches = iter(loader)
+    sizes = [len(next(batches)) for _ in range(3)]
+    assert [m.weight for m in engine.begun] == [1 / 8, 1 / 8, 0.0]
+    assert sizes == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
