@@ -16,11 +16,11 @@ class TimeUse(Enum):
     its agent.
 
     START: before its first generation. STEP: steps that were committed, with what the script does between them.
-    FAILED_STEP: steps that were rolled back, with the wait for a peer that was lost. HANG: the last wait of such a
-    step, if it was long: a peer was silent and not lost. FAILOVER: from there to the next step, with the wait for
-    another node where too few are left. SWITCH: to a planned generation. HEAL: copies of the
-    state, unless a step goes on beside them. WAITING: all workers had stepped aside for an empty generation. STANDBY:
-    the job needed this worker not. CHECKPOINT: what writing one took of this thread.
+    FAILED_STEP: steps that were rolled back, with the wait for a peer that was lost; of a round the average alone, for
+    its local steps are kept. HANG: the last wait of such a step, if it was long: a peer was silent and not lost.
+    FAILOVER: from there to the next step, with the wait for another node where too few are left. SWITCH: to a planned
+    generation. HEAL: copies of the state, unless a step goes on beside them. WAITING: all workers had stepped aside for
+    an empty generation. STANDBY: the job needed this worker not. CHECKPOINT: what writing one took of this thread.
     """
 
     START = "start"

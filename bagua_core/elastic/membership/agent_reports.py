@@ -116,8 +116,11 @@ class AgentReports:
         self._member.stalls.usual_step_s = self._usual_step.seconds
         self._account.lap(TimeUse.STEP, time.monotonic())
 
-    def step_failed(self) -> str:
-        """It was rolled back. Returns why its last wait counts apart; empty: it does not."""
+    def step_failed(self, *, steps_until_s: float | None = None) -> str:
+        """It was rolled back. steps_until_s: of the monotonic clock; what was trained until then is kept, and counts as
+        steps. Returns why its last wait counts apart; empty: it does not."""
+        if steps_until_s is not None:
+            self._account.lap(TimeUse.STEP, steps_until_s)
         wait = self._member.failed_wait
         use, reason = use_of_failed_wait(wait)
         if use is not TimeUse.FAILED_STEP:

@@ -188,7 +188,7 @@ class Engine(Places):
         self.plan = StepPlan(
             self.generation_number, step, self.global_rank, self.world_size, self.newcomers, self._workers
         )
-        self._step_from_s = time.monotonic()
+        self._step_from_s = self._step_begins_s(time.monotonic())
         if self.member is not None:
             self.member.begin_step()
         if (recorder := tracing.active) is not None:

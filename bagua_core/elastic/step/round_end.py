@@ -9,6 +9,7 @@ docs/design/rounds.md.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -42,6 +43,8 @@ class RoundEnd(StepEnd):
         self.is_round_open = False  # a member of the generation holds local steps that no average contains
         self._used: Sequence[Used] = ()  # by the members in the round under way, by global rank
         self._early_end = EarlyEnd(self._say)
+        self._end_from_s = 0.0  # when this worker was done with the local steps of the round under way
+        self._kept_s = 0.0  # what local steps took whose average is to be repeated
 
     @property
     def round_steps(self) -> int | None:
@@ -81,6 +84,15 @@ class RoundEnd(StepEnd):
         if in_force is None or self.rounds is None or not self.rounds.may_end_early:
             return None
         return in_force if in_force.world_size > 1 else None
+
+    def _end_step(self) -> None:
+        self._end_from_s = time.monotonic()
+        super()._end_step()
+
+    def _step_begins_s(self, now_s: float) -> float:
+        """The begin of the step that starts at now_s. Of a repeated round it is earlier by the time of its local steps,
+        so that the time between the two tries does not count."""
+        return now_s - (self._kept_s if self.rounds is not None and self.rounds.has_work else 0.0)
 
     def _close_round(self) -> None:
         rounds = self.rounds
@@ -122,6 +134,7 @@ class RoundEnd(StepEnd):
             self.rounds.closed(self.plan, self._used)
             self.rounds.keep_only(dict(kept.entry.position) for kept in self.state.history.kept)
             self.is_round_open = False
+            self._kept_s = 0.0
 
     def _roll_back(self) -> None:
         """Of a round only the average is given up: what this worker trained stays, and the average is repeated."""
@@ -139,7 +152,11 @@ class RoundEnd(StepEnd):
             self.newcomers = frozenset()
             self._drop_copy()
             self.states.take(Event.ROLL_BACK)
-        apart = "" if self._reports is None else self._reports.step_failed()
+        kept = self.rounds.has_work
+        self._kept_s = self._end_from_s - self._step_from_s if kept else 0.0
+        apart = ""
+        if self._reports is not None:
+            apart = self._reports.step_failed(steps_until_s=self._end_from_s if kept else None)
         self._say(
             f"round {state.name.step} in generation {self.plan.generation} was not averaged: {why}; its local steps "
             f"are kept, and the average is repeated{'; ' + apart if apart else ''}"
