@@ -202,10 +202,11 @@ class ElasticAccelerator(Accelerator):
     # -- collectives
 
     def gather(self, tensor: Any) -> Any:
-        """Every worker's tensors, joined in their first dimension, whose sizes may differ."""
-        found = recursively_apply(
-            lambda t: torch.cat([p.reshape(-1, *t.shape[1:]) for p in gather_unequal(t)]), tensor
-        )
+        """Every worker's tensors, joined in their first dimension, whose sizes may differ.
+
+        Raises UnsupportedInElasticJob where other sizes differ.
+        """
+        found = recursively_apply(_gathered_rows, tensor)
         self._follow_ranks()  # a loss between steps is met in a collective
         return found
 
@@ -216,6 +217,14 @@ class ElasticAccelerator(Accelerator):
                 "ElasticAccelerator.gather_for_metrics() carries tensors only: encode the objects as tensors"
             )
         return self.gather(input_data)
+
+    def pad_across_processes(
+        self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
+    ) -> Any:
+        """Every worker's tensors get one size in `dim`: the largest."""
+        found = recursively_apply(lambda t: _padded_to_largest(t, dim, pad_index, pad_first), tensor)
+        self._follow_ranks()
+        return found
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """A mean is of the workers that have the job's state. scale: used on TPUs only, as in accelerate."""
@@ -235,6 +244,33 @@ class ElasticAccelerator(Accelerator):
 
 for _name in METHODS:
     setattr(ElasticAccelerator, _name, refused(_name))
+
+
+def _gathered_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Every worker's rows. All workers raise the same error, for it follows from what was gathered."""
+    own = tensor.reshape(-1) if tensor.dim() == 0 else tensor
+    parts = [part.reshape(-1) if part.dim() == 0 else part for part in gather_unequal(tensor)]
+    parts = [part for part in parts if len(part)]  # an empty one may be a joiner's, whose other sizes are 0
+    if len({part.shape[1:] for part in parts}) > 1:
+        shapes = ", ".join(str(list(part.shape)) for part in parts)
+        raise UnsupportedInElasticJob(
+            f"ElasticAccelerator.gather() joins tensors in their first dimension, and the workers' have the shapes "
+            f"{shapes}; make the other sizes equal first, by accelerator.pad_across_processes(tensor, dim=1)"
+        )
+    return torch.cat(parts) if parts else own[:0]
+
+
+def _padded_to_largest(tensor: torch.Tensor, dim: int, pad_index: int, pad_first: bool) -> torch.Tensor:
+    if not -tensor.dim() <= dim < tensor.dim():
+        return tensor
+    size = tensor.shape[dim]
+    sizes = torch.tensor([size], dtype=torch.int64, device="cpu")
+    largest = max(size, int(bagua.allreduce(sizes, bagua.ReduceOp.MAX)))  # a joiner's own size is not in it
+    shape = list(tensor.shape)
+    shape[dim] = largest
+    padded = tensor.new_full(shape, pad_index)
+    padded.narrow(dim, largest - size if pad_first else 0, size).copy_(tensor)
+    return padded
 
 
 @contextmanager

@@ -13,7 +13,6 @@ METHODS = {
     "load_state": _CHECKPOINT,
     "skip_first_batches": "the loader continues at the job's place by itself",
     "split_between_processes": "divide by accelerator.process_index and num_processes",
-    "pad_across_processes": "gather() takes first dimensions that differ",
     "join_uneven_inputs": "shares of a batch may differ already",
     "main_process_first": "prepare files before the job starts",
     "local_main_process_first": "prepare files before the job starts",

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import recursively_apply
 from torch.utils.data import DataLoader
 
 import bagua_core as bagua
@@ -112,18 +111,6 @@ class TrainerAccelerator(ElasticAccelerator):
     def pad_across_processes(
         self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
     ) -> Any:
-        """Every worker's tensors get one size in `dim`: the largest."""
-        return recursively_apply(lambda t: self._padded(t, dim, pad_index, pad_first), tensor)
-
-    def _padded(self, tensor: torch.Tensor, dim: int, pad_index: int, pad_first: bool) -> torch.Tensor:
-        if not self._is_together or dim >= tensor.dim():
-            return tensor
-        size = tensor.shape[dim]
-        largest = int(
-            bagua.allreduce(torch.tensor([size], dtype=torch.int64, device="cpu"), bagua.ReduceOp.MAX)
+        return (
+            super().pad_across_processes(tensor, dim, pad_index, pad_first) if self._is_together else tensor
         )
-        shape = list(tensor.shape)
-        shape[dim] = largest
-        padded = tensor.new_full(shape, pad_index)
-        padded.narrow(dim, largest - size if pad_first else 0, size).copy_(tensor)
-        return padded

@@ -133,6 +133,51 @@ def test_collectives_keep_shapes(accelerator: Any) -> None:
     assert accelerator.gather(torch.ones(3, 2)).shape == (3, 2)
 
 
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """What a gather finds, by rank."""
+    from bagua_core.integrations.huggingface import elastic_accelerator
+
+    found: list[torch.Tensor] = []
+    monkeypatch.setattr(elastic_accelerator, "gather_unequal", lambda tensor: found)
+    return found
+
+
+@pytest.mark.parametrize("own", [(4, 10), (4, 20), (0, 20)])
+def test_rows_of_unequal_sizes_are_not_joined(
+    accelerator: Any, parts: list[torch.Tensor], own: tuple[int, int]
+) -> None:
+    parts += [torch.ones(4, 10), torch.ones(4, 20)]
+    with pytest.raises(
+        UnsupportedInElasticJob, match=r"\[4, 10\], \[4, 20\].*pad_across_processes\(tensor, dim=1\)"
+    ):
+        accelerator.gather(torch.ones(own))
+
+
+def test_workers_without_rows_have_no_part_in_a_gather(accelerator: Any, parts: list[torch.Tensor]) -> None:
+    parts += [torch.ones(2, 10), torch.ones(0, 0), torch.ones(0, 20), torch.ones(1, 10)]
+    for own in [(2, 10), (0, 20), (7, 30)]:
+        assert accelerator.gather(torch.ones(own)).shape == (3, 10)
+    parts[:] = [torch.ones(0, 0), torch.ones(0, 20)]
+    assert accelerator.gather(torch.ones(0, 20)).shape == (0, 20)
+    parts.clear()
+    assert accelerator.gather(torch.tensor(1)).shape == (0,)
+
+
+def test_tensors_get_the_largest_size_of_all_workers(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = torch.ones(2, 3)
+    monkeypatch.setattr(bagua, "allreduce", lambda sizes, op: sizes + 2)  # another worker has a larger one
+    for dim in (1, -1):
+        padded = accelerator.pad_across_processes({"a": tensor}, dim=dim, pad_index=-100)["a"]
+        assert padded.tolist() == [[1, 1, 1, -100, -100]] * 2
+    first = accelerator.pad_across_processes(tensor, dim=1, pad_first=True)
+    assert first.tolist() == [[0, 0, 1, 1, 1]] * 2
+    for dim in (2, -3):
+        assert accelerator.pad_across_processes(tensor, dim=dim) is tensor, "it has no such dimension"
+
+
 def test_a_number_of_a_joiner_is_left_out_of_a_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     """It contributes neutral elements, also to the shapes."""
     from bagua_core.integrations import worker_values
