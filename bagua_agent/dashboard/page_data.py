@@ -65,7 +65,7 @@ def page_data(facts: JobFacts, series: JobSeries, served_by: str) -> Page:
         "nodes": [_node(agent, facts) for agent in facts.agents],
         "workers": [_worker(agent, worker, series) for agent, worker in facts.workers[:MOST_WORKERS]],
         "failures": failures(facts),
-        "failures_first": said.level is Level.BAD or bool(losses(facts)),
+        "failures_first": said.level is Level.BAD or bool(losses(facts, series)),
         "events": [_event(event) for event in facts.events[-MOST_EVENTS:]],
         "metrics": dict(newest.metrics) if newest is not None else {},
         "over": facts.result is not None,

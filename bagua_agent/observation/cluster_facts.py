@@ -17,6 +17,7 @@ from bagua_agent.cluster.expected_start import expected_starts
 from bagua_agent.etcd.client import KeyValue, Store
 from bagua_agent.etcd.keys import JOBS_PREFIX, JobKeys
 from bagua_agent.observation.cluster_status import ClusterReader, ClusterStatus, JobStatus
+from bagua_agent.observation.first_seen import FirstSeen
 from bagua_agent.observation.job_paces import JobPace, JobPaces
 from bagua_agent.observation.jobs_by_hand import jobs_by_hand
 
@@ -26,13 +27,15 @@ _GOES_ON = (JobState.STARTING.value, JobState.RUNNING.value, JobState.STOPPING.v
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
     """at_unix_s: of the reader's clock, for people. by_hand: jobs without a submission. paces: of jobs whose agent
-    answered. starts_in_s: until waiting jobs start, where it can be predicted."""
+    answered. starts_in_s: until waiting jobs start, where it can be predicted. ends_unix_s: by the reader's clock, of
+    jobs that have ended, by job id."""
 
     at_unix_s: float
     status: ClusterStatus
     by_hand: tuple[JobStatus, ...] = ()
     paces: Mapping[str, JobPace] = field(default_factory=dict)
     starts_in_s: Mapping[str, float] = field(default_factory=dict)
+    ends_unix_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def jobs(self) -> tuple[JobStatus, ...]:
@@ -55,6 +58,7 @@ class ClusterWatch:
     def __init__(self, store: Store, complain: Callable[[str], object]) -> None:
         self._reader = ClusterReader(store, complain)
         self._paces = JobPaces(store)
+        self._ends: FirstSeen[tuple[str, float]] = FirstSeen()  # job id, and the end in its record
 
     def look(self, clock_unix_s: Callable[[], float] = time.time) -> ClusterFacts:
         """Raises StoreUnavailable."""
@@ -72,7 +76,12 @@ class ClusterWatch:
         ends = {job_id: left for job_id, pace in paces.items() if (left := pace.left_s) is not None}
         waits = any(job.fits for job in facts.queue)
         starts = expected_starts(seen.view, seen.now_s, ClusterPolicy(), ends) if waits and ends else {}
-        return ClusterFacts(facts.at_unix_s, seen.status, by_hand, paces, starts)
+        return ClusterFacts(facts.at_unix_s, seen.status, by_hand, paces, starts, self._ended(facts))
+
+    def _ended(self, facts: ClusterFacts) -> dict[str, float]:
+        ended = [job for job in facts.status.jobs if job.exit_code is not None]
+        self._ends.take({(job.job_id, job.ended_unix_s): job.ended_unix_s for job in ended}, facts.at_unix_s)
+        return {job.job_id: self._ends.unix_s((job.job_id, job.ended_unix_s)) for job in ended}
 
     def close(self) -> None:
         self._paces.close()

@@ -102,15 +102,15 @@ def _nodes_in_trouble(facts: ClusterFacts) -> Verdict | None:
 
 
 def _failed_lately(facts: ClusterFacts) -> Verdict | None:
+    since_s, ends = facts.at_unix_s - FAILED_LATELY_S, facts.ends_unix_s
     failed = [
         job
         for job in facts.status.jobs
-        if job.exit_code and not job.reason.startswith("stopped")
-        and facts.at_unix_s - job.ended_unix_s <= FAILED_LATELY_S
-    ]  # fmt: skip
+        if job.exit_code and not job.reason.startswith("stopped") and ends.get(job.job_id, 0.0) >= since_s
+    ]
     if not failed:
         return None
-    newest = max(failed, key=lambda job: job.ended_unix_s)
+    newest = max(failed, key=lambda job: ends[job.job_id])
     more = f" ({len(failed)} jobs within ten minutes)" if len(failed) > 1 else ""
     return Verdict(
         Level.WARNING,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
 
+from bagua_agent.observation.first_seen import FirstSeen
 from bagua_agent.observation.job_facts import JobFacts
 from bagua_contract import control_pb2
 
@@ -61,12 +62,13 @@ class StepTimes:
 @dataclass(slots=True)
 class JobSeries:
     """points: the oldest first. step_since_unix_s: when the newest step was first seen. closing_since_unix_s: when the
-    end of all steps was first seen; 0: they go on."""
+    end of all steps was first seen; 0: they go on. events: by name, see FirstSeen."""
 
     points: list[Point] = field(default_factory=list)
     step: int = 0
     step_since_unix_s: float = 0.0
     closing_since_unix_s: float = 0.0
+    events: FirstSeen[str] = field(default_factory=FirstSeen)
     _silent_since: dict[str, float] = field(
         default_factory=dict
     )  # agent id -> of the first look without answer
@@ -111,6 +113,7 @@ class JobSeries:
         if step != self.step or not self.step_since_unix_s:
             self.step, self.step_since_unix_s = step, facts.at_unix_s
         self.closing_since_unix_s = (self.closing_since_unix_s or facts.at_unix_s) if facts.closing else 0.0
+        self.events.take({event.name: event.time_unix_s for event in facts.events}, facts.at_unix_s)
         silent = [agent.agent_id for agent in facts.agents if agent.is_silent]
         self._silent_since = {agent: self.silent_since(agent, facts.at_unix_s) for agent in silent}
         for worker_id, worker in reports.items():

@@ -203,14 +203,15 @@ def straggler(facts: JobFacts, series: JobSeries) -> Verdict | None:
     )
 
 
-def losses(facts: JobFacts) -> list[JobEvent]:
+def losses(facts: JobFacts, series: JobSeries) -> list[JobEvent]:
     """Of the last minute, the newest last."""
     kinds = (EventKind.WORKER_LOST, EventKind.WORKER_FAILED, EventKind.NODE_LOST)
-    return [e for e in facts.events if e.kind in kinds and facts.at_unix_s - e.time_unix_s <= RECENT_S]
+    since_s = facts.at_unix_s - RECENT_S
+    return [e for e in facts.events if e.kind in kinds and series.events.unix_s(e.name) >= since_s]
 
 
 def lost_lately(facts: JobFacts, series: JobSeries) -> Verdict | None:
-    lost = losses(facts)
+    lost = losses(facts, series)
     if not lost or facts.generation is None:
         return None
     newest = lost[-1]

@@ -29,4 +29,5 @@ def submitted(name: str, state: str = "running", **other: Any) -> JobStatus:
 def cluster(
     *nodes: NodeStatus, jobs: tuple[JobStatus, ...] = (), scheduler: str = "h1", **other: Any
 ) -> ClusterFacts:
-    return ClusterFacts(NOW_S, ClusterStatus(jobs, nodes, scheduler), **other)
+    ends = {job.job_id: job.ended_unix_s for job in jobs if job.exit_code is not None}
+    return ClusterFacts(NOW_S, ClusterStatus(jobs, nodes, scheduler), ends_unix_s=ends, **other)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
-from bagua_agent.observation.cluster_facts import ClusterFacts
+from bagua_agent.cluster.cluster_records import PROTOCOL, write_outcome
+from bagua_agent.cluster.cluster_view import JobEnd, OutcomeView
+from bagua_agent.etcd import cluster_keys
+from bagua_agent.etcd.client import KeyValue
+from bagua_agent.observation.cluster_facts import ClusterFacts, ClusterWatch
 from bagua_agent.observation.cluster_verdict import cluster_verdict
 from bagua_agent.observation.verdict_parts import Level
+from bagua_contract import cluster_pb2 as pb
 from tests.agent.observation.cluster_facts_of import NOW_S, cluster, member, submitted
 
 RUNS = submitted("run")
@@ -84,3 +91,38 @@ def test_a_wait_has_the_schedulers_reason_and_the_expected_start() -> None:
     assert said.why == "It is queued for a reason. It is expected to start in 4 min."
     old = cluster(BUSY, jobs=(RUNS, submitted("old", "ended", exit_code=1, ended_unix_s=NOW_S - 3600)))
     assert cluster_verdict(old).level is Level.GOOD, "a failure of an hour ago is not what happens now"
+
+
+class OneJob:
+    """Its records in etcd, for those that only read."""
+
+    def __init__(self) -> None:
+        asked = pb.Submission(
+            protocol=PROTOCOL, job_id="bad", nonce="n1", wanted=pb.Submission.RUN, min_nodes=1, max_nodes=1
+        )
+        self.records = {
+            cluster_keys.submission("bad"): asked.SerializeToString(),
+            cluster_keys.node("h1"): pb.Node(protocol=PROTOCOL, node_name="h1", slots=4).SerializeToString(),
+            cluster_keys.SCHEDULER: pb.Scheduler(node_name="h1").SerializeToString(),
+        }
+
+    def fails(self, ended_unix_s: float) -> None:
+        ended = OutcomeView(JobEnd.FAILED, 1, "ValueError")
+        self.records[cluster_keys.outcome("bad")] = write_outcome(ended, ended_unix_s, "n1")
+
+    def get_prefix(self, prefix: str) -> tuple[list[KeyValue], int]:
+        found = sorted(self.records.items())
+        return [KeyValue(k, v, n, n) for n, (k, v) in enumerate(found, 1) if k.startswith(prefix)], 99
+
+
+@pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0])
+def test_a_failure_is_mentioned_for_ten_minutes_whatever_the_schedulers_clock_says(ahead_s: float) -> None:
+    store, said = OneJob(), list[str]()
+    watch = ClusterWatch(cast("Any", store), said.append)
+    watch.look(lambda: NOW_S)
+    store.fails(NOW_S + ahead_s)
+    found = watch.look(lambda: NOW_S + 1)
+    assert not said
+    assert "Job bad has failed: ValueError" in cluster_verdict(found).what
+    assert cluster_verdict(watch.look(lambda: NOW_S + 700)).level is Level.GOOD
+    watch.close()

@@ -258,3 +258,33 @@ def test_one_long_step_does_not_hide_a_hang_in_the_next_one() -> None:
         look(NOW_S + 3662, 13, 3612.0, suspicions=(SuspicionSeen("w0", True, "has taken 60 s", 60.0),))
     )
     assert verdict(looks[-1], series(*looks)).level is Level.BAD
+
+
+def with_loss(at_s: float, step: int, lost_unix_s: float | None) -> JobFacts:
+    events = () if lost_unix_s is None else (replace(LOST, time_unix_s=lost_unix_s),)
+    agents = tuple(agent(rank, worker(rank, step=step)) for rank in range(2))
+    return facts(at_s, events=events, agents=agents)
+
+
+@pytest.mark.parametrize("ahead_s", [-300.0, 300.0])
+def test_a_loss_is_mentioned_for_a_minute_whatever_the_clock_of_its_node_says(ahead_s: float) -> None:
+    lost_s = NOW_S + ahead_s
+    before, seen = with_loss(NOW_S, 10, None), with_loss(NOW_S + 1, 11, lost_s)
+    assert "a worker of h1 was lost" in verdict(seen, series(before, seen)).what
+    later = with_loss(NOW_S + 71, 20, lost_s)
+    assert verdict(later, series(before, seen, later)).level is Level.GOOD
+
+
+@pytest.mark.parametrize(("ago_s", "level"), [(7200.0, Level.GOOD), (5.0, Level.WARNING)])
+def test_a_loss_between_two_looks_that_are_far_apart_is_as_old_as_its_node_says(
+    ago_s: float, level: Level
+) -> None:
+    """The page of a job is read only while a browser asks for it."""
+    before, seen = with_loss(NOW_S - 86_400, 10, None), with_loss(NOW_S, 20, NOW_S - ago_s)
+    assert verdict(seen, series(before, seen)).level is level
+
+
+def test_a_loss_before_the_first_look_with_a_clock_ahead_is_mentioned_for_a_minute() -> None:
+    first, later = with_loss(NOW_S, 10, NOW_S + 300), with_loss(NOW_S + 70, 20, NOW_S + 300)
+    assert verdict(first, series(first)).level is Level.WARNING
+    assert verdict(later, series(first, later)).level is Level.GOOD
