@@ -1,14 +1,14 @@
 """How a job has gone so far, from its facts at successive moments: speed, the script's numbers, and each rank's time.
 
 Pure: the caller brings the facts and their time. Bounded: when there are too many points, every second one of the older
-half is dropped. Begins empty in each process that looks at a job.
+half is dropped. Begins empty in each process that looks at a job, and with the next job of the same name.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import median_low
 
 from bagua_agent.observation.first_seen import FirstSeen
@@ -69,6 +69,7 @@ class JobSeries:
     step_since_unix_s: float = 0.0
     closing_since_unix_s: float = 0.0
     events: FirstSeen[str] = field(default_factory=FirstSeen)
+    _nonce: str = ""  # of the job; empty: unknown
     _silent_since: dict[str, float] = field(
         default_factory=dict
     )  # agent id -> of the first look without answer
@@ -86,6 +87,10 @@ class JobSeries:
 
     def take(self, facts: JobFacts) -> None:
         """Facts later than those before."""
+        nonce = facts.spec.nonce or self._nonce  # a record that can't be read has none
+        if self._nonce and nonce != self._nonce:
+            self._begin_anew()
+        self._nonce = nonce
         reports = {w.worker_id: w for _, w in facts.workers if w.HasField("progress")}
         step = max((w.progress.step for w in reports.values()), default=0)
         last = self.points[-1] if self.points else None
@@ -125,6 +130,11 @@ class JobSeries:
         if len(self.points) > MOST_POINTS:
             half = MOST_POINTS // 2
             self.points[:half] = self.points[:half:2]
+
+    def _begin_anew(self) -> None:
+        empty = JobSeries()
+        for each in fields(self):
+            setattr(self, each.name, getattr(empty, each.name))
 
     def silent_since(self, agent_id: str, now_unix_s: float) -> float:
         """When the agent was first seen without an answer since its last one; now if it answers."""

@@ -6,7 +6,9 @@ import math
 
 import pytest
 
+from bagua_agent.dashboard.page_data import page_data
 from bagua_agent.observation.series import MOST_POINTS, JobSeries
+from bagua_contract import membership_pb2 as pb
 from tests.agent.observation.facts import NOW_S, agent, facts, worker
 
 
@@ -63,6 +65,23 @@ def test_a_successor_in_the_slot_begins_anew() -> None:
     new.worker_id = "w1-again"
     series.take(facts(NOW_S + 1, agents=(agent(0, worker(0, step=12, computing_s=1.2)), agent(1, new))))
     assert series.points[-1].computing_s == {0: pytest.approx(0.1)}
+
+
+def test_the_next_job_of_the_same_name_has_a_course_of_its_own() -> None:
+    series = JobSeries()
+    of_a = agent(0, worker(0, step=500, spent_s={"step": 10.0, "failover": 1000.0}, step_sum_s=5000.0))
+    series.take(facts(spec=pb.JobSpec(nonce="a"), agents=(of_a,)))
+    new = worker(0, step=10, spent_s={"step": 10.0}, step_sum_s=10.0)
+    new.worker_id = "w0-of-b"
+    seen = facts(NOW_S + 1, spec=pb.JobSpec(nonce="b"), agents=(agent(0, new),))
+    series.take(seen)
+    page = page_data(seen, series, "")
+    assert page["goodput"]["share"] == 1.0
+    assert [point.step for point in series.points] == [10]
+    assert series.usual_step_s() == 1.0
+    series.take(facts(NOW_S + 2, agents=(agent(0, new),)))  # a record of the job that can't be read
+    series.take(facts(NOW_S + 3, spec=pb.JobSpec(nonce="b"), agents=(agent(0, new),)))
+    assert len(series.points) == 3, "it is the same job"
 
 
 def test_the_past_is_bounded_and_the_newest_points_are_kept() -> None:
