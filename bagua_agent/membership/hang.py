@@ -23,7 +23,8 @@ outside is only the absence of such a report. Hence the rules:
 notice_s and renew_s are floors: where the usual step is long, usual_factor times that counts. A member that waited and
 went on is outside since then and not since the others began to wait, so one that makes progress within a step is
 never replaced; and "all inside" counts from the last one that came in. Times start anew with each generation and each
-wait: a commit, or a member that goes on, ends the episode.
+wait: a commit, or a member that goes on, ends the episode. A member at which bytes of the state keep arriving, in a
+copy or from a checkpoint, reports a new wait again and again (bagua_core, member_waits.py): a long copy is not renewed.
 
 "All inside" alone proves little: a large sum over a slow network causes the same reports. But if TCP has retransmitted
 again and again without an acknowledgement, the wait can't be a slow checkpoint and will not end soon. A joiner that has

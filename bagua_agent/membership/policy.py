@@ -79,7 +79,7 @@ class Policy:
     # who looks at a job that stands still has not despaired yet.
     hang_notice_s: float = 30.0
     # All wait and no connection is known to be cut: a sum over a slow network may take that long, a lost message
-    # longer.
+    # longer. It does not limit a copy of the state: a receiver's wait begins anew as long as bytes arrive.
     hang_renew_s: float = 60.0
     # Outlasts the slowest checkpoint that a worker should make while the others wait. None: no worker is ever replaced.
     hang_timeout_s: float | None = 600.0

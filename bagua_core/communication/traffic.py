@@ -1,4 +1,4 @@
-"""Counts the bytes that this process hands to Gloo and receives as copies of the state, for its reports to the agent.
+"""Counts the bytes that this process hands to Gloo and receives of the state, for its reports to the agent.
 
 Counters of the process, since collectives start in several threads and communicators come and go; they never decrease.
 What NCCL carries is not counted here: Bagua-Net has counters of its own.
@@ -46,3 +46,6 @@ to_collectives = (
     Counter()
 )  # payload as it is sent, so compressed where it is; once, however many ranks receive it
 copied = Copies()
+state_arrived = (
+    Counter()
+)  # piece by piece, in copies under way and from checkpoints: tells whether one goes on

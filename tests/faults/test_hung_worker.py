@@ -9,6 +9,8 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
 from tests.faults.scraped_metrics import await_uses, port_of
@@ -74,4 +76,19 @@ def test_a_stopped_worker_is_replaced(job: MakeJob) -> None:
     alone = one.await_world(1, deadline_s=REPLACED_BOUND_S)
     one.await_world(2, after_step=alone)
     one.finish()
+    one.check(finished=2)
+
+
+@pytest.mark.long
+def test_a_copy_that_takes_longer_than_hang_renew_is_made_once(job: MakeJob) -> None:
+    """About 15 chunks; twice the time after which a generation is made again in which all members wait."""
+    one = job(script=["--chunk-s", "0.4", "--step-s", "0.1"], options=SHORT, samples=24 * 150, epochs=1)
+    node = one.start(slots=2)
+    one.await_world(2, after_step=3)
+    before = one.replace_killed_worker(node)
+    assert one.largest_gap_s(before - 1, before) > 4.0, "the copy was slow"
+    one.finish()
+    assert not node.says("a new communicator for the same members")
+    *_, alone, joined = sorted({(line.generation, line.world_size) for line in one.ledger.lines})
+    assert (alone[1], joined) == (1, (alone[0] + 1, 2)), "the join needs one generation"
     one.check(finished=2)

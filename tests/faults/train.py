@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 import bagua_core as bagua
+from bagua_core.elastic.heal import heal
 from tests.lab import pace
 
 parser = argparse.ArgumentParser()
@@ -51,6 +52,9 @@ parser.add_argument("--algorithm-arguments", type=json.loads, default={}, metava
 parser.add_argument("--qadam-optimizer", action="store_true", help="QAdam's, whatever the algorithm")
 parser.add_argument("--width", type=int, default=64, help="of the model's hidden layer")
 parser.add_argument("--failpoints-once", action="store_true", help="for a slot's first worker only")
+parser.add_argument(
+    "--chunk-s", type=float, help="a copy of the state takes so long for each of its chunks, which are small"
+)
 args = parser.parse_args()
 
 
@@ -73,6 +77,11 @@ if args.failpoints_once and not first(f"has-failpoints-{AGENT}-{SLOT}"):
     del os.environ["BAGUA_FAILPOINTS"]
 
 torch.set_num_threads(1)
+
+
+if args.chunk_s:
+    heal.CHUNK_BYTES, read = 1000, heal.pinned_chunks.read
+    heal.pinned_chunks.read = lambda *chunk: time.sleep(args.chunk_s) or read(*chunk)
 
 
 class Samples(torch.utils.data.Dataset):

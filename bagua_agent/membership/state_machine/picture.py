@@ -185,8 +185,9 @@ def _suspicion(view: JobView, told: SuspicionView, now_s: float) -> SuspicionVie
 
 
 def _waiting_since_s(known: SuspicionView, told: SuspicionView, now_s: float) -> float:
-    # what is said of one wait only grows
-    goes_on = not known.broken and known.waited_s <= told.waited_s
+    # What is said of one wait only grows. A copy that moves is reported as a new wait of 0 s each time.
+    grows = known.waited_s < told.waited_s or known.sequence == told.sequence
+    goes_on = not known.broken and grows
     return known.waiting_since_s if goes_on else wait_began_s(now_s, told.waited_s)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from bagua_contract.records import StateName
+from bagua_core.communication import traffic
 from bagua_core.elastic.checkpoint.placement_index import Placed
 from bagua_core.elastic.checkpoint.storage import Storage
 from bagua_core.elastic.state.flat_digest import digest_of_bytes
@@ -268,6 +269,7 @@ def _chunks(file: Any, size_bytes: int) -> Iterator[torch.Tensor]:
             count = file.readinto(view)
             if not count:
                 raise CorruptPart("it ends early")
+            traffic.state_arrived.add(count)
             view = view[count:]
         yield chunk
 

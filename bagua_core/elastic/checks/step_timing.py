@@ -16,6 +16,10 @@ USUAL_FACTOR = 3.0
 REPORT_AGAIN_FACTOR = 2.0  # each further report of one wait comes after twice the time
 SMOOTHING = 0.2
 USUAL_OF_STEPS = 5  # the newest ones, of whose times the usual step is the median
+# A wait for bytes of the state that keep arriving is reported as a new wait so often: well below the time after which a
+# generation in which all members wait is made again.
+MOVING_REPORT_S = 1.0
+MOST_MOVING_REPORTS_PER_S = 200.0  # of the whole job: the leader handles each
 
 
 class WaitMonitor:
@@ -90,3 +94,8 @@ class Pace:
         self.steps_per_s = self._steps / elapsed_s
         self._since_s, self._steps = now_s, 0
         return True
+
+
+def moving_report_s(members: int) -> float:
+    """The time from one report of a wait for arriving bytes to the next, in a generation of so many members."""
+    return min(MOST_STALL_S, max(MOVING_REPORT_S, members / MOST_MOVING_REPORTS_PER_S))

@@ -134,6 +134,7 @@ def _receive_stripe(
         _receive(communicator, chunk, holders[part])
         checksum = zlib.crc32(chunk.numpy().data, checksum)
         where.put(at, chunk)
+        traffic.state_arrived.add(chunk.numel())
     expected = torch.zeros(1, dtype=torch.int64, device="cpu")
     _receive(communicator, expected, holders[part])
     if int(announced) != layout:

@@ -289,9 +289,7 @@ class Member(ShardMember):
         self.settle_device()
         building.drained()
         with tracing.span("build communicator", generation.number):
-            is_built = self._wait_until(
-                lambda: building.done, superseded, generation.number, report=not newcomer
-            )
+            is_built = self._wait_until(lambda: building.done, superseded, generation, report=not newcomer)
         if not is_built:
             building.abandon("superseded")
             return False
@@ -414,9 +412,7 @@ class Member(ShardMember):
         self.settle_device()
         building = self.rendezvous.start(generation, members, name)
         main.abort_flag.add_waiter(lambda: building.abandon("the generation ended"))
-        if not self._wait_until(
-            lambda: building.done, main.abort_flag.is_set, generation.number, report=True
-        ):
+        if not self._wait_until(lambda: building.done, main.abort_flag.is_set, generation, report=True):
             raise CollectiveAborted(main.abort_flag.reason or "aborted")
         if building.communicator is None:
             raise CollectiveFailed(f"building the group for a collective failed: {building.error}")

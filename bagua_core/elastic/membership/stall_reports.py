@@ -63,6 +63,18 @@ class StallReports:
             waits_in=waits_in(),
         )
 
+    def moves(self, number: int) -> None:
+        """Bytes of the state keep arriving, so the wait counts as a new one. Not went_on: a worker that reports no wait
+        is outside the step's collectives, and the others would seem to wait for it."""
+        self._stall_said, self._silent_said = number, frozenset()
+        self._session.suspect(
+            number,
+            SuspicionKind.STALLED,
+            hosts=(),
+            detail="it waits for the job's state, which is arriving",
+            usual_step_s=self.usual_step_s,
+        )
+
     def _silent_hosts(self, number: int) -> tuple[str, ...]:
         """Hosts of that generation's members from which the transport hears nothing."""
         record, before = self._record_of(number), self._sockets_before.get(number)

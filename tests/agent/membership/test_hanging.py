@@ -242,6 +242,14 @@ def test_a_wait_begins_when_its_first_report_says() -> None:
     assert seen(view, raised(20.0, 3.0, 3, generation=3)).suspicions["a0"].waiting_since_s == 17.0
 
 
+def test_a_copy_that_moves_waits_since_its_newest_report() -> None:
+    view = seen(running(), raised(10.0, 0.0, 1), raised(12.0, 0.0, 2))
+    assert view.suspicions["a0"].waiting_since_s == 12.0
+    again = seen(view, raised(15.0, 0.0, 2))
+    assert again.suspicions["a0"].waiting_since_s == 12.0, "the same report, put again"
+    assert seen(view, raised(15.0, 2.9, 3)).suspicions["a0"].waiting_since_s == 12.0
+
+
 def test_who_went_on_is_outside_since_then() -> None:
     view = seen(running(), raised(10.0, 0.5, 1), ev.SuspicionCleared(now_s=11.0, worker_id="a0"))
     assert view.went_on == {"a0": 11.0}

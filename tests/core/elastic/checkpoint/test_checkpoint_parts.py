@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bagua_contract.records import StateName
+from bagua_core.communication import traffic
 from bagua_core.elastic.checkpoint import catalogue, layout, part_file, restore
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.local_storage import EDGES, LocalStorage
@@ -66,6 +67,15 @@ def test_what_was_written_is_read_bit_for_bit(tmp_path: Path, parts: int) -> Non
     other.registry.restore(restored.state)
     assert wire_form(other.registry.capture()) == wire_form(holder.registry.capture())
     assert (restored.step, restored.position) == (4, {"epoch": 0, "batch": 4})
+
+
+def test_what_arrives_of_a_checkpoint_is_counted(tmp_path: Path) -> None:
+    training = Training("adam", 1)
+    whole(tmp_path, training)
+    before = traffic.state_arrived.total_bytes
+    read(tmp_path, training)
+    read_bytes = sum(part.numel() * part.element_size() for part in training.model.parameters())
+    assert traffic.state_arrived.total_bytes - before > read_bytes
 
 
 def test_every_flipped_byte_is_seen(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from bagua_core.elastic.checks.step_timing import (
     Pace,
     UsualStep,
     WaitMonitor,
+    moving_report_s,
 )
 
 
@@ -102,3 +103,8 @@ def test_the_usual_step_follows_the_newest_steps_and_not_a_single_long_one() -> 
 
 def test_a_wait_is_told_of_however_long_the_usual_one_is() -> None:
     assert monitor(3600.0).threshold_s == MOST_STALL_S
+
+
+@pytest.mark.parametrize(("members", "every_s"), [(1, 1.0), (200, 1.0), (1000, 5.0), (100_000, MOST_STALL_S)])
+def test_a_large_job_reports_waits_for_arriving_bytes_less_often(members: int, every_s: float) -> None:
+    assert moving_report_s(members) == every_s

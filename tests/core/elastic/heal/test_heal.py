@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from bagua_core.communication import traffic
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, Pending
 from bagua_core.elastic.heal import heal
 from bagua_core.elastic.heal.heal import HealMismatch, Transfer, receive_state, send_state
+from bagua_core.elastic.heal.landing import Staging
 from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import DEADLINE_S, await_true, gloo_world, run_ranks
 from tests.core.elastic.state.trainings import Training, through_the_wire, wire_form
@@ -57,6 +59,20 @@ def test_copies_are_counted_in_bytes_and_seconds() -> None:
     heal_in(build_in_process(2), (0,), (1,), {"weights": torch.zeros(1000)})
     assert traffic.copied.total_bytes >= before[0] + 4000
     assert traffic.copied.total_s > before[1]
+
+
+def test_what_arrives_of_a_copy_is_counted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It distinguishes a copy that goes on from one that hangs."""
+    counts = []
+    put = Staging.put
+
+    def noted(staging: Staging, begin: int, chunk: torch.Tensor) -> None:
+        counts.append(traffic.state_arrived.total_bytes)
+        put(staging, begin, chunk)
+
+    monkeypatch.setattr(Staging, "put", noted)
+    heal_in(build_in_process(2), (0,), (1,), {"weights": torch.zeros(1000)})
+    assert [b - a for a, b in pairwise(counts)] == [1000] * (len(counts) - 1) and len(counts) >= 4
 
 
 def test_a_copy_that_is_sent_is_no_traffic_of_steps() -> None:

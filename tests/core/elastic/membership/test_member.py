@@ -11,8 +11,10 @@ import pytest
 from bagua_contract import membership_pb2, session_pb2
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind, StateName
+from bagua_core.communication import traffic
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.communication.pending import DonePending, FailedPending
+from bagua_core.elastic.checks import step_timing
 from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.membership.member import Member
@@ -342,3 +344,48 @@ def test_a_stall_that_was_told_is_taken_back(worker: Worker) -> None:
     assert suspected.usual_step_s == 0.5 and not suspected.hosts
     worker.member.wait_for_transfer(lambda: True)
     assert kinds(worker).count("went_on") == 1
+
+
+def reported_waits(worker: Worker) -> list[float]:
+    said = worker.agent.said_by("w0")
+    return [m.suspected.waited_s for m in said if m.HasField("suspected")]
+
+
+def test_a_wait_for_bytes_that_arrive_is_reported_as_a_new_one_again_and_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_timing, "MOVING_REPORT_S", 0.3)
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    began_s = time.monotonic()
+
+    def arrives() -> bool:
+        traffic.state_arrived.add(1)
+        return time.monotonic() - began_s > 1.1
+
+    worker.member.wait_for_transfer(arrives)
+    worker.agent.wait_for(lambda: kinds(worker)[-1:] == ["went_on"])
+    assert kinds(worker).count("went_on") == 1, "it waits inside the step all the time"
+    assert reported_waits(worker) == [0.0] * 3
+
+
+def test_a_wait_for_bytes_that_no_longer_arrive_is_reported_from_then_on(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_timing, "MOVING_REPORT_S", 0.3)
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    began_s = time.monotonic()
+
+    def arrives() -> bool:
+        waited_s = time.monotonic() - began_s
+        if waited_s < 0.5:
+            traffic.state_arrived.add(1)
+        return waited_s > 1.6
+
+    worker.member.wait_for_transfer(arrives)
+    worker.agent.wait_for(lambda: kinds(worker)[-1:] == ["went_on"])
+    waits = reported_waits(worker)
+    moved = waits.count(0.0)
+    assert moved in (1, 2) and waits[:moved] == [0.0] * moved, waits
+    assert 0.2 < waits[moved] < 0.7 and waits[moved:] == sorted(waits[moved:]), waits
