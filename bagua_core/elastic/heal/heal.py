@@ -3,6 +3,12 @@
 The state travels as a manifest and one run of bytes, striped over all holders, to where landing.py puts it; its
 digest is checked; only then is it handed out. No pickle. Owns the wire form, the threads and how long a peer may be
 silent; who heals from whom is decided in heal_plan.py, when the copy is swapped in by copying.py.
+
+SILENCE_S limits every wait for a peer but that for the first message between two ranks. A holder begins when its script
+comes to its next step, and serves receivers one after another; a receiver takes the stripes of all holders before it
+comes to the next copy. How long that takes depends on the others, so these waits have no limit here. They end by an
+abort: a peer that dies ends the generation, and the agents notice one that hangs, since no bytes arrive (bagua_agent,
+hang.py).
 """
 
 from __future__ import annotations
@@ -49,9 +55,10 @@ def send_state(
             header = torch.tensor(
                 [len(manifest), total_bytes, zlib.crc32(manifest)], dtype=torch.int64, device="cpu"
             )
-            _send(communicator, header, receiver)
+            _send(communicator, header, receiver, is_first=True)
             _send(communicator, torch.frombuffer(bytearray(manifest), dtype=torch.uint8), receiver)
-        _send(communicator, torch.tensor([layout], dtype=torch.int64, device="cpu"), receiver)
+        announced = torch.tensor([layout], dtype=torch.int64, device="cpu")
+        _send(communicator, announced, receiver, is_first=own > 0)
         checksum = 0
         for at in range(begin, end, CHUNK_BYTES):
             chunk = pinned_chunks.read(tensors, at, min(at + CHUNK_BYTES, end))
@@ -64,20 +71,12 @@ def receive_state(
     communicator: Communicator,
     holders: Sequence[int],
     landing: Landing | None = None,
-    *,
-    patient: bool = False,
 ) -> Any:
-    """The state that `holders` send, landed (default: in staging). Blocks; raises CollectiveFailed, HealMismatch.
-
-    patient: they begin when their scripts come to their next step; the generation's end alone ends the wait for that.
-    """
+    """The state that `holders` send, landed (default: in staging). Blocks; raises CollectiveFailed, HealMismatch."""
     where: Landing = Staging() if landing is None else landing
     header = torch.zeros(3, dtype=torch.int64, device="cpu")
-    if patient:
-        communicator.receive(header, holders[0], TAG).wait()
-    else:
-        _receive(communicator, header, holders[0])
-    began_s = time.monotonic()  # after the wait for the holders' scripts
+    communicator.receive(header, holders[0], TAG).wait()
+    began_s = time.monotonic()  # after the wait for the holders' scripts and for other receivers
     manifest_bytes, total_bytes, checksum = (int(v) for v in header)
     if not 0 < manifest_bytes <= LARGEST_MANIFEST_BYTES:
         raise HealMismatch(f"a manifest of {manifest_bytes} bytes was announced; nothing of it is taken")
@@ -98,7 +97,7 @@ def receive_state(
     def stripe(part: int) -> None:
         try:
             with handover.taken_over():
-                _receive_stripe(communicator, where, total_bytes, holders, part, layout)
+                _receive_stripe(communicator, where, total_bytes, holders, part, layout, failures)
         except Exception as error:  # noqa: BLE001 (handed to the caller below)
             failures.append(error)
 
@@ -110,7 +109,7 @@ def receive_state(
         thread.start()
     stripe(0)
     for thread in others:
-        thread.join()  # it ends: each of its waits does, by an abort or by SILENCE_S
+        thread.join()  # it ends: each of its waits does, by an abort or by SILENCE_S once a stripe has failed
     if failures:
         raise failures[0]
     traffic.copied.received(total_bytes, time.monotonic() - began_s)
@@ -124,10 +123,12 @@ def _receive_stripe(
     holders: Sequence[int],
     part: int,
     layout: int,
+    failures: Sequence[Exception],
 ) -> None:
+    """failures: of other stripes; their copy is of no use then."""
     begin, end = byte_ranges(total_bytes, len(holders), part)
     announced = torch.zeros(1, dtype=torch.int64, device="cpu")
-    _receive(communicator, announced, holders[part])
+    _receive(communicator, announced, holders[part], is_limited=lambda: part == 0 or bool(failures))
     checksum = 0
     for at in range(begin, end, CHUNK_BYTES):
         chunk = where.chunk(at, min(at + CHUNK_BYTES, end))
@@ -146,19 +147,27 @@ def _receive_stripe(
         raise HealMismatch(f"stripe {part} of the state arrived with another checksum; it is not used")
 
 
-def _send(communicator: Communicator, tensor: torch.Tensor, receiver: int) -> None:
-    _wait(communicator.send(tensor, receiver, TAG), f"global rank {receiver} took nothing of the state")
+def _send(communicator: Communicator, tensor: torch.Tensor, receiver: int, *, is_first: bool = False) -> None:
+    silence = f"global rank {receiver} took nothing of the state"
+    _wait(communicator.send(tensor, receiver, TAG), silence, lambda: not is_first)
 
 
-def _receive(communicator: Communicator, tensor: torch.Tensor, holder: int) -> None:
-    _wait(communicator.receive(tensor, holder, TAG), f"global rank {holder} sent nothing of the state")
+def _receive(
+    communicator: Communicator,
+    tensor: torch.Tensor,
+    holder: int,
+    *,
+    is_limited: Callable[[], bool] = lambda: True,
+) -> None:
+    silence = f"global rank {holder} sent nothing of the state"
+    _wait(communicator.receive(tensor, holder, TAG), silence, is_limited)
 
 
-def _wait(pending: Pending, silence: str) -> None:
+def _wait(pending: Pending, silence: str, is_limited: Callable[[], bool]) -> None:
     limit_s = SILENCE_S
 
     def stalled(waited_s: float) -> None:
-        if waited_s >= limit_s:
+        if waited_s >= limit_s and is_limited():
             raise CollectiveFailed(f"{silence} for {limit_s:g} s")
 
     pending.wait(stalled, limit_s)

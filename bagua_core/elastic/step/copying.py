@@ -122,13 +122,13 @@ class Copying:
                 if is_source:
                     self._await(self._sending(communicator, bulk, rest, plan, receivers))
                 elif own in receivers:
-                    self._transfer = self._receiving(communicator, plan, patient=False)
+                    self._transfer = self._receiving(communicator, plan)
                     copied = self._received()
             if copied is not None:
                 self._swap_in(copied)
         self._beside = (communicator, plan) if plan.newcomers else None
         if own in plan.newcomers:
-            self._transfer = self._receiving(communicator, plan, patient=True)
+            self._transfer = self._receiving(communicator, plan)
 
     def step_begins(self) -> None:
         """The script is in the first step of a generation that workers joined: send them what this step builds on.
@@ -184,19 +184,19 @@ class Copying:
 
         return heal.Transfer(send, self._member.changed)
 
-    def _receiving(self, communicator: Communicator, plan: HealPlan, *, patient: bool) -> heal.Transfer:
+    def _receiving(self, communicator: Communicator, plan: HealPlan) -> heal.Transfer:
         landing = self._landing = self._choose_landing(plan)
 
         def receive() -> Any:
             try:
-                bulk = heal.receive_state(communicator, plan.sources, landing, patient=patient)
+                bulk = heal.receive_state(communicator, plan.sources, landing)
             except (MemoryError, RuntimeError) as error:
                 if not (isinstance(landing, Staging) and heal_memory.is_out_of_memory(error)):
                     raise
                 # The others rely on the state that is here: tell them first, by entering anew.
                 self._staging_failed = True
                 raise CollectiveFailed(f"there is no memory for a copy beside the state: {error}") from error
-            return {"bulk": bulk, **heal.receive_state(communicator, plan.sources[:1], patient=patient)}
+            return {"bulk": bulk, **heal.receive_state(communicator, plan.sources[:1])}
 
         transfer = heal.Transfer(receive, self._member.changed)
         self._reach("heal.receive")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -290,12 +291,28 @@ def test_a_transfer_keeps_its_error_for_a_waiting_thread() -> None:
 # -- a peer that is silent and does not die
 
 
-@pytest.mark.parametrize("silent", [0, 1])
-def test_a_stripe_that_never_arrives_ends_the_copy_and_names_its_rank(
-    silent: int, monkeypatch: pytest.MonkeyPatch
+class Falling(InProcessCommunicator):
+    """A holder that falls silent instead of its n-th message."""
+
+    def __init__(self, honest: InProcessCommunicator, message: int) -> None:
+        super().__init__(honest._exchange, honest.generation, honest.global_rank, honest.abort_flag)
+        self._left = message
+
+    def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending:
+        self._left -= 1
+        if not self._left:
+            raise CollectiveAborted("it sends nothing any more")
+        return super().send(tensor, destination, tag)
+
+
+@pytest.mark.parametrize(("silent", "message"), [(0, 5), (1, 3)])
+def test_a_stripe_that_ends_in_the_middle_ends_the_copy_and_names_its_rank(
+    silent: int, message: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Behind its layout and one chunk. Rank 0 sends the header and the manifest before."""
     monkeypatch.setattr(heal, "SILENCE_S", 0.3)
-    world = build_in_process(3)
+    honest = build_in_process(3)
+    world = [Falling(one, message) if rank == silent else one for rank, one in enumerate(honest)]
     running = set(threading.enumerate())
 
     def act(communicator: InProcessCommunicator) -> None:
@@ -306,7 +323,7 @@ def test_a_stripe_that_never_arrives_ends_the_copy_and_names_its_rank(
                 receive_state(communicator, (0, 1))
             for each in world:
                 each.abort("entering failed")  # as the member does
-        elif communicator.global_rank != silent:
+        else:
             with contextlib.suppress(
                 CollectiveAborted, CollectiveFailed
             ):  # it may have sent everything before
@@ -316,7 +333,68 @@ def test_a_stripe_that_never_arrives_ends_the_copy_and_names_its_rank(
     await_true(lambda: not started_since(running), "no thread is left")
 
 
-def test_a_receiver_that_takes_nothing_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_that_begins_nothing_hinders_no_report_of_another_s_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(heal, "SILENCE_S", 0.3)
-    with pytest.raises(CollectiveFailed, match=r"global rank 1 took nothing of the state for 0\.3 s"):
-        send_state(build_in_process(2)[0], state_of(1), (0,), (1,))
+    first, second, receiver = build_in_process(3)
+    world = [Falling(first, 5), second, receiver]
+
+    def act(communicator: InProcessCommunicator) -> None:
+        if communicator.global_rank == 2:
+            with pytest.raises(CollectiveFailed, match="global rank 0 sent nothing of the state"):
+                receive_state(communicator, (0, 1))
+        elif communicator.global_rank == 0:
+            with pytest.raises(CollectiveAborted):
+                send_state(communicator, state_of(1), (0, 1), (2,))
+
+    run_ranks(world, act)
+
+
+def test_a_receiver_that_takes_nothing_more_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heal, "SILENCE_S", 0.3)
+
+    def act(communicator: InProcessCommunicator) -> None:
+        if communicator.global_rank == 1:
+            communicator.receive(torch.zeros(3, dtype=torch.int64), 0, heal.TAG).wait()  # the header
+            return
+        with pytest.raises(CollectiveFailed, match=r"global rank 1 took nothing of the state for 0\.3 s"):
+            send_state(communicator, state_of(1), (0,), (1,))
+
+    run_ranks(build_in_process(2), act)
+
+
+class Slow(InProcessCommunicator):
+    """A holder that needs a while for each chunk."""
+
+    def __init__(self, honest: InProcessCommunicator) -> None:
+        super().__init__(honest._exchange, honest.generation, honest.global_rank, honest.abort_flag)
+
+    def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending:
+        if tensor.numel() == heal.CHUNK_BYTES:
+            time.sleep(0.15)
+        return super().send(tensor, destination, tag)
+
+
+@pytest.mark.parametrize("holders", [(0,), (0, 1)], ids=["one holder", "the second holder is slow"])
+def test_receivers_wait_while_others_are_served(
+    holders: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes: for their bulk, and for the rest, which follows the bulks of all."""
+    monkeypatch.setattr(heal, "SILENCE_S", 0.5)
+    last = len(holders) - 1
+    world = build_in_process(4 + last)
+    world[last] = Slow(world[last])
+    bulk, rest = {"weights": torch.randn(1000 * len(holders))}, {"lr": 0.1}
+    receivers = tuple(range(len(holders), len(world)))
+
+    def act(communicator: InProcessCommunicator) -> Any:
+        if communicator.global_rank not in holders:
+            return receive_state(communicator, holders), receive_state(communicator, holders[:1])
+        send_state(communicator, bulk, holders, receivers)
+        if communicator.global_rank == 0:
+            send_state(communicator, rest, holders[:1], receivers)
+        return None
+
+    for copied in run_ranks(world, act)[len(holders) :]:
+        assert wire_form(copied) == wire_form((bulk, rest))
