@@ -1,38 +1,53 @@
-"""Collectives over values of the workers, for every integration: a mean, and a gather of tensors of unequal sizes."""
+"""Collectives over values of the workers, for every integration: a mean, and a gather of tensors of unequal sizes.
+
+A joiner has no value in its first step. is_filler: this worker's value comes from fillers, and is left out too.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import torch
 
 import bagua_core as bagua
 
 
-def mean(tensor: torch.Tensor) -> torch.Tensor:
-    """The mean over the workers that have the job's state. A joiner, which contributes zeros, does not count."""
+def mean(tensor: torch.Tensor, *, is_filler: bool = False) -> torch.Tensor:
+    """The mean over the workers with a value; 0 if none has one."""
     values = tensor if tensor.is_floating_point() else tensor.float()
-    summed = bagua.allreduce(torch.cat([values.flatten(), values.new_ones(1)]))
+    counted = torch.cat([values.flatten(), values.new_ones(1)])
+    summed = bagua.allreduce(torch.zeros_like(counted) if is_filler else counted)
     return (summed[:-1] / summed[-1].clamp(min=1)).reshape(tensor.shape)
 
 
-def gather_unequal(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """Every worker's tensor, by rank. Their shapes may differ in size, not in the number of dimensions. A joiner has no
-    value in its first step: its tensor is empty, and a single number is left out."""
+def gather_unequal(tensor: torch.Tensor, *, is_filler: bool = False) -> list[torch.Tensor]:
+    """The tensors of workers with a value, by rank. Their shapes may differ in size, not in the number of dimensions,
+    and empty ones are left out. If there are fillers only, all of them: a script may expect a value."""
     flat = tensor.reshape(1) if tensor.dim() == 0 else tensor
-    shapes, rows = _shapes_and_rows(flat)
+    shapes, rows = _shapes_and_rows(flat, is_filler)
     # a worker was lost between the two: all that are left see it, and do both again
     while len(rows) < len(shapes):
-        shapes, rows = _shapes_and_rows(flat)
-    parts = [
-        row[: int(shape.prod())].reshape(shape.tolist()) for row, shape in zip(rows, shapes, strict=True)
-    ]
-    return [part.reshape(()) for part in parts if part.numel()] if tensor.dim() == 0 else parts
+        shapes, rows = _shapes_and_rows(flat, is_filler)
+    samples: list[torch.Tensor] = []
+    fillers: list[torch.Tensor] = []
+    for row, sizes in zip(rows, shapes.tolist(), strict=True):
+        shape = _sizes(sizes)
+        if shape[0]:
+            part = row[: math.prod(shape)].reshape(shape)
+            (samples if shape == sizes else fillers).append(part)
+    found = samples or fillers or [flat[:0]]
+    return [part.reshape(()) if tensor.dim() == 0 and len(part) else part for part in found]
 
 
-def _shapes_and_rows(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every worker's shape, and its values padded to the longest."""
-    shapes = bagua.allgather(torch.tensor(flat.shape, dtype=torch.int64, device="cpu"))
-    padded = flat.new_zeros(int(shapes.prod(1).max()))
-    padded[: flat.numel()] = flat.flatten()
+def _sizes(sizes: list[int]) -> list[int]:
+    """The shape, whose sizes travel inverted if the values are of fillers."""
+    return [~size if size < 0 else size for size in sizes]
+
+
+def _shapes_and_rows(flat: torch.Tensor, is_filler: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every worker's shape as it travels, and its values padded to the longest."""
+    own = torch.tensor(flat.shape, dtype=torch.int64, device="cpu")
+    shapes = bagua.allgather(~own if is_filler else own)
+    padded = flat.new_zeros(max(math.prod(_sizes(sizes)) for sizes in shapes.tolist()))
+    padded[: flat.numel()] = flat.flatten()[: len(padded)]  # a joiner's own size is not in it
     return shapes, bagua.allgather(padded)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 
 import bagua_core as bagua
 from bagua_core.algorithms import Algorithm
+from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.elastic.step import runtime
 from bagua_core.integrations.evaluation_batches import Placed, shared
 from bagua_core.integrations.huggingface.refusals import METHODS, check_arguments, check_precision, refused
@@ -55,6 +57,7 @@ class ElasticAccelerator(Accelerator):
         self._is_preparing = False
         self._decided_as_joiner = False
         self._registered = 0  # schedulers
+        self._evaluated_in: MicroBatch | None = None  # where in a step an evaluation was begun last
         bagua.init_process_group()
         if torch.cuda.is_available() and not accelerator_arguments.get("cpu"):
             torch.cuda.set_device(bagua.get_local_rank())
@@ -146,8 +149,19 @@ class ElasticAccelerator(Accelerator):
 
     def _loader(self, loader: DataLoader[Any], placed: Placed) -> object:
         if self._train_loader is not None:
-            return shared(loader, lambda: (self.process_index, self.num_processes), placed)
+            return shared(loader, self._evaluation_begins, placed)
         return self._as_train_loader(loader, placed)
+
+    def _evaluation_begins(self) -> tuple[int, int]:
+        engine = runtime.engine()
+        self._evaluated_in = engine.micro_batch if engine.in_step else None
+        return self.process_index, self.num_processes
+
+    @property
+    def _has_fillers_values(self) -> bool:
+        """Whether what the script computes here is of fillers. In a loop body behind an evaluation it is of that."""
+        engine = runtime.engine()
+        return engine.has_fillers and engine.micro_batch is not self._evaluated_in
 
     def _as_train_loader(
         self, loader: DataLoader[Any], placed: Placed, max_local_batch_size: int | None = None
@@ -202,11 +216,12 @@ class ElasticAccelerator(Accelerator):
     # -- collectives
 
     def gather(self, tensor: Any) -> Any:
-        """Every worker's tensors, joined in their first dimension, whose sizes may differ.
+        """Every worker's tensors, joined in their first dimension, whose sizes may differ. Those computed from fillers
+        are left out.
 
         Raises UnsupportedInElasticJob where other sizes differ.
         """
-        found = recursively_apply(_gathered_rows, tensor)
+        found = recursively_apply(partial(_gathered_rows, is_filler=self._has_fillers_values), tensor)
         self._follow_ranks()  # a loss between steps is met in a collective
         return found
 
@@ -227,12 +242,14 @@ class ElasticAccelerator(Accelerator):
         return found
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """A mean is of the workers that have the job's state. scale: used on TPUs only, as in accelerate."""
+        """A mean is of the workers that have the job's state and samples of the step. scale: used on TPUs only, as in
+        accelerate."""
         if reduction not in ("sum", "mean"):
             raise UnsupportedInElasticJob(
                 f"ElasticAccelerator.reduce(): reduction={reduction!r} is no sum or mean"
             )
-        combine = bagua.allreduce if reduction == "sum" else mean
+        is_mean = reduction == "mean"
+        combine = partial(mean, is_filler=self._has_fillers_values) if is_mean else bagua.allreduce
         found = recursively_apply(lambda t: combine(t), tensor)
         self._follow_ranks()
         return found
@@ -246,18 +263,16 @@ for _name in METHODS:
     setattr(ElasticAccelerator, _name, refused(_name))
 
 
-def _gathered_rows(tensor: torch.Tensor) -> torch.Tensor:
+def _gathered_rows(tensor: torch.Tensor, is_filler: bool) -> torch.Tensor:
     """Every worker's rows. All workers raise the same error, for it follows from what was gathered."""
-    own = tensor.reshape(-1) if tensor.dim() == 0 else tensor
-    parts = [part.reshape(-1) if part.dim() == 0 else part for part in gather_unequal(tensor)]
-    parts = [part for part in parts if len(part)]  # an empty one may be a joiner's, whose other sizes are 0
+    parts = gather_unequal(tensor.reshape(1) if tensor.dim() == 0 else tensor, is_filler=is_filler)
     if len({part.shape[1:] for part in parts}) > 1:
         shapes = ", ".join(str(list(part.shape)) for part in parts)
         raise UnsupportedInElasticJob(
             f"ElasticAccelerator.gather() joins tensors in their first dimension, and the workers' have the shapes "
             f"{shapes}; make the other sizes equal first, by accelerator.pad_across_processes(tensor, dim=1)"
         )
-    return torch.cat(parts) if parts else own[:0]
+    return torch.cat(parts)
 
 
 def _padded_to_largest(tensor: torch.Tensor, dim: int, pad_index: int, pad_first: bool) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Lightning's collectives as the job's own: they leave out joiners before their first step, and survive a loss between
-steps. Metrics of torchmetrics are synchronised by them too.
+"""Lightning's collectives as the job's own: they leave out joiners in their first step and values of fillers, and
+survive a loss between steps. Metrics of torchmetrics are synchronised by them too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import torch
 from torchmetrics import Metric
 
 import bagua_core as bagua
+from bagua_core.elastic.step import runtime
+from bagua_core.elastic.waiting.operations import neutral
 from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
 from bagua_core.integrations.worker_values import gather_unequal, mean
 
@@ -23,15 +25,28 @@ _OPERATIONS = {
 
 
 def reduce(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
-    """operation: a name, or an operation of torch.distributed. Means are of the workers that have the job's state."""
+    """Of the values of workers that have the job's state and samples of the step. operation: a name, or an operation of
+    torch.distributed."""
     name = str(getattr(operation, "name", operation)).lower().rsplit(".", 1)[-1]
     if name in ("mean", "avg"):
-        return mean(tensor)
+        return mean(tensor, is_filler=runtime.engine().has_fillers)
     if name not in _OPERATIONS:
         raise UnsupportedInElasticJob(
             f"reduce_op={operation!r} is none of mean, {', '.join(_OPERATIONS)}, which strategy='bagua' has"
         )
-    return bagua.allreduce(tensor, _OPERATIONS[name])
+    op = _OPERATIONS[name]
+    return bagua.allreduce(neutral(tensor, op) if runtime.engine().has_fillers else tensor, op)
+
+
+def decided(decision: bool, all_agree: bool, device: torch.device) -> bool:
+    """What all workers decide, or any of them. Decisions are no values of samples: with fillers they count too."""
+    op = bagua.ReduceOp.MIN if all_agree else bagua.ReduceOp.MAX
+    return bool(bagua.allreduce(torch.tensor(int(decision), dtype=torch.int64, device=device), op))
+
+
+def gather_state(state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+    """torchmetrics' dist_sync_fn."""
+    return gather_unequal(state, is_filler=runtime.engine().has_fillers)
 
 
 def connect_metrics(module: torch.nn.Module, place: Callable[[], tuple[int, int]]) -> None:
@@ -40,7 +55,7 @@ def connect_metrics(module: torch.nn.Module, place: Callable[[], tuple[int, int]
     place(): rank and world size in the evaluation under way."""
     for part in module.modules():
         if isinstance(part, Metric):
-            part.dist_sync_fn = gather_unequal
+            part.dist_sync_fn = gather_state
             part.distributed_available_fn = _HasPeers(place)
 
 

@@ -241,6 +241,9 @@ class BaguaStrategy(ParallelStrategy):
             return tensor
         return collectives.reduce(tensor, reduce_op)
 
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        return decision if self._is_alone else collectives.decided(decision, all, self.root_device)
+
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
         if sync_grads:
             raise UnsupportedInElasticJob(

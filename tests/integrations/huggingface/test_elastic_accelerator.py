@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bagua_core as bagua
+from bagua_core.communication.step_interface import MicroBatch
+from bagua_core.elastic.step import runtime
 from bagua_core.integrations.huggingface.refusals import METHODS, check_arguments
 from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
 from tests.lab.wait import HANG_S
@@ -139,7 +142,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     from bagua_core.integrations.huggingface import elastic_accelerator
 
     found: list[torch.Tensor] = []
-    monkeypatch.setattr(elastic_accelerator, "gather_unequal", lambda tensor: found)
+    monkeypatch.setattr(elastic_accelerator, "gather_unequal", lambda tensor, is_filler: found)
     return found
 
 
@@ -152,16 +155,6 @@ def test_rows_of_unequal_sizes_are_not_joined(
         UnsupportedInElasticJob, match=r"\[4, 10\], \[4, 20\].*pad_across_processes\(tensor, dim=1\)"
     ):
         accelerator.gather(torch.ones(own))
-
-
-def test_workers_without_rows_have_no_part_in_a_gather(accelerator: Any, parts: list[torch.Tensor]) -> None:
-    parts += [torch.ones(2, 10), torch.ones(0, 0), torch.ones(0, 20), torch.ones(1, 10)]
-    for own in [(2, 10), (0, 20), (7, 30)]:
-        assert accelerator.gather(torch.ones(own)).shape == (3, 10)
-    parts[:] = [torch.ones(0, 0), torch.ones(0, 20)]
-    assert accelerator.gather(torch.ones(0, 20)).shape == (0, 20)
-    parts.clear()
-    assert accelerator.gather(torch.tensor(1)).shape == (0,)
 
 
 def test_tensors_get_the_largest_size_of_all_workers(
@@ -178,13 +171,36 @@ def test_tensors_get_the_largest_size_of_all_workers(
         assert accelerator.pad_across_processes(tensor, dim=dim) is tensor, "it has no such dimension"
 
 
-def test_a_number_of_a_joiner_is_left_out_of_a_gather(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It contributes neutral elements, also to the shapes."""
-    from bagua_core.integrations import worker_values
+def test_values_of_fillers_are_left_out_unless_they_are_of_an_evaluation(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation in the loop body, behind the optimizer, is of samples also on a worker whose batch is a filler."""
+    from bagua_core.integrations.huggingface import elastic_accelerator
 
-    gathered = torch.tensor([[1], [0]]), torch.tensor([[5.0], [0.0]])
-    monkeypatch.setattr(worker_values, "_shapes_and_rows", lambda flat: gathered)
-    assert worker_values.gather_unequal(torch.tensor(3.0)) == [torch.tensor(5.0)]
+    engine = SimpleNamespace(
+        in_step=True, has_fillers=True, micro_batch=MicroBatch(0.0, True), joining=False, plan=None
+    )
+    asked: list[bool] = []
+
+    def noted(tensor: torch.Tensor, is_filler: bool) -> list[torch.Tensor]:
+        asked.append(is_filler)
+        return [tensor]
+
+    _, evaluation = accelerator.prepare(DataLoader(NUMBERS, batch_size=4), DataLoader(NUMBERS, batch_size=4))
+    monkeypatch.setattr(runtime, "engine", lambda: engine)
+    monkeypatch.setattr(elastic_accelerator, "gather_unequal", noted)
+    monkeypatch.setattr(elastic_accelerator, "mean", lambda tensor, is_filler: noted(tensor, is_filler)[0])
+    monkeypatch.setattr(accelerator, "_follow_ranks", lambda: None)
+    monkeypatch.setattr(type(accelerator), "process_index", 0)
+    monkeypatch.setattr(type(accelerator), "num_processes", 1)
+    accelerator.gather(torch.ones(2))
+    accelerator.reduce(torch.ones(2), "mean")
+    list(evaluation)
+    accelerator.gather_for_metrics(torch.ones(2))
+    accelerator.reduce(torch.ones(2), "mean")
+    engine.micro_batch = MicroBatch(0.0, True)
+    accelerator.gather(torch.ones(2))
+    assert asked == [True, True, False, False, True]
 
 
 def test_the_core_imports_nothing_of_accelerate() -> None:
