@@ -23,7 +23,8 @@ from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.restore import CheckpointsUnreadable, Choice, Restored
 from bagua_core.elastic.checkpoint.storage import Storage, may_be_whole
-from bagua_core.elastic.checkpoint.writer import Writer, WrittenPart
+from bagua_core.elastic.checkpoint.writer import Writer, WrittenPart, no_memory
+from bagua_core.elastic.state.heal_memory import is_out_of_memory
 
 LAST_WAIT_S = 120.0
 
@@ -207,9 +208,14 @@ class Checkpointer:
         began_s = self._clock()
         if self._script is None:
             self._script = dict(self._fingerprint())  # once: it walks the whole model
-        stripe = layout.stripe(
-            capture(), moment.part, moment.numbers // moment.shards, moment.shard, moment.shards
-        )
+        replicas = moment.numbers // moment.shards
+        try:
+            stripe = layout.stripe(capture(), moment.part, replicas, moment.shard, moment.shards)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.writer.not_written(moment.name.step, no_memory("to list the state", error))
+            return
         header = Header(
             run=self.run,
             job=moment.job,

@@ -18,6 +18,7 @@ from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.layout import Stripe
 from bagua_core.elastic.checkpoint.part_file import Header
 from bagua_core.elastic.checkpoint.storage import Storage
+from bagua_core.elastic.state.heal_memory import is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,12 @@ class Saved:
 
 
 NOTHING_SAVED = Saved()
+
+
+def no_memory(for_what: str, error: BaseException) -> str:
+    """The trouble of a part that found no memory: the allocator's first line says which memory, and how much."""
+    line = str(error).partition("\n")[0]
+    return f"no memory {for_what}" + (f": {line}" if line else "")
 
 
 class Writer:
@@ -82,12 +89,19 @@ class Writer:
         return Saved(0 if written is None else written.place.name.step, self._left_out or self.problem)
 
     def write(self, header: Header, stripe: Stripe) -> bool:
-        """Copy the stripe and have it written. False: the last part is still being written; said once."""
+        """Copy the stripe and have it written. False: the last part is still being written, or there is no memory for
+        the copy; said once."""
         if self.is_busy:
             self.say_left_out(header.name.step)
             return False
         self._left_out = ""
-        data = self._staged(stripe)
+        try:
+            data = self._staged(stripe)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.not_written(header.name.step, no_memory("for the copy of this worker's part", error))
+            return False
         with self._changed:
             self._job = _Job(header, data)
             if self._thread is None:
@@ -103,8 +117,20 @@ class Writer:
             self._busy_said = True
             self._say(f"{self._left_out} (said once; take a longer --checkpoint-every or a faster disk)")
 
+    def not_written(self, step: int, problem: str) -> None:
+        """Note why the part of this step is not on disk; the first failure of a series is said."""
+        self._left_out, self.problem = "", problem
+        if not self._failing:
+            self._failing = True
+            self._say(
+                f"the checkpoint of step {step} could not be written: {problem}; training goes on, and the next one "
+                "is tried when it is due"
+            )
+
     def _staged(self, stripe: Stripe) -> torch.Tensor:
         if self._staging.numel() < stripe.size_bytes:
+            # its memory is free before more is asked for
+            self._staging = torch.empty(0, dtype=torch.uint8, device="cpu")
             on_gpu = any(tensor.is_cuda for _, tensor in stripe.pieces)
             self._staging = torch.empty(stripe.size_bytes, dtype=torch.uint8, pin_memory=on_gpu, device="cpu")
         data = self._staging[: stripe.size_bytes]
@@ -141,30 +167,29 @@ class Writer:
                 self.problem, self._thread = repr(error), None
                 raise
             finally:
+                job = None  # it holds the staging buffer
                 with self._changed:
                     self._job = None
                     self._changed.notify_all()
 
     def _write(self, job: _Job) -> None:
         place = Place(job.header.run, job.header.name)
-        began_s = time.monotonic()
+        step, began_s = job.header.name.step, time.monotonic()
         try:
             header = replace(job.header, digest=part_file.digest(job.data))
             part_file.write(self._storage, place.directory_name, header, job.data, self._at_edge)
-        except (OSError, MemoryError) as error:
+        except OSError as error:
             # the error of a write does not name its file
-            named = isinstance(error, OSError) and error.filename
-            self.problem = str(error) if named else f"{self._storage}: {str(error) or 'no memory'}"
-            if not self._failing:
-                self._failing = True
-                self._say(
-                    f"the checkpoint of step {job.header.name.step} could not be written: {self.problem}; training "
-                    "goes on, and the next one is tried when it is due"
-                )
+            self.not_written(step, str(error) if error.filename else f"{self._storage}: {error}")
+            return
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.not_written(step, no_memory(f"to write it to {self._storage}", error))
             return
         if self._failing:
             self._failing = False
-            self._say(f"checkpoints are written again, from step {job.header.name.step} on")
+            self._say(f"checkpoints are written again, from step {step} on")
         self.written = WrittenPart(place, job.header.part, job.header.parts)
         self.write_s, self.problem = time.monotonic() - began_s, ""
         if job.header.part == 0:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from bagua_core.elastic.checkpoint import catalogue, layout, part_file
 from bagua_core.elastic.checkpoint.catalogue import Place
@@ -351,14 +353,15 @@ def test_a_vanished_directory_is_said_once_and_tried_again(tmp_path: Path) -> No
     assert len(rank.said) == 2 and "written again" in rank.said[1]
 
 
-def test_a_write_without_memory_is_said_once_and_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory")])
+def test_a_write_without_memory_is_said_once_and_tried_again(tmp_path: Path, error: Exception) -> None:
     """An upload takes two more copies of the part."""
     (rank,) = world(tmp_path, 1, every="1")
     rank.begin()
     rank.step()
 
     def without_memory(edge: str) -> None:
-        raise MemoryError
+        raise error
 
     writer = rank.checkpointer.writer
     writer._at_edge = without_memory
@@ -369,6 +372,61 @@ def test_a_write_without_memory_is_said_once_and_tried_again(tmp_path: Path) -> 
     writer._at_edge = lambda edge: None
     rank.step()
     assert writer.saved == Saved(4, "")
+
+
+def test_no_memory_for_the_copy_of_a_part_is_said_once_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a loss each survivor copies the whole state, beside one that it may have copied for another."""
+    (rank,) = world(tmp_path, 1, every="1")
+    rank.begin()
+    writer, real = rank.checkpointer.writer, torch.empty
+
+    def without_memory(*size: object, **keywords: object) -> torch.Tensor:
+        if keywords.get("dtype") is torch.uint8:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
+        return real(*size, **keywords)  # type: ignore[call-overload, no-any-return]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", without_memory)
+        rank.step()
+        assert "no memory" in writer.saved.trouble
+        rank.step()
+        assert writer.saved.step == 0 and "no memory" in writer.saved.trouble
+        rank.checkpointer.write_last(rank.moment, rank.training.registry.capture)
+        assert "no memory" in rank.checkpointer.is_last_written(rank.moment, DEADLINE_S)
+
+    def without_capture() -> dict[str, Any]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore of it.")
+
+    rank.checkpointer.write_last(rank.moment, without_capture)
+    assert writer.saved.trouble.endswith("Tried to allocate 2.00 GiB.")
+    assert len(rank.said) == 1 and "step 1 could not be written" in rank.said[0]
+    rank.step()
+    assert writer.saved == Saved(3, "") and steps_on_disk(tmp_path) == [3]
+
+
+def test_the_copy_of_a_larger_part_takes_no_memory_beside_the_smaller_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rank,) = world(tmp_path, 1, every="1")
+    rank.begin()
+    rank.step()
+    before = StorageWeakRef(rank.checkpointer.writer._staging.untyped_storage())  # type: ignore[no-untyped-call]
+    rank.training.registry.register("weight", torch.nn.Linear(64, 64))
+    real = torch.empty
+    expired: list[bool] = []
+
+    def allocate(*size: object, **keywords: object) -> torch.Tensor:
+        if keywords.get("dtype") is torch.uint8 and size[0]:
+            expired.append(before.expired())  # type: ignore[no-untyped-call]
+        return real(*size, **keywords)  # type: ignore[call-overload, no-any-return]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", allocate)
+        rank.step(settle=False)
+        assert rank.checkpointer.writer.wait(DEADLINE_S)
+    assert expired and expired[0]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
