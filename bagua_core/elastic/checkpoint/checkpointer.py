@@ -181,7 +181,7 @@ class Checkpointer:
     def _look(
         self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
     ) -> bool:
-        """All ranks learn the run's number, which joiners do not know, and what rank 0 decided."""
+        """All ranks agree on the run's number and on what rank 0 decided."""
         row = torch.zeros(3, dtype=torch.int64, device="cpu")
         row[0] = self.run
         if moment.is_first and self._settings.every.seconds:

@@ -92,12 +92,18 @@ class JobCheckpoints:
             # No worker has the state and nothing was saved: whatever the job did before is void.
             self._say(f"begins at step 0: {generation.reason}")
             self._resumed(Resumption(time.time(), generation.nonce, generation.number, 0, 0))
-        if not plan.initial or checkpointer is None:
+        if checkpointer is None:
+            return plan, infos
+        if not plan.initial:
+            # A joiner gets it before its first commit: it may soon be the only one that has the state.
+            known = max(infos[rank].run for rank in plan.holders)
+            self._state.run = checkpointer.run = max(known, checkpointer.run)
             return plan, infos
         communicator = self._member.communicator
         assert communicator is not None
         while True:
             choice = checkpointer.choose(communicator, generation.nonce, self._member.wait_unlearned)
+            self._state.run = choice.run
             if choice.place is not None:
                 restored = self._read(checkpointer, choice)
                 if restored is not None:

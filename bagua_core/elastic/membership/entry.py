@@ -19,7 +19,7 @@ from bagua_core.elastic.heal import heal_plan
 from bagua_core.elastic.heal.heal_plan import StateGone
 from bagua_core.elastic.state.committed_state import HalfCopy
 
-_COLUMNS = 12
+_COLUMNS = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class Info:
     not touch its own state until it is verified. half: what a copy that failed has left of its state.
     layout: digest of the layout of its state. joining: it has committed no step since it joined. parts: of the step
     under way that are final, optimizer steps and exchanges of weights. kept: it has local steps of a round that is not
-    committed. equal_states: holders have the same parameters; it follows from the algorithm, so it is not sent."""
+    committed. run: of the checkpoints that go with its state; 0 if it knows of none.
+    equal_states: holders have the same parameters; it follows from the algorithm, so it is not sent."""
 
     name: StateName
     outside: bool
@@ -40,6 +41,7 @@ class Info:
     joining: bool = False
     parts: int = 0
     kept: bool = False
+    run: int = 0
 
     def to_row(self) -> list[int]:
         return [
@@ -55,6 +57,7 @@ class Info:
             int(self.joining),
             self.parts,
             int(self.kept),
+            self.run,
         ]
 
     @staticmethod
@@ -69,6 +72,7 @@ class Info:
             joining=bool(row[9]),
             parts=row[10],
             kept=bool(row[11]),
+            run=row[12],
         )
 
 
@@ -91,6 +95,7 @@ def of_replica(shards: Sequence[Info], since: Sequence[int]) -> Info:
         any(s.joining for s in shards),
         min(s.parts for s in shards),
         any(s.kept for s in shards),
+        max(s.run for s in shards),
     )
 
 

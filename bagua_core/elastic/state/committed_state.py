@@ -37,6 +37,7 @@ class CommittedState:
         self.name = StateName()
         self.position = {"epoch": 0, "batch": 0}
         self.history = History()
+        self.run = 0  # of the checkpoints that go with this state; 0 if none is known
         self.final_parts = 0  # optimizer steps of the step under way that are final, even if it fails later
         self.final_exchanges = 0  # exchanges of weights in the step under way that are
         self.half = HalfCopy.NONE

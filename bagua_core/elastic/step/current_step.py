@@ -164,6 +164,7 @@ class CurrentStep:
             self.joining and not state.name.is_none,
             state.final_parts + state.final_exchanges,
             self.rounds is not None and self.rounds.has_work,
+            state.run,
         )
 
     def _drop_copy(self) -> None:

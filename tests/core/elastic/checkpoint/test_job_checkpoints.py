@@ -78,7 +78,7 @@ class Worker:
         self.state.restore(copied, "", {})
 
     def info(self) -> entry.Info:
-        return entry.Info(self.state.name, False, self.state.position)
+        return entry.Info(self.state.name, False, self.state.position, run=self.state.run)
 
     def enter(self) -> HealPlan:
         plan, infos = entry.exchange(
@@ -157,6 +157,33 @@ def test_a_later_generation_from_a_checkpoint_takes_nothing_of_what_was_kept(tmp
     here[1].state.name = StateName(6, 40, 0)  # a survivor that the job gave up
     run_ranks(here, Worker.enter)
     assert {worker.state.name for worker in here} == {StateName(7, 4, 0)}
+
+
+def test_a_joiner_that_outlives_all_others_goes_on_with_their_run(tmp_path: Path) -> None:
+    """They are lost between its first commit and the exchange behind it, in which members agree on what is written."""
+    together(world(tmp_path, 1), 4, begin=True)
+    (holder,) = workers(settings(tmp_path), 1)
+    holder.enter()
+    assert holder.state.name.step == 4
+    first, second = build_in_process(2, 2)
+    record = generation(2, "w0", "w1", since={"w0": 1})
+    holder.member.communicator, holder.record = first, record
+    joiner = Worker(settings(tmp_path), second, record)
+    run_ranks([holder, joiner], Worker.enter)
+    copied = {"name": [1, 4, 0], "history": "[]", "operations": [], "final_parts": 0, "owes": [False, False]}
+    joiner.swap_in({**holder.training.registry.capture(), **copied})
+    joiner.state.step_committed(2)
+
+    (alone,) = build_in_process(1, 3)
+    joiner.member.communicator = alone
+    joiner.member.generation = joiner.record = generation(3, "w1", since={"w1": 2})
+    assert not joiner.enter().initial
+    joiner.state.step_committed(3)
+    assert joiner.checkpoints.is_due()
+    joiner.checkpoints.write(0, 1)
+    ended([holder, joiner])
+    newest = catalogue.newest_complete(catalogue.find(LocalStorage(tmp_path)))
+    assert newest is not None and (newest.place.run, newest.place.name.step) == (2, 6)
 
 
 def test_what_cannot_be_agreed_on_breaks_the_generation(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def info(name: StateName, outside: bool = False, batch: int = 0) -> Info:
 
 @given(st.builds(StateName, COUNT, COUNT, COUNT), st.booleans(), COUNT, COUNT)
 def test_a_row_comes_back_as_it_was(name: StateName, outside: bool, epoch: int, batch: int) -> None:
-    own = Info(name, outside, {"epoch": epoch, "batch": batch})
+    own = Info(name, outside, {"epoch": epoch, "batch": batch}, run=batch)
     assert Info.from_row(own.to_row()) == own
 
 

@@ -47,10 +47,11 @@ def test_a_replica_has_what_all_of_its_shards_have() -> None:
 
 
 def test_what_holds_for_one_shard_holds_for_its_replica() -> None:
-    one = info(3, 8, stages=False, half=HalfCopy.COMMITTED, joining=True, kept=True, layout=5)
+    one = info(3, 8, stages=False, half=HalfCopy.COMMITTED, joining=True, kept=True, layout=5, run=2)
     for shards in ([one, info(3, 8, layout=7)], [info(3, 8, layout=7), one]):
         row = of_replica(shards, [1, 1])
         assert (row.stages, row.half, row.joining, row.kept) == (False, HalfCopy.COMMITTED, True, True)
+        assert row.run == 2
     same = of_replica([info(3, 8, layout=5), info(3, 8, layout=7)], [1, 1])
     assert same.layout == of_replica([info(2, 1, layout=5), info(2, 1, layout=7)], [1, 1]).layout
     assert same.layout != of_replica([info(3, 8, layout=7), info(3, 8, layout=5)], [1, 1]).layout
