@@ -168,7 +168,7 @@ class DistributedDataParallel(nn.Module):
                     self._engine.share_in_replica(self._module_buffers.current())
         elif self._shards is not None and self._engine.in_step:
             self._shards.buffers.check_without_gradients()
-        fillers = self._filler_buffers()
+        fillers = self.filler_buffers()
         with tracing.span("forward"), nullcontext() if fillers is None else fillers.kept():
             outputs = self.module(*inputs, **keywords)
         if torch.is_grad_enabled() and self._engine.in_step:
@@ -419,7 +419,7 @@ class DistributedDataParallel(nn.Module):
         forwards made since the model was wrapped."""
         return self._had_buffers if self._engine.plan.healing else bool(self._module_buffers.current())
 
-    def _filler_buffers(self) -> FillerBuffers | None:
+    def filler_buffers(self) -> FillerBuffers | None:
         """Of the forward that begins, if it is one of filler samples in training. A worker that heals gets the state's
         buffers with the copy, and a deterministic job counts those of shards alone."""
         engine = self._engine

@@ -25,7 +25,7 @@ from bagua_core.torch_api.algorithms.own import ScriptModel, prepared
 from bagua_core.torch_api.bucket import BaguaBucket
 from bagua_core.torch_api.env import get_default_bucket_size
 from bagua_core.torch_api.errors import ModelsDifferError, NoOptimizerError
-from bagua_core.torch_api.in_place import BeforeForward, NoSync
+from bagua_core.torch_api.in_place import AfterForward, BeforeForward, NoSync
 from bagua_core.torch_api.optimizers_made import optimizers_of
 from bagua_core.torch_api.process_group import DEFAULT_GROUP, BaguaProcessGroup
 from bagua_core.torch_api.script_world import Script, this_script
@@ -57,7 +57,7 @@ class Wrapped:
         self.parallel = parallel
         self.algorithm = own.impl if own is not None else algorithm
         self.is_released = False
-        self.hook: RemovableHandle | None = None  # on a model that was wrapped in place
+        self.hooks: list[RemovableHandle] = []  # on a model that was wrapped in place
         self._own = own
         self._observed: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         for optimizer in parallel.optimizers:
@@ -160,10 +160,10 @@ def release(model: nn.Module) -> None:
     if not handle.parallel.is_detached:  # else bagua.shutdown() has ended its training
         _prepare_release(type(model).__name__, handle.script)
     handle.is_released = True
-    if handle.hook is not None:
-        handle.hook.remove()
-        if isinstance(model.__dict__.get("no_sync"), NoSync):
-            del model.__dict__["no_sync"]
+    for hook in handle.hooks:
+        hook.remove()
+    if handle.hooks and isinstance(model.__dict__.get("no_sync"), NoSync):
+        del model.__dict__["no_sync"]
     handle.parallel.detach()
     for known in [m for m, one in _wrapped.items() if one is handle]:
         del _wrapped[known]
@@ -247,7 +247,11 @@ def attach(
     )
     handle = Wrapped(script, parallel, own, algorithm)
     register(model, handle)
-    handle.hook = model.register_forward_pre_hook(BeforeForward(model, handle), prepend=True)
+    after = AfterForward(model)
+    handle.hooks = [
+        model.register_forward_pre_hook(BeforeForward(model, handle, after), prepend=True),
+        model.register_forward_hook(after, always_call=True),
+    ]
     if not hasattr(model, "no_sync"):
         model.__dict__["no_sync"] = NoSync(parallel.no_sync)
     return handle

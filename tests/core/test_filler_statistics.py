@@ -18,7 +18,11 @@ from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic.step.engine import Engine
 from bagua_core.parallel import DistributedDataParallel
 from bagua_core.sync_batchnorm import SyncBatchNorm
+from bagua_core.torch_api.loop_steps import LoopSteps
+from bagua_core.torch_api.script_world import Script, ScriptWorld
+from bagua_core.torch_api.wrapping import attach, release, wrapped
 from tests.core.communication.worlds import FakeEngine, in_process_world, run_ranks, seeded
+from tests.core.torch_api.scripts_in_threads import script
 
 # the first items, which are the fillers, are far from all others
 ITEMS = torch.cat(
@@ -45,11 +49,19 @@ class CheckpointedNet(nn.Module):
         return checkpoint(self.layers, x.requires_grad_(), use_reentrant=False)
 
 
-def buffers_after_training(dataset: Any, module: nn.Module) -> dict[str, torch.Tensor]:
+def buffers_after_training(
+    dataset: Any, module: nn.Module, is_in_place: bool = False
+) -> dict[str, torch.Tensor]:
     """Of one process. 34 items make steps of 16 samples in 4 micro-batches, and a last step of 2 samples."""
     engine = Engine(None)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-9)
-    model = DistributedDataParallel(module, optimizers=[optimizer], engine=engine)
+    if is_in_place:
+        model = module
+        attach(
+            Script(engine, ScriptWorld(engine), LoopSteps(engine)), model, [optimizer], "gradient_allreduce"
+        )
+    else:
+        model = DistributedDataParallel(module, optimizers=[optimizer], engine=engine)
     loader = ElasticDataLoader(
         dataset,
         16,
@@ -65,13 +77,53 @@ def buffers_after_training(dataset: Any, module: nn.Module) -> dict[str, torch.T
     return dict(module.named_buffers())
 
 
+@pytest.mark.parametrize("is_in_place", [False, True])
 @pytest.mark.parametrize("build", [net, lambda: SyncBatchNorm.convert(net()), CheckpointedNet])
-def test_a_streams_short_last_batch_gives_the_statistics_of_its_samples(build: Any) -> None:
-    of_stream = buffers_after_training(Items(), build())
-    of_map = buffers_after_training(TensorDataset(ITEMS), build())
+def test_a_streams_short_last_batch_gives_the_statistics_of_its_samples(
+    build: Any, is_in_place: bool
+) -> None:
+    of_stream = buffers_after_training(Items(), build(), is_in_place)
+    of_map = buffers_after_training(TensorDataset(ITEMS), build(), is_in_place)
     assert of_map
     for name, buffer in of_map.items():
         assert torch.equal(of_stream[name], buffer), name
+
+
+class Failing(nn.Module):
+    """Its forward raises behind the normalization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = net()
+        self.fails = True
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.layers(x)
+        if self.fails:
+            raise ArithmeticError
+        return y
+
+
+def test_an_in_place_forward_that_raises_is_taken_back_and_copies_keep_theirs() -> None:
+    engine, one = script()
+    model = Failing()
+    attach(one, model, [torch.optim.SGD(model.parameters(), lr=1e-9)], "gradient_allreduce")
+    engine.begin_micro_batch(FILLER)
+    engine.in_step = True
+    with pytest.raises(ArithmeticError):
+        model(ITEMS[:2])
+    assert model.layers[1].num_batches_tracked == 0
+    copied = copy.deepcopy(model)
+    for each in (model, copied):
+        each.fails = False
+        each(ITEMS[:2])
+    assert model.layers[1].num_batches_tracked == 0 and copied.layers[1].num_batches_tracked == 1
+    engine.begin_micro_batch(REAL)
+    model(ITEMS[2:6])
+    assert model.layers[1].num_batches_tracked == 1
+    wrapped(model).parallel.detach()
+    release(model)
+    assert not model._forward_hooks and not model._forward_pre_hooks
 
 
 class Odd(nn.Module):
