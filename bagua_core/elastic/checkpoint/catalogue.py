@@ -197,6 +197,18 @@ def removable(found: Sequence[Found], kept: int = KEPT) -> list[Place]:
     ]
 
 
+def failed_attempts(found: Sequence[Found], before: Place) -> list[Place]:
+    """What the run of `before` left incomplete before that state. An unseen one is never among them.
+
+    Call it only when none of the run's members is writing a part, for an incomplete one may be under way.
+    """
+    return [
+        f.place
+        for f in found
+        if f.place.run == before.run and f.place < before and not f.is_complete and f.unseen is None
+    ]
+
+
 def remove(storage: Storage, place: Place) -> None:
     """Part 0 goes first: what an interrupted removal leaves is incomplete, and goes the next time. Raises OSError."""
     storage.remove_directory(place.directory_name)

@@ -92,6 +92,7 @@ class Checkpointer:
         self._looked_in_generation = 0
         self._look_at_step = 0
         self._last_due_s = clock()
+        self._makes_room = False  # a part of the checkpoint before the one that is due could not be written
         self._last_look: tuple[int, float] | None = None
         self._pace = due.Pace()
         self._refused: frozenset[Place] = frozenset()
@@ -166,17 +167,18 @@ class Checkpointer:
     def _all_can_write(
         self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
     ) -> bool:
-        """Whether no rank is still writing its part of the checkpoint before.
+        """Whether no rank is still writing its part of the checkpoint before. All learn too whether one failed.
 
         Each for itself, ranks with slow storage would leave out different checkpoints, and none might ever be complete.
         """
         is_busy = self.writer.is_busy
-        row = torch.tensor([is_busy], dtype=torch.int64, device="cpu")
+        row = torch.tensor([is_busy, bool(self.writer.problem)], dtype=torch.int64, device="cpu")
         if communicator is not None:
             row = _largest(row, communicator, wait)
         if is_busy:
             self.writer.say_left_out(moment.name.step)
-        return not row.item()
+        any_busy, self._makes_room = (bool(v) for v in row)
+        return not any_busy
 
     def _look(
         self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
@@ -202,7 +204,12 @@ class Checkpointer:
         return due.look(self._settings.every, step, now_s - self._last_due_s, self._pace)
 
     def write(self, moment: Moment, capture: Callable[[], dict[str, Any]]) -> None:
-        """Have this rank's part written. capture: the state as it is now; the tensors are the live ones."""
+        """Have this rank's part of the checkpoint that is due written. capture: the state as it is now; the tensors are
+        the live ones."""
+        makes_room, self._makes_room = self._makes_room, False
+        self._write(moment, capture, makes_room)
+
+    def _write(self, moment: Moment, capture: Callable[[], dict[str, Any]], makes_room: bool = False) -> None:
         if moment.alone and moment.part != 0:
             return
         began_s = self._clock()
@@ -232,7 +239,7 @@ class Checkpointer:
             shards=moment.shards,
             placed=stripe.placed,
         )
-        self.writer.write(header, stripe)
+        self.writer.write(header, stripe, makes_room=makes_room)
         self.pause_s = self._clock() - began_s
 
     # -- all members step aside
@@ -247,7 +254,7 @@ class Checkpointer:
     ) -> None:
         """Have this rank's part of the last state written, after the part that is being written now."""
         if self.writer.wait(limit_s):
-            self.write(moment, capture)
+            self._write(moment, capture)
 
     def is_last_written(self, moment: Moment, limit_s: float) -> str:
         """Wait for the part of `write_last`; why it is not written, empty if it is."""
@@ -267,7 +274,7 @@ class Checkpointer:
         """The job's last state, written before this returns, or given up after limit_s."""
         deadline_s = self._clock() + limit_s
         if self.writer.wait(limit_s):
-            self.write(moment, capture)
+            self._write(moment, capture)
         if not self.writer.wait(max(0.0, deadline_s - self._clock())):
             self._say(f"the job's last checkpoint is not written after {limit_s:g} s: it is given up")
         self.close()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bagua_core.elastic.checkpoint import catalogue, part_file
-from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.catalogue import Found, Place
 from bagua_core.elastic.checkpoint.layout import Stripe
 from bagua_core.elastic.checkpoint.part_file import Header
 from bagua_core.elastic.checkpoint.storage import Storage
@@ -25,6 +25,7 @@ from bagua_core.elastic.state.heal_memory import is_out_of_memory
 class _Job:
     header: Header  # without the digest, which is taken in the thread
     data: torch.Tensor
+    makes_room: bool  # see Writer.write
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,12 @@ class Writer:
         written = self.written
         return Saved(0 if written is None else written.place.name.step, self._left_out or self.problem)
 
-    def write(self, header: Header, stripe: Stripe) -> bool:
+    def write(self, header: Header, stripe: Stripe, *, makes_room: bool = False) -> bool:
         """Copy the stripe and have it written. False: the last part is still being written, or there is no memory for
-        the copy; said once."""
+        the copy; said once.
+
+        makes_room: the writer of part 0 first removes what failed attempts left, see catalogue.failed_attempts.
+        """
         if self.is_busy:
             self.say_left_out(header.name.step)
             return False
@@ -103,7 +107,7 @@ class Writer:
             self.not_written(header.name.step, no_memory("for the copy of this worker's part", error))
             return False
         with self._changed:
-            self._job = _Job(header, data)
+            self._job = _Job(header, data, makes_room)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="bagua-checkpoint", daemon=True)
                 self._thread.start()
@@ -174,6 +178,8 @@ class Writer:
 
     def _write(self, job: _Job) -> None:
         place = Place(job.header.run, job.header.name)
+        if job.makes_room and job.header.part == 0:
+            self._make_room(place)
         step, began_s = job.header.name.step, time.monotonic()
         try:
             header = replace(job.header, digest=part_file.digest(job.data))
@@ -197,9 +203,16 @@ class Writer:
 
     def _prune(self) -> None:
         """The parts of others may come later than this one: then they count the next time."""
+        self._remove(catalogue.removable)
+
+    def _make_room(self, place: Place) -> None:
+        """A full disk would else stay full: without a new part 0 nothing is pruned, and failed attempts are not old."""
+        self._remove(lambda found: [*catalogue.removable(found), *catalogue.failed_attempts(found, place)])
+
+    def _remove(self, choose: Callable[[list[Found]], list[Place]]) -> None:
         try:
-            for place in catalogue.removable(catalogue.find(self._storage)):
+            for place in dict.fromkeys(choose(catalogue.find(self._storage))):
                 catalogue.remove(self._storage, place)
-        except (OSError, catalogue.UnreadableRun, catalogue.OldFormat) as error:
+        except (OSError, MemoryError, catalogue.UnreadableRun, catalogue.OldFormat) as error:
             if not self._failing:
-                self._say(f"older checkpoints could not be removed: {error}")
+                self._say(f"older checkpoints could not be removed: {str(error) or 'no memory'}")
