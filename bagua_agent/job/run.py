@@ -87,6 +87,7 @@ def _run_as(
         address = ""  # JobLoop waits for the store, and asks again
     port = health_port(launcher_variables(config, os.environ))
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    tell = SignalsToInbox(config.signals_to_handle, lambda number: inbox.put(SignalCame(number)))
     directory = make_runtime_directory(config.run_as)
     in_use = own(directory)
     remove_left(directory.parent)
@@ -100,79 +101,77 @@ def _run_as(
         lambda what, failed: inbox.put(HelperFailed(what, failed.reason)),
         environment=environment,
     )
-    try:
-        tell = SignalsToInbox(config.signals_to_handle, lambda number: inbox.put(SignalCame(number)))
-        with tell as signals, ExitStack() as helpers:
-            if port is not None:
-                health = health_server(port, inbox.put)
-                helpers.callback(health.stop)
-                health.start()
-            guess = guess_mode(config.command, Path.cwd())
-            # a job with replicas is live
-            replica_size = workers_of_a_replica(config)
-            is_for_torchrun = replica_size > 1 and guess.mode is Mode.RESTART
-            if is_for_torchrun and makes_torch_group(config.command, Path.cwd()):
-                raise UserError(
-                    f"--replica-size {replica_size}: {guess.reason}, and makes torch's default process group itself, "
-                    "as scripts of torchrun do; such a script is started again after each change and forms no "
-                    "replicas. Leave --replica-size out, or call bagua_core.init_process_group(), which makes torch's "
-                    "group for the replica"
-                )
-            mode = Mode.LIVE if replica_size > 1 else guess.mode
-            if mode is not guess.mode:  # only a guess: it may be called by a module that the script imports
-                workers.output.say(
-                    f"bagua-launch: {guess.reason}; unless its workers call it, they form no replicas and "
-                    f"--replica-size {replica_size} changes nothing"
-                )
-            if mode is Mode.RESTART and not guess.names_bagua and (unused := options_of_steps(config)):
-                workers.output.say(
-                    f"bagua-launch: note: {guess.reason}; unless a module that it imports does, "
-                    f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect"
-                )
-            if config.virtual_shards and mode is Mode.RESTART:
-                raise UserError(
-                    f"a deterministic job's script calls bagua_core.init_process_group, but {guess.reason}; scripts "
-                    "that are restarted after a change do not have virtual shards. Leave --deterministic out for them"
-                )
-            workers.start(at_once=mode is Mode.LIVE and bool(address))
-            # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
-            from bagua_agent.job.loop import JobLoop
-            from bagua_agent.job.watching import open_dashboard, open_metrics, open_otel
-
-            open_metrics(config, inbox.put, workers.output.say, on_metrics, helpers)
-            watching = None
-            if config.dashboard is not None:
-                watching = open_dashboard(config, node_name, inbox.put, workers.output.say)
-                helpers.callback(watching.stop)
-            on_event = open_otel(config, node_name, inbox.put, workers.output.say, helpers)
-            loop = JobLoop(
-                config,
-                agent_id,
-                node_name,
-                address,
-                directory,
-                workers,
-                inbox,
-                signals,
-                mode,
-                watching,
-                on_event,
+    with tell as signals, ExitStack() as helpers:
+        # Within: a further signal must not end the process before it has put all away.
+        helpers.callback(in_use.close)
+        helpers.callback(shutil.rmtree, directory, ignore_errors=True)
+        helpers.callback(workers.close)
+        if port is not None:
+            health = health_server(port, inbox.put)
+            helpers.callback(health.stop)
+            health.start()
+        guess = guess_mode(config.command, Path.cwd())
+        # a job with replicas is live
+        replica_size = workers_of_a_replica(config)
+        is_for_torchrun = replica_size > 1 and guess.mode is Mode.RESTART
+        if is_for_torchrun and makes_torch_group(config.command, Path.cwd()):
+            raise UserError(
+                f"--replica-size {replica_size}: {guess.reason}, and makes torch's default process group itself, "
+                "as scripts of torchrun do; such a script is started again after each change and forms no "
+                "replicas. Leave --replica-size out, or call bagua_core.init_process_group(), which makes torch's "
+                "group for the replica"
             )
-            try:
-                return loop.run()
-            except JobReplaced as replaced:
-                if signals.first is None:
-                    raise
-                workers.output.say(
-                    f"bagua-launch: {replaced}; this node was asked to leave, and does not join again"
-                )
-                return 128 + signals.first
-            finally:
-                loop.close()
-    finally:
-        workers.close()
-        shutil.rmtree(directory, ignore_errors=True)
-        in_use.close()
+        mode = Mode.LIVE if replica_size > 1 else guess.mode
+        if mode is not guess.mode:  # only a guess: it may be called by a module that the script imports
+            workers.output.say(
+                f"bagua-launch: {guess.reason}; unless its workers call it, they form no replicas and "
+                f"--replica-size {replica_size} changes nothing"
+            )
+        if mode is Mode.RESTART and not guess.names_bagua and (unused := options_of_steps(config)):
+            workers.output.say(
+                f"bagua-launch: note: {guess.reason}; unless a module that it imports does, "
+                f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect"
+            )
+        if config.virtual_shards and mode is Mode.RESTART:
+            raise UserError(
+                f"a deterministic job's script calls bagua_core.init_process_group, but {guess.reason}; scripts "
+                "that are restarted after a change do not have virtual shards. Leave --deterministic out for them"
+            )
+        workers.start(at_once=mode is Mode.LIVE and bool(address))
+        # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
+        from bagua_agent.job.loop import JobLoop
+        from bagua_agent.job.watching import open_dashboard, open_metrics, open_otel
+
+        open_metrics(config, inbox.put, workers.output.say, on_metrics, helpers)
+        watching = None
+        if config.dashboard is not None:
+            watching = open_dashboard(config, node_name, inbox.put, workers.output.say)
+            helpers.callback(watching.stop)
+        on_event = open_otel(config, node_name, inbox.put, workers.output.say, helpers)
+        loop = JobLoop(
+            config,
+            agent_id,
+            node_name,
+            address,
+            directory,
+            workers,
+            inbox,
+            signals,
+            mode,
+            watching,
+            on_event,
+        )
+        try:
+            return loop.run()
+        except JobReplaced as replaced:
+            if signals.first is None:
+                raise
+            workers.output.say(
+                f"bagua-launch: {replaced}; this node was asked to leave, and does not join again"
+            )
+            return 128 + signals.first
+        finally:
+            loop.close()
 
 
 def _key_part(node_name: str) -> str:

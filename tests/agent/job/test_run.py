@@ -14,6 +14,7 @@ from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.job import loop
 from bagua_agent.job.run import MOST_RETURNS, run_job
+from bagua_agent.node.node_workers import NodeWorkers
 
 LIMIT_S = 20.0
 
@@ -53,3 +54,34 @@ def test_a_node_that_was_asked_to_leave_does_not_join_a_job_anew(
     else:
         assert (code, runs) == (0, MOST_RETURNS + 1)
         assert said.count("etcd came back empty; joining again") == MOST_RETURNS
+
+
+def test_a_signal_while_a_node_puts_its_things_away_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Loop:
+        def __init__(self, *arguments: Any) -> None:
+            pass
+
+        def run(self) -> int:
+            return 3
+
+        def close(self) -> None:
+            pass
+
+    heard: list[bool] = []
+    close = NodeWorkers.close
+
+    def asked_again(self: NodeWorkers) -> None:
+        heard.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+        if heard[-1]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        close(self)
+
+    monkeypatch.setattr(loop, "JobLoop", Loop)
+    monkeypatch.setattr(NodeWorkers, "close", asked_again)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    config = JobConfig("job", WorkerCommand(CommandKind.SCRIPT, "train.py", ()), endpoints=("127.0.0.1:1",))
+    assert run_job(config) == 3
+    assert heard == [True]
