@@ -197,15 +197,20 @@ def removable(found: Sequence[Found], kept: int = KEPT) -> list[Place]:
     ]
 
 
-def failed_attempts(found: Sequence[Found], before: Place) -> list[Place]:
-    """What the run of `before` left incomplete before that state. An unseen one is never among them.
+def failed_attempts(found: Sequence[Found], before: Place, step: int) -> list[Place]:
+    """What the run of `before` left incomplete at `step`, before that state. An unseen one is never among them.
 
-    Call it only when none of the run's members is writing a part, for an incomplete one may be under way.
+    step: of a checkpoint of which a part failed, so that it can't become whole. One that only looks incomplete, as on a
+    mount whose listings lag, is not touched. Call it only when none of the run's members is writing a part.
     """
     return [
         f.place
         for f in found
-        if f.place.run == before.run and f.place < before and not f.is_complete and f.unseen is None
+        if f.place.run == before.run
+        and f.place.name.step == step
+        and f.place < before
+        and not f.is_complete
+        and f.unseen is None
     ]
 
 

@@ -92,7 +92,9 @@ class Checkpointer:
         self._looked_in_generation = 0
         self._look_at_step = 0
         self._last_due_s = clock()
-        self._makes_room = False  # a part of the checkpoint before the one that is due could not be written
+        self._failed_step = (
+            0  # of the checkpoint before the one that is due, if a part of it could not be written
+        )
         self._last_look: tuple[int, float] | None = None
         self._pace = due.Pace()
         self._refused: frozenset[Place] = frozenset()
@@ -172,12 +174,12 @@ class Checkpointer:
         Each for itself, ranks with slow storage would leave out different checkpoints, and none might ever be complete.
         """
         is_busy = self.writer.is_busy
-        row = torch.tensor([is_busy, bool(self.writer.problem)], dtype=torch.int64, device="cpu")
+        row = torch.tensor([is_busy, self.writer.failed_step], dtype=torch.int64, device="cpu")
         if communicator is not None:
             row = _largest(row, communicator, wait)
         if is_busy:
             self.writer.say_left_out(moment.name.step)
-        any_busy, self._makes_room = (bool(v) for v in row)
+        any_busy, self._failed_step = row.tolist()
         return not any_busy
 
     def _look(
@@ -206,10 +208,10 @@ class Checkpointer:
     def write(self, moment: Moment, capture: Callable[[], dict[str, Any]]) -> None:
         """Have this rank's part of the checkpoint that is due written. capture: the state as it is now; the tensors are
         the live ones."""
-        makes_room, self._makes_room = self._makes_room, False
-        self._write(moment, capture, makes_room)
+        failed_step, self._failed_step = self._failed_step, 0
+        self._write(moment, capture, failed_step)
 
-    def _write(self, moment: Moment, capture: Callable[[], dict[str, Any]], makes_room: bool = False) -> None:
+    def _write(self, moment: Moment, capture: Callable[[], dict[str, Any]], failed_step: int = 0) -> None:
         if moment.alone and moment.part != 0:
             return
         began_s = self._clock()
@@ -239,7 +241,7 @@ class Checkpointer:
             shards=moment.shards,
             placed=stripe.placed,
         )
-        self.writer.write(header, stripe, makes_room=makes_room)
+        self.writer.write(header, stripe, failed_step=failed_step)
         self.pause_s = self._clock() - began_s
 
     # -- all members step aside

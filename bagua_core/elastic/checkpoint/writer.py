@@ -24,8 +24,8 @@ from bagua_core.elastic.state.heal_memory import is_out_of_memory
 @dataclass(frozen=True, slots=True)
 class _Job:
     header: Header  # without the digest, which is taken in the thread
-    data: torch.Tensor
-    makes_room: bool  # see Writer.write
+    data: torch.Tensor | None  # None: there was no memory for it, and room is made all the same
+    failed_step: int  # see Writer.write
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class Writer:
         self.written: WrittenPart | None = None  # this rank's newest part
         self.write_s = 0.0  # how long the thread took for it
         self.problem = ""  # of the last write; empty: it succeeded
+        self.failed_step = 0  # of that write, if it failed; 0: it succeeded
         self._left_out = ""  # why the newest part was not even begun; empty: it was
 
     @property
@@ -89,11 +90,12 @@ class Writer:
         written = self.written
         return Saved(0 if written is None else written.place.name.step, self._left_out or self.problem)
 
-    def write(self, header: Header, stripe: Stripe, *, makes_room: bool = False) -> bool:
+    def write(self, header: Header, stripe: Stripe, *, failed_step: int = 0) -> bool:
         """Copy the stripe and have it written. False: the last part is still being written, or there is no memory for
         the copy; said once.
 
-        makes_room: the writer of part 0 first removes what failed attempts left, see catalogue.failed_attempts.
+        failed_step: of the checkpoint before, if a part of it could not be written, else 0. The writer of part 0 first
+        removes what that attempt left, see catalogue.failed_attempts.
         """
         if self.is_busy:
             self.say_left_out(header.name.step)
@@ -105,14 +107,14 @@ class Writer:
             if not is_out_of_memory(error):
                 raise
             self.not_written(header.name.step, no_memory("for the copy of this worker's part", error))
-            return False
+            data = None
         with self._changed:
-            self._job = _Job(header, data, makes_room)
+            self._job = _Job(header, data, failed_step)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="bagua-checkpoint", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
-        return True
+        return data is not None
 
     def say_left_out(self, step: int) -> None:
         """Say that the part of this step is not written, for the one before is; said once."""
@@ -123,7 +125,7 @@ class Writer:
 
     def not_written(self, step: int, problem: str) -> None:
         """Note why the part of this step is not on disk; the first failure of a series is said."""
-        self._left_out, self.problem = "", problem
+        self._left_out, self.problem, self.failed_step = "", problem, step
         if not self._failing:
             self._failing = True
             self._say(
@@ -178,8 +180,10 @@ class Writer:
 
     def _write(self, job: _Job) -> None:
         place = Place(job.header.run, job.header.name)
-        if job.makes_room and job.header.part == 0:
-            self._make_room(place)
+        if job.failed_step and job.header.part == 0:
+            self._make_room(place, job.failed_step)
+        if job.data is None:
+            return
         step, began_s = job.header.name.step, time.monotonic()
         try:
             header = replace(job.header, digest=part_file.digest(job.data))
@@ -197,7 +201,7 @@ class Writer:
             self._failing = False
             self._say(f"checkpoints are written again, from step {step} on")
         self.written = WrittenPart(place, job.header.part, job.header.parts)
-        self.write_s, self.problem = time.monotonic() - began_s, ""
+        self.write_s, self.problem, self.failed_step = time.monotonic() - began_s, "", 0
         if job.header.part == 0:
             self._prune()
 
@@ -205,9 +209,14 @@ class Writer:
         """The parts of others may come later than this one: then they count the next time."""
         self._remove(catalogue.removable)
 
-    def _make_room(self, place: Place) -> None:
+    def _make_room(self, place: Place, failed_step: int) -> None:
         """A full disk would else stay full: without a new part 0 nothing is pruned, and failed attempts are not old."""
-        self._remove(lambda found: [*catalogue.removable(found), *catalogue.failed_attempts(found, place)])
+        self._remove(
+            lambda found: [
+                *catalogue.removable(found),
+                *catalogue.failed_attempts(found, place, failed_step),
+            ]
+        )
 
     def _remove(self, choose: Callable[[list[Found]], list[Place]]) -> None:
         try:

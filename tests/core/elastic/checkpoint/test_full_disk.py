@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bagua_core.elastic.checkpoint import catalogue
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
+from bagua_core.elastic.checkpoint.storage import Storage
 from tests.core.elastic.checkpoint.checkpoint_worlds import Rank, together, world
 
 
@@ -90,3 +92,44 @@ def test_a_last_checkpoint_removes_no_attempt(tmp_path: Path) -> None:
     together(ranks, 3, begin=True)
     together(ranks, end=True)
     assert on_disk(tmp_path, complete=True) == [3] and on_disk(tmp_path, complete=False) == [2]
+
+
+def test_a_checkpoint_that_only_looks_unfinished_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a mount whose listings lag: the parts of other hosts are there, and not seen for a while."""
+    storage = FullDisk(tmp_path, 1, [6])
+    ranks = world(storage, 2)
+    together(ranks, begin=True)
+    both_written(ranks, 6)
+    find = catalogue.find
+    looks = 0
+
+    def lagging(seen: Storage) -> list[catalogue.Found]:
+        nonlocal looks
+        looks += 1
+        return [
+            replace(f, headers=(), reason="a part is missing") if f.place.name.step == 4 else f
+            for f in find(seen)
+        ]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(catalogue, "find", lagging)
+        both_written(ranks, 2)
+    assert looks
+    assert 4 in on_disk(tmp_path, complete=True)
+
+
+def test_the_parts_of_others_go_where_part_0_has_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = world(LocalStorage(tmp_path), 2)
+    together(ranks, begin=True)
+    both_written(ranks, 2)
+
+    def none_left(stripe: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(ranks[0].checkpointer.writer, "_staged", none_left)
+    both_written(ranks, 8)
+    assert on_disk(tmp_path, complete=True) == [2] and on_disk(tmp_path, complete=False) == [10]
