@@ -36,6 +36,7 @@ from bagua_agent.cluster_client import trace_reader
 from bagua_agent.cluster_client.log_reader import LogReader, Tail, WorkerOutput
 from bagua_agent.dashboard import collector, page_loop
 from bagua_agent.etcd.client import absent
+from bagua_agent.etcd.connection import StoreConfig
 from bagua_agent.etcd.endpoints import parse_endpoint
 from bagua_agent.etcd.failures import CallFailed
 from bagua_agent.etcd.keys import JobKeys
@@ -399,7 +400,7 @@ def watching_the_store(place: Place) -> None:
 
     store = SimpleNamespace(
         get_ranges=lambda ranges, timeout_s: ([], 1),
-        config=SimpleNamespace(endpoints=("host:1",)),
+        config=StoreConfig((parse_endpoint("host:1"),)),
     )
     mirror = PrefixMirror(cast(Any, store), "/", lambda changes: None, outage)
     place.patch(mirror, "_follow", place.fail)
