@@ -53,4 +53,5 @@ sys.exit(3) if bagua.get_rank() == 1 else bagua.barrier()
 
 def test_a_live_jobs_code_is_the_failed_workers_too(launch: Launch) -> None:
     done = launch("--nproc-per-node", "2", script=FAILS_LIVE)
-    assert done.returncode == 3 and "global rank 1" in done.stderr, done.stderr
+    # which rank it had is not told where the other worker's broken connection came first
+    assert done.returncode == 3 and re.search(r"first failure: .*\bslot 1\b", done.stderr), done.stderr
