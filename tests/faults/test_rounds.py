@@ -183,6 +183,21 @@ def test_a_node_joins_and_another_leaves_in_the_middle_of_a_round(job: MakeJob, 
     one.check_nothing_left()
 
 
+@pytest.mark.long
+def test_a_copy_that_takes_longer_than_hang_renew_costs_no_generation(job: MakeJob) -> None:
+    """The joiner takes its first lease, and waits at the round's end for its copy; the others wait there for it."""
+    hang = ["--rdzv-conf", "hang_notice=1,hang_renew=2"]
+    one = in_rounds(job, "--chunk-s", "0.4", options=hang)
+    node = one.start(slots=2)
+    one.await_step(3)
+    began = one.ledger.lines[-1].step
+    node.workers[1].kill()
+    before = one.await_world(2, after_step=one.await_world(1, after_step=began))
+    assert one.largest_gap_s(before - 1, before) > 4.0, "the copy was slow"
+    one.finish()
+    assert not node.says("a new communicator for the same members")
+
+
 def test_a_job_killed_whole_goes_on_from_its_checkpoint(job: MakeJob, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     one = in_rounds(job, options=["--checkpoint-dir", str(saved), "--checkpoint-every", "2"])

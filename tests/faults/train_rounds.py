@@ -18,6 +18,7 @@ from torch import nn
 
 import bagua_core as bagua
 from bagua_core.communication.communicator import CollectiveFailed
+from bagua_core.elastic.heal import heal
 from bagua_core.elastic.step import runtime
 
 parser = argparse.ArgumentParser()
@@ -38,6 +39,9 @@ parser.add_argument("--async", action="store_true", dest="is_async", help="avera
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument(
     "--misses-vote-in", type=int, help="the worker in slot 1 loses the result of this round's vote"
+)
+parser.add_argument(
+    "--chunk-s", type=float, default=0.0, help="of each chunk of a copy of the state, which are small"
 )
 parser.add_argument("--break-in", type=int, help="leave the loop in this round, and end the training")
 args = parser.parse_args()
@@ -77,6 +81,11 @@ def lose_vote(reduced=engine._reduced):
 
 if args.misses_vote_in is not None and SLOT == 1:
     lose_vote()
+
+
+if args.chunk_s:
+    heal.CHUNK_BYTES, read = 1000, heal.pinned_chunks.read
+    heal.pinned_chunks.read = lambda *chunk: time.sleep(args.chunk_s) or read(*chunk)
 
 
 def distance_from_anchor() -> float:

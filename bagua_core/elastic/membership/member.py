@@ -234,8 +234,7 @@ class Member(ShardMember):
             self._wait_for_news(seen, lambda: False, LOOK_AGAIN_S)
             return
         if self._loop_wait is None:
-            self._loop_wait = (time.monotonic(), WaitMonitor())
-            self._loop_wait[1].begin()
+            self._loop_wait = (time.monotonic(), self.stalls.wait_begins(WaitMonitor()))
         began_s, waits = self._loop_wait
         self.trail.wait_begins(FIRST_BOUNDARY)
         self._wait_for_news(seen, lambda: False, waits.threshold_s)

@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 from bagua_contract.records import Generation
 from bagua_core import tracing
-from bagua_core.communication import traffic
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, Pending
-from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor, moving_report_s
+from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor
 from bagua_core.elastic.checks.time_account import FailedWait
 from bagua_core.elastic.membership.session import News, Session
 from bagua_core.elastic.membership.stall_reports import StallReports
@@ -80,8 +79,7 @@ class MemberWaits:
     def wait_for_transfer(self, done: Callable[[], bool]) -> None:
         """Raises CollectiveAborted when the generation ends first.
 
-        As long as bytes of the state arrive here, the wait is no hang however long it lasts: each report begins a new
-        wait. The other members' reports grow old meanwhile; one that does not is enough (bagua_agent, hang.py).
+        As long as bytes of the state arrive here, the wait is no hang however long it lasts (stall_reports.py).
         """
         communicator, generation = self.communicator, self.generation
         assert communicator is not None and generation is not None
@@ -96,7 +94,7 @@ class MemberWaits:
     ) -> bool:
         began_s = time.monotonic()
         waits = self.stalls.wait_begins(WaitMonitor())
-        look_s, arrived_bytes = waits.threshold_s, traffic.state_arrived.total_bytes
+        look_s = waits.threshold_s
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: done() or given_up(), timeout=0.05)
@@ -107,14 +105,7 @@ class MemberWaits:
             if given_up():
                 return False
             waited_s = time.monotonic() - began_s
-            if not report or waited_s < look_s:
-                continue
-            if traffic.state_arrived.total_bytes != arrived_bytes:
-                arrived_bytes, began_s = traffic.state_arrived.total_bytes, time.monotonic()
-                look_s = moving_report_s(len(generation.members))
-                waits.begin()
-                self.stalls.moves(generation.number)
-            else:
+            if report and waited_s >= look_s:
                 look_s = waited_s + LEAST_STALL_S
                 self.stalls.lasts(generation.number, waited_s, waits)
 

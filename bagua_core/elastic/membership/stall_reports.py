@@ -1,4 +1,8 @@
-"""Tells the agent of waits in collectives that last longer than usual, with the hosts that do not answer."""
+"""Tells the agent of waits that last longer than usual, with the hosts that do not answer.
+
+A wait is no hang as long as bytes of the job's state arrive here, whatever the worker waits in: each report of them
+begins a new wait. The other members' reports grow old meanwhile; one that does not is enough (bagua_agent, hang.py).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from collections.abc import Callable
 from bagua_contract.addresses import parted
 from bagua_contract.collective_wait import CollectiveWait
 from bagua_contract.records import Generation, SuspicionKind
-from bagua_core.elastic.checks.step_timing import WaitMonitor
+from bagua_core.communication import traffic
+from bagua_core.elastic.checks.step_timing import WaitMonitor, moving_report_s
 from bagua_core.elastic.membership.session import Session
 from bagua_core.elastic.waiting import unanswered
 
@@ -24,6 +29,9 @@ class StallReports:
         self.usual_step_s = 0.0
         self._stall_said: int | None = None  # generation of the stall that the agent knows of
         self._silent_said: frozenset[str] = frozenset()
+        self._arrived_bytes = 0  # of the state, when the wait began or was last seen to move
+        self._began_s = 0.0  # what counts of the wait, since it began
+        self._moving_s = 0.0  # the next report that it moves
         self._sockets_before: dict[int, frozenset[int]] = {}  # by generation: those that are none of its
 
     def begins_to_build(self, number: int) -> None:
@@ -35,6 +43,8 @@ class StallReports:
     def wait_begins(self, waits: WaitMonitor) -> WaitMonitor:
         waits.begin()
         self._silent_said = frozenset()
+        self._arrived_bytes = traffic.state_arrived.total_bytes
+        self._began_s = self._moving_s = 0.0
         return waits
 
     def lasts(
@@ -44,7 +54,13 @@ class StallReports:
         waits: WaitMonitor,
         waits_in: Callable[[], CollectiveWait | None] = lambda: None,
     ) -> None:
-        """waits_in: what it is in, called only when it is reported."""
+        """waited_s: since wait_begins. waits_in: what it is in, called only when it is reported."""
+        if (arrived_bytes := traffic.state_arrived.total_bytes) != self._arrived_bytes:
+            if waited_s >= self._moving_s:
+                self._moves(number, waited_s, waits)
+                self._arrived_bytes = arrived_bytes
+            return
+        waited_s -= self._began_s
         due = waits.is_stalled(waited_s)
         if not due and self._stall_said is None:
             return
@@ -63,9 +79,13 @@ class StallReports:
             waits_in=waits_in(),
         )
 
-    def moves(self, number: int) -> None:
-        """Bytes of the state keep arriving, so the wait counts as a new one. Not went_on: a worker that reports no wait
-        is outside the step's collectives, and the others would seem to wait for it."""
+    def _moves(self, number: int, waited_s: float, waits: WaitMonitor) -> None:
+        """Not went_on: a worker that reports no wait is outside the step's collectives, and the others would seem to
+        wait for it."""
+        record = self._record_of(number)
+        waits.begin()
+        self._began_s = waited_s
+        self._moving_s = waited_s + moving_report_s(len(record.members) if record is not None else 1)
         self._stall_said, self._silent_said = number, frozenset()
         self._session.suspect(
             number,
