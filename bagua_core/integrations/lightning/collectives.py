@@ -5,6 +5,7 @@ survive a loss between steps. Metrics of torchmetrics are synchronised by them t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,9 +45,11 @@ def decided(decision: bool, all_agree: bool, device: torch.device) -> bool:
     return bool(bagua.allreduce(torch.tensor(int(decision), dtype=torch.int64, device=device), op))
 
 
-def gather_state(state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """torchmetrics' dist_sync_fn."""
-    return gather_unequal(state, is_filler=runtime.engine().has_fillers)
+def gather_state(metric: Metric, state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+    """The dist_sync_fn of a metric. Its forward synchronises the state of the step's batch alone, whose samples may be
+    fillers; what it computes from all batches so far counts in any step."""
+    is_of_batch = not metric._should_unsync
+    return gather_unequal(state, is_filler=is_of_batch and runtime.engine().has_fillers)
 
 
 def connect_metrics(module: torch.nn.Module, place: Callable[[], tuple[int, int]]) -> None:
@@ -55,7 +58,7 @@ def connect_metrics(module: torch.nn.Module, place: Callable[[], tuple[int, int]
     place(): rank and world size in the evaluation under way."""
     for part in module.modules():
         if isinstance(part, Metric):
-            part.dist_sync_fn = gather_state
+            part.dist_sync_fn = partial(gather_state, part)
             part.distributed_available_fn = _HasPeers(place)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +45,31 @@ def test_a_fillers_value_is_left_out_of_a_reduction(
     found = collectives.reduce(own, name)
     both = (own + OTHER) / 2 if combine is None else combine(own, OTHER)
     assert torch.equal(found, OTHER if has_fillers else both)
+
+
+def test_a_metric_leaves_out_a_fillers_batch_and_keeps_what_it_accumulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    from bagua_core.integrations.lightning import collectives
+
+    def gather(own: torch.Tensor, *, is_filler: bool) -> list[torch.Tensor]:
+        other = torch.full_like(own, 8.0 if own.item() != 1.0 else 1.0)
+        return [other] if is_filler else [own, other]
+
+    monkeypatch.setattr(collectives, "gather_unequal", gather)
+    engine = SimpleNamespace(has_fillers=False)
+    monkeypatch.setattr(runtime, "engine", lambda: engine)
+    module = torch.nn.ModuleList([torchmetrics.SumMetric(dist_sync_on_step=True)])
+    collectives.connect_metrics(module, lambda: (0, 2))
+    metric = copy.deepcopy(module)[0]
+    assert metric(2.0) == 10
+    engine.has_fillers = True
+    assert metric(3.0) == 8, "of the batch"
+    assert metric.compute() == 2 + 3 + 8, "of both batches"
+    alone = pickle.loads(pickle.dumps(metric))
+    alone.update(4.0)
+    assert alone.compute() == 2 + 3 + 4, "without a trainer"
 
 
 def test_a_decision_counts_with_fillers(monkeypatch: pytest.MonkeyPatch) -> None:
