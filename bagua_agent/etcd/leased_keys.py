@@ -3,7 +3,7 @@
 `put` and `remove` state the desired keys; one thread writes them and keeps them: across outages, on a new lease if the
 old one was lost, again if the store lost its data. Invariants: a key that has the desired value is not written again
 (its create revision is the join order); a write that arrives late cannot undo a newer one (every write compares the
-revision it knows). Does not know what the keys mean.
+revision it knows). Does not know what the keys mean. key_standing.py holds what should be there and what is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from bagua_agent.base.errors import (
     UserError,
 )
 from bagua_agent.etcd.client import KeyValue, Put, Store, absent, lease_is, mod_revision_is
+from bagua_agent.etcd.key_standing import KeyStanding
 
 log = logging.getLogger(__name__)
 
@@ -88,15 +89,7 @@ class LeasedKeys:
         self._request_s = max(0.2, self._ttl_s / 2)
 
         self._changed = threading.Condition()
-        self._desired: dict[str, bytes] = {}
-        self._standing: dict[str, bytes] = {}  # as we wrote it or read it, on this lease
-        # mod revision of a key as last seen; missing means "no such key"
-        self._known_revision: dict[str, int] = {}
-        self._removals: set[str] = set()
-        self._held: dict[str, tuple[int, int]] = {}  # won by put_if_absent: lease and create revision
-        self._tried: set[str] = set()  # by put_if_absent now
-        self._is_anothers: dict[str, Callable[[KeyValue], bool]] = {}
-        self._left_to_others: set[str] = set()  # desired keys that another owner has, as last seen
+        self._keys = KeyStanding()
         self._lease_id = 0
         self._renewal_due = 0.0
         self._checks_left = 0
@@ -123,22 +116,14 @@ class LeasedKeys:
         """
         with self._changed:
             self._refuse_if_closing()
-            self._removals.discard(key)
-            self._held.pop(key, None)
-            self._desired[key] = value
-            self._is_anothers[key] = is_anothers
+            self._keys.put(key, value, is_anothers)
             self._changed.notify_all()
 
     def remove(self, key: str) -> None:
         """From now on `key` should not be there, unless another process has it by now. Returns at once."""
         with self._changed:
             self._refuse_if_closing()
-            self._desired.pop(key, None)
-            self._standing.pop(key, None)
-            self._held.pop(key, None)
-            self._left_to_others.discard(key)
-            self._is_anothers.pop(key, None)
-            self._removals.add(key)
+            self._keys.remove(key)
             self._changed.notify_all()
 
     def put_if_absent(self, key: str, value: bytes, timeout_s: float | None = None) -> int | None:
@@ -152,20 +137,20 @@ class LeasedKeys:
         deadline = time.monotonic() + limit_s
         with self._changed:
             self._refuse_if_closing()
-            self._tried.add(key)
+            self._keys.attempt_begins(key)
         certain = False
         try:
             lease_id, won = self._try_until(key, value, deadline, limit_s)
             certain = True
         finally:
             with self._changed:
-                self._tried.discard(key)
-                if not certain:  # what was held before may be held still; `_check` compares it
+                self._keys.attempt_ends(key)
+                if not certain:
                     self._checks_left = _CHECKS_AFTER_OUTAGE
                 elif won is None:
-                    self._held.pop(key, None)
+                    self._keys.not_won(key)
                 elif lease_id == self._lease_id:
-                    self._held[key] = (lease_id, won)
+                    self._keys.won(key, lease_id, won)
         return won
 
     def recheck(self) -> None:
@@ -196,8 +181,8 @@ class LeasedKeys:
         """Whether the store contains everything put and removed so far; waits at most timeout_s for it."""
         with self._changed:
             return (
-                self._changed.wait_for(lambda: self._closing or self._all_done(), timeout_s)
-                and self._all_done()
+                self._changed.wait_for(lambda: self._closing or self._keys.all_done, timeout_s)
+                and self._keys.all_done
             )
 
     def close(self, revoke: bool = True) -> None:
@@ -224,7 +209,7 @@ class LeasedKeys:
             with self._changed:
                 # a removal on its way would take the new key too
                 able = self._changed.wait_for(
-                    lambda: self._closing or (self._lease_id and key not in self._removals),
+                    lambda: self._closing or (self._lease_id and key not in self._keys.removals),
                     deadline - time.monotonic(),
                 )
                 self._refuse_if_closing()
@@ -303,20 +288,9 @@ class LeasedKeys:
     def _work_is_due(self) -> bool:
         return (
             not self._lease_id
-            or bool(self._removals or self._wrong())
+            or bool(self._keys.removals or self._keys.to_write())
             or time.monotonic() >= self._renewal_due
         )
-
-    def _all_done(self) -> bool:
-        return not self._removals and self._desired == self._standing
-
-    def _wrong(self) -> dict[str, bytes]:
-        """What is to be written. The lock is held."""
-        return {
-            key: value
-            for key, value in self._desired.items()
-            if self._standing.get(key) != value and key not in self._left_to_others
-        }
 
     def _work(self) -> None:
         """One round: the lease, then what is to be written. Raises when etcd does not do it."""
@@ -374,20 +348,12 @@ class LeasedKeys:
     def _check(self, lease_id: int) -> None:
         """Compares what hangs on the lease with what should, and queues the difference."""
         with self._changed:
-            won = dict(self._held)
+            held = self._keys.held
         with self._asking():
             found = self._store.lease_keys(lease_id, self._request_s)
-        created = self._create_revisions(sorted(found & won.keys()))
+        created = self._create_revisions(sorted(found & held.keys()))
         with self._changed:
-            # a key that was won, was lost, and that a later attempt without an answer created again is none of ours
-            for key, revision in created.items():
-                if self._held.get(key) == won[key] != (lease_id, revision):
-                    del self._held[key]
-            for key in self._standing.keys() - found:
-                del self._standing[key]
-                self._known_revision.pop(key, None)
-            self._removals |= found - self._desired.keys() - self._held.keys() - self._tried
-            self._left_to_others.clear()
+            self._keys.compare(lease_id, found, held, created)
             self._checks_left = max(0, self._checks_left - 1)
 
     def _create_revisions(self, keys: Sequence[str]) -> dict[str, int]:
@@ -402,22 +368,22 @@ class LeasedKeys:
 
     def _write(self, lease_id: int) -> None:
         with self._changed:
-            wrong = self._wrong()
-            known = {key: self._known_revision.get(key, 0) for key in wrong}
-        keys = list(wrong)
+            values = self._keys.to_write()
+            known = {key: self._keys.known_revision(key) for key in values}
+        keys = list(values)
         for chunk in (keys[i : i + _KEYS_IN_A_WRITE] for i in range(0, len(keys), _KEYS_IN_A_WRITE)):
             try:
                 with self._asking():
                     answer = self._store.transact(
                         [mod_revision_is(key, known[key]) for key in chunk],
-                        [Put(key, wrong[key], lease_id) for key in chunk],
+                        [Put(key, values[key], lease_id) for key in chunk],
                         timeout_s=self._request_s,
                     )
             except OutcomeUnknown:
                 self._read_back(chunk, lease_id)
                 raise
             if answer.succeeded:
-                self._note_standing({key: (wrong[key], answer.revision) for key in chunk}, lease_id)
+                self._note_written({key: (values[key], answer.revision) for key in chunk}, lease_id)
             else:
                 self._read_back(chunk, lease_id)
 
@@ -427,39 +393,26 @@ class LeasedKeys:
             with self._asking():
                 kv: KeyValue | None = self._store.get(key, self._request_s)
             if kv is not None and kv.lease_id == lease_id:
-                self._note_standing({key: (kv.value, kv.mod_revision)}, lease_id)
+                self._note_written({key: (kv.value, kv.mod_revision)}, lease_id)
                 continue
             with self._changed:
-                self._known_revision.pop(key, None)
-                if kv is None:
-                    continue
-                if key in self._desired and self._is_anothers[key](kv):
-                    self._left_to_others.add(
-                        key
-                    )  # and what is known stays "no such key": it may be written once gone
-                    self._standing.pop(key, None)
-                else:
-                    self._known_revision[key] = kv.mod_revision
+                self._keys.not_ours(key, kv)
 
-    def _note_standing(self, written: dict[str, tuple[bytes, int]], lease_id: int) -> None:
+    def _note_written(self, written: dict[str, tuple[bytes, int]], lease_id: int) -> None:
         with self._changed:
             for key, (value, revision) in written.items():
-                self._known_revision[key] = revision
-                if lease_id == self._lease_id and key in self._desired:
-                    self._standing[key] = value
-                # else removed meanwhile: its removal is queued
+                self._keys.written(key, value, revision, is_current=lease_id == self._lease_id)
             self._changed.notify_all()
 
     def _remove(self, lease_id: int) -> None:
         with self._changed:
-            keys = sorted(self._removals)
+            keys = sorted(self._keys.removals)
         for key in keys:
             # only keys on our lease: by now the key may be another owner's
             with self._asking():
                 self._store.transact([lease_is(key, lease_id)], deletes=[key], timeout_s=self._request_s)
             with self._changed:
-                self._removals.discard(key)
-                self._known_revision.pop(key, None)
+                self._keys.removed(key)
                 self._changed.notify_all()
 
     # ---- what happened
@@ -470,11 +423,7 @@ class LeasedKeys:
             if not lease_id or lease_id != self._lease_id:
                 return
             self._lease_id = 0
-            self._standing.clear()
-            self._held.clear()
-            self._left_to_others.clear()
-            self._known_revision.clear()
-            self._removals.clear()
+            self._keys.lease_lost()
             self._changed.notify_all()
         self._tell(LeaseLapsed(lease_id))
 
