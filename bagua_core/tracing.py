@@ -20,6 +20,7 @@ SCRIPT, COLLECTIVES = "script", "collectives"
 
 NO_VALUE = -1
 STEP, ROLLED_BACK = "step", "step rolled back"
+NOT_AVERAGED = "round not averaged"  # the local steps of this lap are kept
 _SENT_EVERY_S = 0.25
 _MOST_IN_A_MESSAGE = 4000  # 60 KB: an agent takes messages of 1 MiB
 

@@ -18,10 +18,10 @@ from bagua_agent.cluster_client.job_trace import NO_VALUE, HostClock, JobTrace, 
 
 SCRIPT = "script"
 JOB_PROCESS = 0
-STEPS = ("step", "step rolled back")
+STEPS = ("step", "step rolled back", "round not averaged")
 OWN_CODE = "script's own code"
 LEAST_OWN_NS = 10_000  # shorter ones are the time between two calls
-_VALUE_NAMES = {"bucket": "bucket", "step": "step", "step rolled back": "step"}
+_VALUE_NAMES = {"bucket": "bucket", **dict.fromkeys(STEPS, "step")}
 
 
 def chrome_trace(trace: JobTrace) -> dict[str, Any]:

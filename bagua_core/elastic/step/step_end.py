@@ -61,7 +61,7 @@ class StepEnd(CurrentStep):
         else:
             with tracing.span("roll back"):
                 self._roll_back()
-            tracing.lap(tracing.ROLLED_BACK, step)
+            tracing.lap(tracing.ROLLED_BACK if self.rounds is None else tracing.NOT_AVERAGED, step)
 
     def _agree_on_end(self) -> None:
         """The shards of a replica commit this step together or not at all. Either all of them follow a change of

@@ -11,6 +11,7 @@ import torch
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import GenerationKind
 from bagua_contract.time_use import STEP_TIME_BOUNDS_S
+from bagua_core import tracing
 from bagua_core.algorithms import LocalSGD
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.data.elastic_loader import ElasticDataLoader
@@ -24,7 +25,11 @@ ROUND_S = STEPS * STEP_S
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_local_steps_count_as_steps_where_their_average_is_repeated(failures: int) -> None:
+def test_local_steps_count_as_steps_where_their_average_is_repeated(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laps: list[str] = []
+    monkeypatch.setattr(tracing, "lap", lambda name, value: laps.append(name))
     agent = Agent("w0", slots=1)
     engine = Engine(WorkerEnvironment("job", "w0", "a", agent.socket, "127.0.0.1", 0, 1))
     member = engine.member
@@ -62,6 +67,8 @@ def test_local_steps_count_as_steps_where_their_average_is_repeated(failures: in
     assert progress.spent_s["failed_step"] < ROUND_S / 4
     assert progress.spent_s["step"] >= ROUNDS * ROUND_S
     assert progress.step_sum_s >= ROUNDS * ROUND_S and progress.computing_s >= ROUNDS * ROUND_S
+    assert laps.count(tracing.STEP) == ROUNDS and laps.count(tracing.NOT_AVERAGED) == failures
+    assert tracing.ROLLED_BACK not in laps
     short = sum(bound < ROUND_S for bound in STEP_TIME_BOUNDS_S)
     assert sum(progress.step_counts) == ROUNDS and not any(progress.step_counts[:short])
     loader.close()
