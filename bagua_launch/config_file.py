@@ -45,13 +45,25 @@ def read_config_file(environ: Mapping[str, str], options: Iterable[Option]) -> d
         raise RequestError(f'{path}: {what}; use TOML such as nnodes = "2:8"') from error
 
     known = {option.key: option for option in options}
-    values: dict[str, Said] = {}
-    for key, value in table.items():
-        option = known.get(key.replace("-", "_"))
-        if option is None:
+    spelled = {_key(key): Said(_as_text(path, key, value), f"{path}: {key}") for key, value in table.items()}
+    spellings = {name for option in known.values() for name in _spellings(option)}
+    for key in table:
+        if _key(key) not in spellings:
             raise RequestError(f"{path}: {key!r}: no such option; use {_nearest(key, known.values())}")
-        values[option.key] = Said(_as_text(path, key, value), f"{path}: {key}")
-    return values
+    return {
+        option.key: next(spelled[name] for name in _spellings(option) if name in spelled)
+        for option in known.values()
+        if any(name in spelled for name in _spellings(option))
+    }
+
+
+def _key(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _spellings(option: Option) -> tuple[str, ...]:
+    """Keys of the file that mean the option, the strongest first."""
+    return (option.key, *map(_key, option.other_names))
 
 
 def _nearest(key: str, options: Iterable[Option]) -> str:

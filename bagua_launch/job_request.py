@@ -129,7 +129,7 @@ def parse_job_fields(values: Values, program: Sequence[str]) -> tuple[dict[str, 
 
 def parse_scale(values: Values, words: Sequence[str]) -> ScaleRequest:
     """words: the job, unless an option names it, and its nodes. Raises RequestError."""
-    endpoint = values.get("rdzv_endpoint") or values.get("etcd")
+    endpoint = values.get("rdzv_endpoint")
     if endpoint is None:
         raise RequestError("scale: --etcd is missing; use --etcd, or set BAGUA_ETCD")
     if len(words) > 2:
@@ -140,7 +140,7 @@ def parse_scale(values: Values, words: Sequence[str]) -> ScaleRequest:
     min_nodes, max_nodes = parse_nodes(Said(words[-1], "MIN:MAX"))
     return ScaleRequest(
         parse_endpoints(endpoint),
-        parse_credentials({**values, "rdzv_endpoint": endpoint}),
+        parse_credentials(values),
         parse_job_id(job),
         min_nodes,
         max_nodes,

@@ -20,7 +20,7 @@ from bagua_agent.base import standard_streams
 from bagua_agent.base.quiet_grpc import keep_quiet
 from bagua_launch import cluster_commands
 from bagua_launch.bagua_net import net_variables
-from bagua_launch.cluster_options import ETCD, FILE_OPTIONS
+from bagua_launch.cluster_options import FILE_OPTIONS
 from bagua_launch.command_line import (
     CONTEXT,
     PROGRAM,
@@ -114,8 +114,9 @@ def _run_on_hosts(values: Values, program: Sequence[str]) -> int:
 
 def scale(**typed: Any) -> int:
     words, as_json = typed.pop("words"), typed.pop("json")
-    options = (*SCALE_OPTIONS, ETCD)  # the file may name it either way
-    asked = parse_scale(merge(options, typed, os.environ, read_config_file(os.environ, FILE_OPTIONS)), words)
+    asked = parse_scale(
+        merge(SCALE_OPTIONS, typed, os.environ, read_config_file(os.environ, FILE_OPTIONS)), words
+    )
     check_credentials(asked.credentials)
 
     from bagua_agent.cluster_client.scale import request_scale

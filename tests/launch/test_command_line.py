@@ -15,9 +15,12 @@ from torch.distributed.run import get_args_parser
 from bagua_agent.service.main import cli as agent_cli
 from bagua_agent.workers.exits.exit_cause import FAULT_SIGNALS
 from bagua_contract.distribution import own_version
+from bagua_launch.cluster_options import ETCD, FILE_OPTIONS
 from bagua_launch.command_line import whole_flags
+from bagua_launch.config_file import read_config_file
 from bagua_launch.option_suggestions import OF_OTHER_LAUNCHERS, nearest
 from bagua_launch.options import RUN_OPTIONS
+from bagua_launch.precedence import merge
 from tests.lab.wait import HANG_S
 from tests.launch.launcher import Launcher, LaunchProcess, asked_of
 from tests.launch.torchrun_options import SWITCHES, WITH_VALUE
@@ -169,9 +172,27 @@ def test_the_file_at_its_usual_place_in_its_usual_forms(launch: Launcher) -> Non
 def test_one_file_for_all_commands(launch: Launcher) -> None:
     """What only the cluster's commands know is nothing to a job in the foreground."""
     config_file = launch.directory / "launch.toml"
-    config_file.write_text('etcd = "e1:1"\npriority = 3\nlabel = "rack=r1"\nmax-restarts = 1\n')
+    config_file.write_text('priority = 3\nlabel = "rack=r1"\nmax-restarts = 1\n')
     config = launch.config(env={"BAGUA_CONFIG": str(config_file)})
     assert config.max_restarts == 1 and config.endpoints is None
+
+
+@pytest.mark.parametrize(
+    ("content", "of_a_start", "of_the_others"),
+    [
+        ('etcd = "e1:1"', "e1:1", "e1:1"),
+        ('rdzv_endpoint = "e2:2"', "e2:2", "e2:2"),
+        ('etcd = "e1:1"\nrdzv-endpoint = "e2:2"', "e2:2", "e1:1"),  # each command's own spelling is stronger
+    ],
+)
+def test_a_line_of_the_file_may_have_any_spelling_of_an_option(
+    launch: Launcher, content: str, of_a_start: str, of_the_others: str
+) -> None:
+    config_file = launch.directory / "launch.toml"
+    config_file.write_text(content)
+    environ = {"BAGUA_CONFIG": str(config_file)}
+    assert launch.config(env=environ).endpoints == (of_a_start,)
+    assert merge((ETCD,), {}, {}, read_config_file(environ, FILE_OPTIONS))["etcd"].text == of_the_others
 
 
 @pytest.mark.parametrize(
