@@ -13,8 +13,6 @@ from typing import Any
 
 _retired: list[Any] = []  # groups whose operations may still run
 _taking = threading.Lock()
-# The list's own reference, the loop's variable and the argument of getrefcount.
-_UNUSED_REFERENCES = 3
 
 
 def retire(group: Any) -> None:
@@ -33,15 +31,21 @@ def let_go() -> int:
     Cheap, never blocks. Whatever is still held is looked at again by the next call.
     """
     found: list[Any] = []
+    unused = _references(
+        [object()], 0
+    )  # measured: versions of Python count a call's own references differently
     with _taking:  # others only append, so indices stay
         for index in range(len(_retired) - 1, -1, -1):
-            group = _retired[index]
-            if sys.getrefcount(group) == _UNUSED_REFERENCES:
+            if _references(_retired, index) == unused:
                 found.append(_retired.pop(index))
-            del group
     count = len(found)
     while found:
         threading.Thread(
             target=lambda held: held.clear(), args=([found.pop()],), name="bagua-let-go", daemon=True
         ).start()
     return count
+
+
+def _references(groups: list[Any], index: int) -> int:
+    """References to that group: the list's, others', and those of this call that the interpreter counts."""
+    return sys.getrefcount(groups[index])

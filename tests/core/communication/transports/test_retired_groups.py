@@ -71,6 +71,19 @@ def test_a_group_that_is_referenced_is_kept() -> None:
     assert any(group is held for group in retired_groups._retired)
 
 
+def test_what_only_the_list_holds_is_let_go_on_any_version_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retired_groups, "_retired", [])
+    held = object()
+    for group in (object(), held, object()):
+        retired_groups.retire(group)
+    del group
+    assert retired_groups.let_go() == 2
+    assert retired_groups._retired == [held]
+    del held
+    assert retired_groups.let_go() == 1
+    assert retired_groups._retired == []
+
+
 def test_a_group_that_still_works_is_destroyed_beside_everything_else() -> None:
     """All wait for each other, so no destructor can end: the rest of the process must not notice."""
     world = gloo_world(3, timeout_s=3.0)
