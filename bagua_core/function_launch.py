@@ -45,8 +45,8 @@ def launch(
 
     The function may be defined in a notebook: it travels with what it refers to, and modules are looked for along the
     caller's sys.path. options: further ones of bagua-launch, such as ("--max-restarts", "3"). Returns what the function
-    returned in each worker, by local rank; None where a worker ended by sys.exit(0). Blocks until the job ends;
-    KeyboardInterrupt stops the job first.
+    returned in each worker, by slot: the local rank, unless --virtual-local-rank makes that 0 in every worker. None
+    where a worker ended by sys.exit(0). Blocks until the job ends; KeyboardInterrupt stops the job first.
     Raises LaunchFailed, TypeError, ValueError, ImportError (cloudpickle is missing).
     """
     if isinstance(nproc_per_node, bool) or not isinstance(nproc_per_node, int):
@@ -69,7 +69,7 @@ def launch(
                 f"the job that ran {getattr(function, '__name__', function)!r} ended with exit code {code}; its output "
                 "above has the first failure"
             )
-        results = [directory / f"result-{local_rank}" for local_rank in range(nproc_per_node)]
+        results = [directory / f"result-{slot}" for slot in range(nproc_per_node)]
         return [pickle.loads(path.read_bytes()) if path.exists() else None for path in results]
 
 

@@ -18,10 +18,11 @@ def main(directory: Path) -> None:
     sys.path[:] = [*theirs, *(entry for entry in sys.path if entry not in theirs)]
     function, args, kwargs = pickle.loads((directory / "call").read_bytes())
     result = function(*args, **kwargs)
-    local_rank = WorkerEnvironment.decode(os.environ).local_rank
-    written = directory / f"written-{local_rank}-{os.getpid()}"
+    # not the local rank: with --virtual-local-rank every worker's is 0
+    slot = WorkerEnvironment.decode(os.environ).slot
+    written = directory / f"written-{slot}-{os.getpid()}"
     written.write_bytes(importlib.import_module("cloudpickle").dumps(result))
-    written.replace(directory / f"result-{local_rank}")
+    written.replace(directory / f"result-{slot}")
 
 
 if __name__ == "__main__":

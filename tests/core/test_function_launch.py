@@ -74,6 +74,13 @@ def test_results_and_output_come_back_and_a_worker_that_shut_down_trains_no_more
     assert family() == before
 
 
+def test_every_result_comes_back_where_each_worker_has_local_rank_0() -> None:
+    def slot() -> str:
+        return os.environ["BAGUA_SLOT"]
+
+    assert bagua.launch(slot, nproc_per_node=2, options=["--virtual-local-rank"]) == ["0", "1"]
+
+
 def test_an_interrupt_stops_the_job(tmp_path: Path) -> None:
     before = family()
 
