@@ -97,6 +97,7 @@ def test_the_wheel_holds_all_code_and_the_sources_in_c(built: tuple[Path, Path])
     names = set(zipfile.ZipFile(built[1]).namelist())
     for package in ("bagua_launch", "bagua_agent", "bagua_core", "bagua_torchrun"):
         assert tracked(f"{package}/**/*.py") <= names
+        assert f"{package}/py.typed" in names  # or type checkers ignore its annotations
     assert "lightning_bagua.py" in names
     sources = {name for ending in ("c", "h", "cu") for name in tracked(f"bagua_core/kernels/*.{ending}")}
     plugin = tracked("bagua_core/net/plugin/*.cc") | tracked("bagua_core/net/plugin/*.h")
