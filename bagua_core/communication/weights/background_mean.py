@@ -128,6 +128,9 @@ class BackgroundMean:
             assert self._lane is not None
             self._lane.abort(reason)
             self._mean = self._snapshot.like()  # the thread may still write into the old one
+        elif given_up.error is not None:
+            # An abort by a peer's loss releases the thread at once; the transport may still write into the old one.
+            self._mean = self._snapshot.like()
         self._lane = None
 
     def close(self) -> None:

@@ -245,6 +245,19 @@ def test_a_round_without_memory_changes_no_model_and_is_an_error(
     assert parameter.tolist() == [1.0] * 4 and mean.count == 0
 
 
+def test_an_average_that_a_peer_broke_leaves_its_buffers_to_the_operation_that_was_given_up() -> None:
+    """A step that fails comes to the next generation before a forward has looked at the average. The transport may
+    still write into the buffers."""
+    lanes = in_process_world(2)
+    mean = BackgroundMean([nn.Parameter(torch.ones(4))], FakeEngine(lanes[0]), 0.0)
+    mean.begin_if_due(lanes[0])  # rank 1 never comes
+    given_up = mean._mean
+    lanes[0].abort("rank 1 is gone")
+    assert mean.wait(LIMIT_S)
+    mean.give_up("another generation is in force")
+    assert not any(new is old for new in mean._mean for old in given_up)
+
+
 def test_a_newcomer_begins_no_round_before_it_has_the_model() -> None:
     members, _ = workers(2)
     both_looked = threading.Barrier(2)
