@@ -19,7 +19,7 @@ from bagua_agent.membership.failures.casualty import NO_COMPANY, Company, compan
 from bagua_agent.membership.policy import Policy
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.replicas_here import ReplicasHere
-from bagua_agent.node.silent_joiners import SilentJoiners
+from bagua_agent.node.silent_joiners import SilentJoiners, written_again
 from bagua_agent.node.worker_exits import LastSeen, WorkerExits
 from bagua_agent.node.worker_lifecycle import LEADER_AGAIN_S
 from bagua_agent.rpc.session_server import SessionServer
@@ -86,6 +86,7 @@ class LiveWorkers:
         self._exits = WorkerExits(job, workers, policy, on_slot_given_up)
         self._replaces_hung = policy.hang_timeout_s is not None
         self._silent = SilentJoiners()
+        self._newest: Generation | None = None  # record that was followed
         self._replicas = ReplicasHere(
             job, workers, sessions, workers_share_s(shutdown_timeout_s), self._assembled
         )
@@ -126,6 +127,7 @@ class LiveWorkers:
         if generation.is_gathering:
             self._end_those_before(generation)
         self._end_silent(generation)
+        self._newest = generation
         self._sessions.tell_generation(generation)
         self._told_kinds.clear()
         for member in generation.members:
@@ -154,7 +156,9 @@ class LiveWorkers:
         silent = self._silent.follow(generation.number, listed, time.monotonic())
         if not silent or not self._replaces_hung:
             return
-        if any(s.kind is SuspicionKind.UNBUILT for s in self._job.seen.view.suspicions.values()):
+        seen = self._job.seen
+        unbuilt = any(s.kind is SuspicionKind.UNBUILT for s in seen.view.suspicions.values())
+        if unbuilt or (not seen.whole and written_again(self._newest, generation)):
             for joiner in silent:
                 self._workers.kill(joiner.worker_id, joiner.reason)
 

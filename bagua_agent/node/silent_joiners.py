@@ -2,13 +2,16 @@
 
 The members of the generation in force do not wait for such a worker: they try to build the pending generation in the
 background, and train on. So none of them reports a wait, and hang.py has no evidence against it. It shows here: the
-worker was listed, others reported that they could not build what lists it, and it has said nothing since. Pure.
+worker was listed, others reported that they could not build what lists it, and it has said nothing since. In a large
+job an agent does not see others' reports; there the leader's answer to them shows it, the same record again. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from bagua_contract.records import Generation, GenerationKind
 
 # A worker that can't reach the others says so after a minute, the time in which members meet (rendezvous.py of the
 # core); half a minute more for one that is late.
@@ -48,3 +51,13 @@ class SilentJoiners:
         for worker_id in listed:
             self.since.setdefault(worker_id, (number, now_s))
         return found
+
+
+def written_again(before: Generation | None, record: Generation) -> bool:
+    """Whether `record` shows that members could not build `before`, the newest one seen before it: that one never came
+    into force, and all its workers are listed again."""
+    if before is None or not before.kind is record.kind is GenerationKind.PLANNED:
+        return False
+    # if one of its joiners had died, the record would lack that one
+    listed = {m.worker_id for m in record.members}
+    return 0 < record.base < before.number and all(m.worker_id in listed for m in before.members)

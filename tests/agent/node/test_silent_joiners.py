@@ -10,7 +10,7 @@ import pytest
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import SuspicionView
 from bagua_agent.node import live_workers
-from bagua_agent.node.silent_joiners import SILENT_S, SilentJoiners
+from bagua_agent.node.silent_joiners import SILENT_S, SilentJoiners, written_again
 from bagua_contract.records import Generation, GenerationKind, Placement, SuspicionKind
 
 LATE_S = SILENT_S + 1.0
@@ -43,21 +43,70 @@ def test_a_word_begins_its_time_anew_with_the_next_listing() -> None:
 UNBUILT = SuspicionView("b", 3, SuspicionKind.UNBUILT, (), 1)
 
 
+def planned(number: int, base: int, listed: str, kind: GenerationKind = GenerationKind.PLANNED) -> Generation:
+    members = tuple(Placement(w, "a", "host-a", i, i, 0, i, "h:2", 3, 1, False) for i, w in enumerate(listed))
+    return Generation(number, base, kind, members)
+
+
 @pytest.mark.parametrize(
-    ("suspicions", "hang_timeout_s", "ended"),
-    [({"b": UNBUILT}, 600.0, 1), ({}, 600.0, 0), ({"b": UNBUILT}, None, 0)],
-    ids=["members can't build it", "no member says so", "no worker is ever replaced"],
+    ("before", "record", "expected"),
+    [
+        (planned(3, 2, "ab"), planned(4, 2, "ab"), True),
+        (planned(3, 2, "ab"), planned(5, 2, "abc"), True),
+        (planned(3, 2, "ab"), planned(4, 2, "a"), False),
+        (planned(3, 2, "ab"), planned(4, 3, "ab"), False),
+        (planned(3, 2, "ab"), planned(4, 2, "ab", GenerationKind.FAILOVER), False),
+        (planned(2, 1, "ab", GenerationKind.FAILOVER), planned(3, 2, "ab"), False),
+        (planned(1, 0, "ab"), planned(2, 0, "ab"), False),
+        (planned(1, 0, "ab", GenerationKind.GATHERING), planned(2, 0, "ab"), False),
+        (None, planned(3, 2, "ab"), False),
+    ],
+    ids=[
+        "the same workers",
+        "more workers, and a record between was not seen",
+        "a joiner died or is left out",
+        "the one before came into force",
+        "members were lost",
+        "the one before was in force at once",
+        "a first generation anew",
+        "after the first workers gathered",
+        "the first record that this agent sees",
+    ],
+)
+def test_records_show_that_members_could_not_build_one_of_them(
+    before: Generation | None, record: Generation, expected: bool
+) -> None:
+    assert written_again(before, record) is expected
+
+
+@pytest.mark.parametrize(
+    ("suspicions", "whole", "hang_timeout_s", "ended"),
+    [
+        ({"b": UNBUILT}, True, 600.0, 1),
+        ({}, True, 600.0, 0),
+        ({"b": UNBUILT}, True, None, 0),
+        ({}, False, 600.0, 1),
+        ({}, False, None, 0),
+    ],
+    ids=[
+        "members can't build it",
+        "no member says so",
+        "no worker is ever replaced",
+        "records alone show it in a large job",
+        "no worker is ever replaced in a large job",
+    ],
 )
 def test_its_agent_ends_it_where_members_cannot_build_and_hung_workers_are_replaced(
     monkeypatch: pytest.MonkeyPatch,
     suspicions: dict[str, SuspicionView],
+    whole: bool,
     hang_timeout_s: float | None,
     ended: int,
 ) -> None:
     now_s, killed = [0.0], []
     monkeypatch.setattr(live_workers.time, "monotonic", lambda: now_s[0])
     workers = SimpleNamespace(get=lambda name: name == "w" or None, kill=lambda name, why: killed.append(why))
-    seen = SimpleNamespace(view=SimpleNamespace(suspicions=suspicions))
+    seen = SimpleNamespace(view=SimpleNamespace(suspicions=suspicions), whole=whole)
     sessions = SimpleNamespace(tell_generation=lambda record: None)
     node = live_workers.LiveWorkers(
         cast(Any, SimpleNamespace(seen=seen)),
@@ -67,8 +116,7 @@ def test_its_agent_ends_it_where_members_cannot_build_and_hung_workers_are_repla
         lambda at_s: None,
         lambda: None,
     )
-    member = Placement("w", "a", "host-a", 0, 0, 0, 0, "h:2", 3, 1, False)
     for number in (3, 4):
-        node.follow(Generation(number, 2, GenerationKind.PLANNED, (member,)))
+        node.follow(planned(number, 2, "w"))
         now_s[0] += LATE_S
     assert len(killed) == ended
