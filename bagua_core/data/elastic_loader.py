@@ -416,7 +416,8 @@ class ElasticDataLoader:
     def seek(self, position: dict[str, int]) -> None:
         """Continue at `position`. Raises ValueError for a batch that no epoch has."""
         epoch, batch = position["epoch"], position["batch"]
-        known = self._rounds is not None or self._division.has_batch(epoch, batch)
+        # The beginning of an epoch that the job may not have, as at its end, is not asked of a sampler.
+        known = batch == 0 or self._rounds is not None or self._division.has_batch(epoch, batch)
         if epoch < 0 or batch < 0 or not known:
             raise ValueError(f"position {position} is another job's: no such batch is in this one's epochs")
         self._epoch, self._batch = epoch, batch

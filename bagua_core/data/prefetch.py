@@ -197,13 +197,31 @@ class _Requests(Sampler[Request]):
 
     def __next__(self) -> Request:
         key = self.next_key
-        if key is None:  # workers start before the first plan is known
-            self.under_way.append((0, None))
-            return Request(0, 0, [])
-        request = Request(self.serial, key.epoch, self._plan.indices_of(key))
+        if key is None:  # workers start before the first plan is known, or nothing can be predicted
+            return self._placeholder()
+        try:
+            request = Request(self.serial, key.epoch, self._plan.indices_of(key))
+        except Exception as error:
+            if not self._has_wanted():  # of the batch asked for
+                raise
+            # Of a batch that may never be asked for, such as one behind the job's last epoch.
+            log.debug("%s can't be read ahead: %s", key, error)
+            self.next_key = None
+            return self._placeholder()
         self.under_way.append((self.serial, key))
-        self.next_key = self._plan.following(key)
+        try:
+            self.next_key = self._plan.following(key)
+        except Exception as error:  # noqa: BLE001 - the batch behind raises it, if it is asked for
+            log.debug("what follows %s is not known: %s", key, error)
+            self.next_key = None
         return request
+
+    def _placeholder(self) -> Request:
+        self.under_way.append((0, None))
+        return Request(0, 0, [])
+
+    def _has_wanted(self) -> bool:
+        return any(serial == self.serial for serial, _ in self.under_way)
 
     def leads_to(self, key: BatchKey) -> bool:
         """The first batch still wanted of those under way, or else the next request, is `key`."""

@@ -138,3 +138,37 @@ def test_starting_workers_draws_no_random_numbers() -> None:
     prefetcher.take(key(0))
     prefetcher.close()
     assert torch.rand(1).item() == expected
+
+
+class EndingPlan(CountingPlan):
+    """The plan knows two epochs, and what follows a batch of the second one not even at its beginning."""
+
+    def indices_of(self, key: BatchKey) -> list[int]:
+        if key.epoch > 1:
+            raise LookupError(f"epoch {key.epoch}")
+        return super().indices_of(key)
+
+    def following(self, key: BatchKey) -> BatchKey:
+        if key.epoch > 1 or (key.epoch == 1 and key.batch == 3):
+            raise LookupError("following")
+        return super().following(key)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_error_of_the_plan_counts_only_for_a_batch_that_is_asked_for(num_workers: int) -> None:
+    plan = EndingPlan()
+    prefetcher = Prefetcher(
+        Numbers(), plan, sample_seed=None, num_workers=num_workers, timeout=30 * (num_workers > 0)
+    )
+    prefetcher.start()
+    processes = prefetcher.worker_process_ids
+    try:
+        for place in [*range(20), 2, 18, 19, 19]:
+            assert prefetcher.take(key(place)).tolist() == [place]
+        assert prefetcher.worker_process_ids == processes
+        for _ in range(2):
+            with pytest.raises(LookupError, match="epoch 2"):
+                prefetcher.take(key(20))
+        assert prefetcher.take(key(7)).tolist() == [7]
+    finally:
+        prefetcher.close()

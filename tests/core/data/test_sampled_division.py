@@ -144,3 +144,20 @@ def test_workers_with_different_samplers_differ_in_their_fingerprint() -> None:
     one, other = loader_of([1, 2, 3]).fingerprint(), loader_of([1, 3, 2]).fingerprint()
     assert {name for name in one if one[name] != other[name]} == {"order_of_epoch_0"}
     assert loader_of(weighted()).fingerprint() == loader_of(weighted()).fingerprint()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_reading_ahead_draws_no_epoch_that_the_job_does_not_have(num_workers: int) -> None:
+    """Epoch 4 of Curriculum would have 27 of 23 samples."""
+    loader = loader_of(Curriculum(), num_workers=num_workers)
+    try:
+        batches = [batch for _ in loader.epochs(4) for batch in loader]
+        processes = loader.worker_process_ids
+        assert batches == [
+            samples for _, samples in steps_of(loader_of(Curriculum()), itertools.repeat(1), 4)
+        ]
+        with pytest.raises(ValueError, match="larger than population"):
+            next(iter(loader))
+        assert len(processes) == num_workers
+    finally:
+        loader.close()
