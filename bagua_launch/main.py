@@ -39,8 +39,8 @@ from bagua_launch.job_request import parse_job_fields, parse_request, parse_scal
 from bagua_launch.options import RUN_OPTIONS, SCALE_OPTIONS
 from bagua_launch.original_flags import HINTS
 from bagua_launch.precedence import Values, merge
-from bagua_launch.rendezvous_request import parse_job_id
-from bagua_launch.ssh_hosts import parse_hosts, without_hosts_beside_standalone
+from bagua_launch.rendezvous_request import parse_job_id, without_other_nodes
+from bagua_launch.ssh_hosts import parse_hosts
 
 _RUN_HELP = """Start this node's part in a job: one agent, and its workers running SCRIPT.
 
@@ -72,7 +72,7 @@ def run(**typed: Any) -> int:
     program = typed.pop("program")
     only_typed = click.get_current_context().obj or frozenset()  # of a node that --hosts started
     values = merge(RUN_OPTIONS, typed, os.environ, read_config_file(os.environ, FILE_OPTIONS), only_typed)
-    values = without_hosts_beside_standalone(typed, values)
+    values = without_other_nodes(typed, values)
     if "print_completion" in values:
         click.echo(completion_script(values["print_completion"], cli))
         return 0

@@ -7,6 +7,7 @@ back as a note. The store defines how endpoints and ids are written.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from bagua_agent.base.errors import UserError
@@ -21,6 +22,10 @@ from bagua_launch.precedence import Said, Values
 
 BACKENDS = ("etcd", "etcd-v2", "c10d", "static")
 
+# options that describe a job of several nodes, or this node's place among them
+_OF_SEVERAL_NODES = frozenset(
+    {"hosts", "nnodes", "sizes", "start_size", "node_rank", "master_addr", "master_port"}
+)
 # torchrun's own keys, and the field of each; None: accepted for compatibility, ignored
 _CONF_KEYS: dict[str, str | None] = {
     "join_timeout": "join_timeout_s",
@@ -62,6 +67,19 @@ class Rendezvous:
     master_port: int | None = None
     obeys_is_host: bool = False
     notes: tuple[str, ...] = ()
+
+
+def without_other_nodes(typed: Mapping[str, object], values: dict[str, Said]) -> dict[str, Said]:
+    """`values`, less what a variable or file says of several nodes where --standalone was typed.
+
+    typed: by key, as click read it. Raises RequestError if --hosts was typed too.
+    """
+    if not typed.get("standalone"):
+        return values
+    if typed.get("hosts") is not None:
+        raise refuse(values["hosts"], "--standalone is for this node alone", "one of them")
+    left_out = {key for key in _OF_SEVERAL_NODES if typed.get(key) is None}
+    return {key: said for key, said in values.items() if key not in left_out}
 
 
 def parse_rendezvous(

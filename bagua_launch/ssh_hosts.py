@@ -58,18 +58,6 @@ class SshHost:
         return self.target.rpartition("@")[2].strip("[]")
 
 
-def without_hosts_beside_standalone(typed: Mapping[str, object], values: dict[str, Said]) -> dict[str, Said]:
-    """`values`, less hosts of a variable or file where --standalone was typed. typed: by key, as click read it.
-
-    Raises RequestError if both were typed.
-    """
-    if not typed.get("standalone") or "hosts" not in values:
-        return values
-    if typed.get("hosts") is not None:
-        raise refuse(values["hosts"], "--standalone is for this node alone", "one of them")
-    return {key: said for key, said in values.items() if key != "hosts"}
-
-
 def parse_hosts(said: Said) -> tuple[SshHost, ...]:
     """Raises RequestError."""
     found = []

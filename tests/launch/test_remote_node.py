@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from bagua_agent.base.sizes import ANY_SIZE
 from bagua_launch.ssh_hosts import only_typed_on_hosts
 from tests.lab.launched import environment
 from tests.launch.launcher import STAND_IN, Completed, Launcher, asked_of
@@ -107,6 +110,28 @@ def test_a_typed_standalone_leaves_out_hosts_that_were_not_typed(launch: Launche
         assert launch("train.py", env=env).exit_code == 3
         assert called.exists()
         called.unlink()
+
+
+@pytest.mark.parametrize("words", [("--standalone",), ("--standalone", "--nnodes", "1")])
+def test_a_typed_standalone_leaves_out_what_describes_several_nodes(
+    launch: Launcher, words: tuple[str, ...]
+) -> None:
+    path = launch.directory / "launch.toml"
+    path.write_text('nnodes = "2:8"\nsizes = [2, 4, 8]\nstart-size = 4\nmax-restarts = 2\n')
+    of_a_pod = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h3", "PET_MASTER_PORT": "33"}
+    for env in ({"BAGUA_CONFIG": str(path)}, of_a_pod, {"BAGUA_CONFIG": str(path)} | of_a_pod):
+        config = launch.config(*words, env=env)
+        assert (config.min_nodes, config.max_nodes, config.size_policy) == (1, 1, ANY_SIZE)
+        assert (config.master_addr, config.master_port, config.node_rank) == (None, None, None)
+        assert config.max_restarts == (2 if "BAGUA_CONFIG" in env else 0)
+
+
+def test_standalone_and_several_nodes_are_not_typed_together(launch: Launcher) -> None:
+    path = launch.directory / "launch.toml"
+    path.write_text("standalone = true\n")
+    expected = "--nnodes '2': --standalone is for one node; use --nnodes 1, or no --standalone"
+    assert launch.refusal("--nnodes", "2", "--standalone", "train.py") == expected
+    assert launch.refusal("--nnodes", "2", "train.py", env={"BAGUA_CONFIG": str(path)}) == expected
 
 
 def test_standalone_and_hosts_are_not_typed_together(launch: Launcher) -> None:
