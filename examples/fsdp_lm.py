@@ -2,7 +2,7 @@
 
     python examples/fsdp_lm.py                                                      # one process
     bagua-launch --replica-size 2 --nproc-per-node 4 examples/fsdp_lm.py            # two replicas of two workers
-    bagua-launch --replica-size 2 --nproc-per-node 2 --nnodes 1:4 examples/fsdp_lm.py    # on each of up to four nodes
+    bagua-launch --replica-size 2 --nproc-per-node 2 --nnodes 1:4 examples/fsdp_lm.py    # prints the line for others
 
 Each replica holds one copy of the model, divided over its workers. Kill a worker: its replica goes, the others go on,
 and a new replica joins them. No sample is lost or repeated.
