@@ -37,6 +37,11 @@ def test_the_first_failure_is_shown() -> None:
     assert "slot 0 on host-a (ValueError: bad), slot 0 on host-b" in verdict.reason
 
 
+def test_a_poison_sample_is_told_by_its_step() -> None:
+    verdict = judge([failure("a0", step=7, order=1), failure("b0", step=7, order=2)], 9)
+    assert verdict.reason.startswith("two workers failed in step 7, so it is likely to fail always: ")
+
+
 def test_an_exceeded_budget_reads_well() -> None:
     one, other = (replace(failure(f"{n}0", order=i), step=i, global_rank=i) for i, n in enumerate("ab"))
     assert (
