@@ -168,7 +168,7 @@ def test_the_commands_of_service_mode_run_as_they_are_printed(terminal: Terminal
 def test_the_first_commands_of_a_guide_run_as_they_are_printed(terminal: Terminal) -> None:
     endpoints = terminal.cluster.etcd.endpoints
     endpoint = {"https://etcd-1:2379": endpoints}
-    in_two_lines = printed_commands("docs/cluster.md", "export BAGUA_ETCD=https://etcd-1:2379\n", endpoint)
+    in_two_lines = printed_commands("docs/cluster.md", "submit --follow --nnodes 2 train.py\n", endpoint)
     type_all(terminal, in_two_lines, [FOLLOWED])
 
     del terminal.environment["BAGUA_ETCD"]
