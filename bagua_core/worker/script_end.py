@@ -8,9 +8,13 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-HARD_EXIT_GRACE_S = 10.0
+HARD_EXIT_GRACE_S = (
+    10.0  # then a line says what is waited for, and a script that failed is waited for no longer
+)
+LINE_S = 1.0  # for writing a line before the process ends
 
 
 def finish(outcome: BaseException | None, runtime: Any) -> NoReturn:
@@ -55,16 +59,20 @@ def _unfreeze_for_nanobind() -> None:
 
 
 def _exit_hard(outcome: BaseException | None, code: int) -> NoReturn:
-    """End without destroying C++ objects, but with the script's threads and atexit functions done."""
+    """End without destroying C++ objects, but with the script's threads and atexit functions done. A script that
+    succeeded is waited for without a limit, as by the interpreter, since they may write its last file."""
     import atexit  # late: scripts see which modules are loaded before them
+    import contextlib
     import threading
 
-    watchdog = threading.Timer(HARD_EXIT_GRACE_S, os._exit, (code,))
-    watchdog.daemon = True
-    watchdog.start()
+    _after(HARD_EXIT_GRACE_S, _say_what_is_waited_for, code)
+    if code:
+        # by another thread: the line may block, as where the pipe of stderr is full
+        _after(HARD_EXIT_GRACE_S + LINE_S, os._exit, code)
     if isinstance(outcome, SystemExit) and not isinstance(outcome.code, int | None):
         sys.stderr.write(f"{outcome.code}\n")
-    threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(KeyboardInterrupt):  # it ends this wait and nothing else, as in the interpreter
+        threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -72,3 +80,28 @@ def _exit_hard(outcome: BaseException | None, code: int) -> NoReturn:
         except (OSError, ValueError, AttributeError):
             continue  # closed by the script, or its reader is gone
     os._exit(code)
+
+
+def _after(delay_s: float, action: Callable[[int], object], code: int) -> None:
+    import threading
+
+    timer = threading.Timer(delay_s, action, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _say_what_is_waited_for(code: int) -> None:
+    import threading
+
+    main = threading.main_thread()
+    threads = [thread.name for thread in threading.enumerate() if thread is not main and not thread.daemon]
+    what = f"threads {', '.join(threads)}" if threads else "atexit functions"
+    if code:
+        line = f"the process ends with exit code {code} and does not wait longer for its {what}"
+    else:
+        line = f"the script has ended; its process waits for its {what}"
+    try:
+        sys.stderr.write(f"bagua: {line}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        return  # closed by the script, or its reader is gone

@@ -193,6 +193,66 @@ runtime.held = Unfreed()
     assert ("text" in ended.stderr) == (code == "sys.exit('text')")
 
 
+ENDS_HARD_SOON = """
+import atexit, sys, threading, types
+class Lines:
+    def write(self, text):
+        stderr.write(text)
+        if "bagua: " in text:
+            said.set()
+    def flush(self): stderr.flush()
+stderr, sys.stderr, said = sys.stderr, Lines(), threading.Event()
+def shutdown(exit_code):
+    sys._getframe(1).f_globals["HARD_EXIT_GRACE_S"] = 0.1
+    return True
+runtime = types.ModuleType("bagua_core.elastic.step.runtime")
+runtime.shutdown = shutdown
+sys.modules["bagua_core.elastic.step.runtime"] = runtime
+def write():
+    said.wait()
+    print("written")
+"""
+
+
+@pytest.mark.parametrize(
+    ("waits", "named"),
+    [
+        ("threading.Thread(target=write, name='uploader').start()", "threads uploader"),
+        ("from concurrent.futures import *; ThreadPoolExecutor(1, 'saver').submit(write)", "threads saver_0"),
+        ("atexit.register(write)", "atexit functions"),
+    ],
+)
+def test_a_script_that_succeeds_is_waited_for_and_says_for_what(
+    workers: Workers, waits: str, named: str
+) -> None:
+    """Its last file is written after the last line, as under the interpreter."""
+    ended = workers.run_source(f"{ENDS_HARD_SOON}{waits}\n")
+    assert (ended.returncode, ended.stdout) == (0, "written\n"), ended.stderr
+    assert ended.stderr == f"bagua: the script has ended; its process waits for its {named}\n"
+
+
+def test_an_interrupt_at_the_end_ends_the_wait_for_threads_alone(workers: Workers) -> None:
+    source = """
+import os, signal
+def interrupt():
+    said.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait()
+atexit.register(print, "at exit")
+threading.Thread(target=interrupt, name='uploader').start()
+"""
+    ended = workers.run_source(ENDS_HARD_SOON + source)
+    assert (ended.returncode, ended.stdout) == (0, "at exit\n"), ended.stderr
+
+
+def test_a_script_that_fails_is_not_waited_for_and_says_what_is_cut(workers: Workers) -> None:
+    source = "threading.Thread(target=threading.Event().wait, name='saver').start()\nsys.exit(7)\n"
+    ended = workers.run_source(ENDS_HARD_SOON + source)
+    assert (ended.returncode, ended.stdout) == (7, "")
+    line = "the process ends with exit code 7 and does not wait longer for its threads saver"
+    assert ended.stderr == f"bagua: {line}\n"
+
+
 def test_shutdown_that_fails_is_reported(workers: Workers) -> None:
     source = """
 import sys, types
