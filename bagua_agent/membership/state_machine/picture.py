@@ -196,8 +196,17 @@ def _ordered(view: JobView, order: HangOrder | None, now_s: float) -> JobView:
         return view  # put again
     replacements = view.replacements
     if order is not None and order.outcome is HangOutcome.REPLACE:
-        replacements += len(order.workers)
+        # an order that only grows or shrinks lists again workers that were counted with the one before
+        counted = _replaced_by(view.hang_order, order.generation)
+        replacements += sum(worker_id not in counted for worker_id in order.workers)
     return replace(view, hang_order=order, hang_order_since_s=now_s, replacements=replacements)
+
+
+def _replaced_by(order: HangOrder | None, generation: int) -> tuple[str, ...]:
+    """The workers of `generation` that `order` replaces."""
+    if order is None or order.outcome is not HangOutcome.REPLACE or order.generation != generation:
+        return ()
+    return order.workers
 
 
 def _committed(view: JobView, number: int) -> JobView:

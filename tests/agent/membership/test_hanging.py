@@ -278,6 +278,44 @@ def test_replacements_are_counted_once_and_forgiven_by_a_commit() -> None:
     assert seen(view, ready).replacements == 0
 
 
+def replacing(*workers: str, generation: int = 2) -> ev.HangOrderSeen:
+    return ev.HangOrderSeen(now_s=5.0, order=HangOrder(generation, Hang.REPLACE, workers, "late"))
+
+
+def test_an_order_that_grows_counts_each_worker_once() -> None:
+    """Workers that hang together pass the timeout one after the other, while their stacks are being saved."""
+    grown = seen(running(), replacing("b0"), replacing("b0", "c0"), replacing("b0", "c0", "d0"))
+    assert grown.replacements == 3
+    assert seen(running(), replacing("b0", "c0"), replacing("c0")).replacements == 2, (
+        "b0 was killed meanwhile"
+    )
+    again = seen(running(), replacing("b0"), replacing("b0", generation=3))
+    assert again.replacements == 2, "another hang"
+    named = ev.HangOrderSeen(now_s=5.0, order=HangOrder(2, Hang.NAME, ("b0",), "late"))
+    assert seen(running(), named, replacing("b0")).replacements == 1
+
+
+def test_four_workers_that_hang_together_are_replaced() -> None:
+    """The job is not given up because of orders of which none was acted on."""
+    names = ("a0", "b0", "c0", "d0", "e0")
+    hung = [f"{w}0" for w in "bcde"]
+    view = picture(
+        [agent(w[0]) for w in names],
+        [member(w, committed=2) for w in names],
+        record(2, " ".join(names)),
+        suspicions=(stall("a0"),),
+        went_on={w: 1.0 + 0.4 * i for i, w in enumerate(hung)},
+    )  # type: ignore[arg-type]
+    alive = replace(LEADER, alive_agents={a: 1e6 for a in "bcde"})
+    for i in range(len(hung)):
+        order = decided(view, now_s=601.1 + 0.4 * i, evidence=alive).hang_order
+        assert order is not None and order.outcome is Hang.REPLACE, order
+        assert order.workers == tuple(hung[: i + 1])
+        view = seen(view, ev.HangOrderSeen(now_s=601.1 + 0.4 * i, order=order))
+    stands = decided(view, now_s=605.0, evidence=alive).hang_order
+    assert stands is not None and stands.outcome is Hang.REPLACE
+
+
 # -- the machine
 
 
