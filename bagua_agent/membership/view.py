@@ -226,7 +226,8 @@ class JobView:
     hang_order: the leader's current order about a hang, since hang_order_since_s. went_on: workers whose last wait in
     this generation was reported and ended, with the time. replacements: workers that were to be replaced since the last
     generation that worked.
-    gone: agents of the newest record whose keys went, as they stood last; empty at an agent that came later.
+    gone: agents of the newest record whose keys went, as they stood last; before the first record, agents with a worker
+    that ended with 0. Empty at an agent that came later.
     replica_size: workers that hold one copy of the model together, from the spec. replicas: their records, by id.
     pinned_settings: of steps, as people fixed them. tuned_settings: as the tuner wants them, where people fixed none.
     forgets: see SettingsPinned.

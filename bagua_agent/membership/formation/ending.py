@@ -5,6 +5,8 @@ Forms no generation. Rules 6 and 8 of docs/design/membership.md.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, ResultOutcome, WriteResult
 from bagua_agent.membership.failures.detection import agents_in_question, who_lives
 from bagua_agent.membership.failures.restart_policy import in_doubt, judge
@@ -148,16 +150,23 @@ def _all_ended_well(view: JobView, standing: Standing) -> bool:
     """Without closing: a script that left its loop early, or that never trained."""
     workers = _last_workers(view, standing)
     if view.generation is not None:
-        # a worker of a node that leaves ends with 0 too, and that is no success
-        stay = all(a in view.agents and not view.agents[a].leaving for a in workers.values())
-        return bool(workers) and stay and workers.keys() <= view.finished
-    # A script may train nothing. Each node must have come first, or one that starts late would do nothing.
-    slots = sum(a.slots for a in view.agents.values() if not a.leaving)
+        # One that ended since its node leaves has departed. Of one that finished the agent is needed no more.
+        return bool(workers) and workers.keys() <= view.finished
+    return not standing.present and _every_node_came_and_ended(view)
+
+
+def _every_node_came_and_ended(view: JobView) -> bool:
+    """Before the first record: a script may train nothing. Each node must have come, or one that starts late would do
+    nothing; it may leave or be lost once its workers have ended."""
+    stay = {a.agent_id: a.slots for a in view.agents.values() if not a.leaving}
+    ended = Counter(e.agent_id for e in view.ended_before_joining.values())
+    others = [a for a in (*view.agents.values(), *view.gone.values()) if a.agent_id not in stay]
+    done = [a for a in others if 0 < a.slots <= ended[a.agent_id]]
+    ended_elsewhere = sum(count for agent_id, count in ended.items() if agent_id not in stay)
     return (
         view.wanted is not None
-        and len([a for a in view.agents.values() if not a.leaving]) >= view.wanted.min_nodes
-        and not standing.present
-        and len(view.finished) >= slots > 0
+        and len(stay) + len(done) >= view.wanted.min_nodes
+        and len(view.finished) - ended_elsewhere >= sum(stay.values()) > 0
     )
 
 

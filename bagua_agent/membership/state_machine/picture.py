@@ -139,7 +139,11 @@ def _key(view: JobView, event: ev.Event) -> JobView:
 def _agent_gone(view: JobView, agent_id: str) -> JobView:
     last, record = view.agents.get(agent_id), view.generation
     view = replace(view, agents=_without(view.agents, agent_id))
-    if last is None or record is None or all(m.agent_id != agent_id for m in record.members):
+    if record is not None:
+        kept = {m.agent_id for m in record.members}
+    else:
+        kept = {e.agent_id for e in view.ended_before_joining.values()}  # it may be one that is done
+    if last is None or agent_id not in kept:
         return view
     return replace(view, gone=_with(view.gone, agent_id, last))
 

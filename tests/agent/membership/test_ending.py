@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from pictures import LEADER, POLICY, agent, decided, departure, failure, member, picture, record
 
+from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, ResultOutcome, WriteResult
-from bagua_agent.membership.view import JobView, Waiting
+from bagua_agent.membership.state_machine.picture import absorb
+from bagua_agent.membership.view import Desired, JobView, Waiting
+from bagua_contract.records import GenerationKind
 
 
 def outcome(decision: Decision) -> ResultOutcome | None:
@@ -84,6 +88,37 @@ def test_a_script_that_trains_nothing_succeeds_once_every_node_came_and_ended() 
     assert outcome(decided(replace(both, finished=frozenset({"a0", "b0"})))) is ResultOutcome.SUCCEEDED
 
 
+def ended_early(slots: int) -> JobView:
+    """Before any record. The worker of host-b in slot 0 has ended with 0, and one of host-a runs."""
+    view = picture([agent("a"), agent("b", slots=slots)], [], nodes=(2, 2))
+    ended = ev.WorkerFinished(
+        now_s=1.0, worker_id="b0", before_joining=True, agent_id="b", node_name="host-b"
+    )
+    return seen(view, ended)
+
+
+def seen(view: JobView, event: ev.Event) -> JobView:
+    return absorb(view, LEADER, event, 1)[0]
+
+
+def test_a_node_that_trained_nothing_may_leave_before_the_others_end() -> None:
+    view = ended_early(slots=1)
+    leaving = replace(view, agents={**view.agents, "b": agent("b", leaving=True)})
+    gone = seen(view, ev.AgentGone(now_s=2.0, agent_id="b"))
+    for before in (view, leaving, gone):
+        assert decided(before).action is None
+        elastic = replace(before, desired=Desired(1, 2))
+        assert decided(elastic).action is None, "the worker of host-a still runs"
+        ended = seen(before, ev.WorkerFinished(now_s=3.0, worker_id="a0", before_joining=True, agent_id="a"))
+        assert outcome(decided(ended)) is ResultOutcome.SUCCEEDED
+
+
+def test_a_node_that_was_lost_before_all_its_workers_ended_is_not_done() -> None:
+    view = seen(ended_early(slots=2), ev.AgentGone(now_s=2.0, agent_id="b"))
+    ended = seen(view, ev.WorkerFinished(now_s=3.0, worker_id="a0", before_joining=True, agent_id="a"))
+    assert decided(ended).action is None
+
+
 def test_workers_that_leave_their_loop_together_succeed_and_one_alone_is_no_loss() -> None:
     view = picture([agent("a"), agent("b")], [member("b0")], record(2, "a0 b0"), finished=frozenset({"a0"}))
     assert (
@@ -91,6 +126,19 @@ def test_workers_that_leave_their_loop_together_succeed_and_one_alone_is_no_loss
         == "waiting: global rank 0 on host-a gone and no worker suspects them"
     )
     assert outcome(decided(replace(view, finished=frozenset({"a0", "b0"})))) is ResultOutcome.SUCCEEDED
+
+
+@pytest.mark.parametrize("kind", [GenerationKind.GATHERING, GenerationKind.PLANNED])
+def test_a_node_whose_workers_ended_well_may_leave_before_the_others_end(kind: GenerationKind) -> None:
+    """Scripts that train nothing, and those whose workers end past `bagua.shutdown()`."""
+    record_ = record(1, "a0 b0", kind=kind, base=0)
+    view = picture([agent("a"), agent("b")], [member("a0")], record_, finished=frozenset({"b0"}))
+    leaving = replace(view, agents={"a": agent("a"), "b": agent("b", leaving=True)})
+    alone = replace(view, agents={"a": agent("a")})
+    for before in (view, leaving, alone):
+        assert decided(before).action is None
+        both = replace(before, members={}, finished=frozenset({"a0", "b0"}))
+        assert outcome(decided(both)) is ResultOutcome.SUCCEEDED
 
 
 def test_a_node_that_left_ends_with_0_and_that_is_no_success() -> None:
