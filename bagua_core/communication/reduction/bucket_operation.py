@@ -44,6 +44,11 @@ class BucketOperation(ABC):
         """Whether what `launch` leaves in a bucket is this rank's own mean gradient, and not one of all ranks."""
         return False
 
+    @property
+    def may_keep_own(self) -> bool:
+        """Whether `keeps_own` may be True in some step."""
+        return type(self).keeps_own is not BucketOperation.keeps_own
+
     @abstractmethod
     def launch(
         self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float

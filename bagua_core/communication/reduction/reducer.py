@@ -86,7 +86,7 @@ class Reducer(Contributions):
         self._separates_mean = False
         self._average = average
         self._hooks = GradientHooks(self._accumulated_in, self._before_accumulation)
-        self._hooks.add(self._parameters, before=False)
+        self._hooks.add(self._parameters, before=chosen.may_keep_own)
         if not average:  # what .grad still holds is scaled already
             self._separate_mean()
 
@@ -161,7 +161,7 @@ class Reducer(Contributions):
             if new:
                 self._layout.append(new)
             self._take_over_layout()
-            self._hooks.add(self._parameters, self._separates_mean)
+            self._hooks.add(self._parameters, self._separates_mean or self._operation.may_keep_own)
             trained.choose(choice)
             known = {id(p) for p in chosen}
             self._frozen = [p for p in self._parameters if id(p) not in known]
@@ -336,7 +336,7 @@ class Reducer(Contributions):
         frozen_without = [p for p in self._frozen if p.grad is None]
         for index, parameter in enumerate(self._parameters):
             if not self._ready[index]:
-                if self._separates_mean:
+                if self._must_separate:
                     self._set_mean_aside(index, parameter)
                 if last or parameter.grad is not None:
                     self._contribute(index, parameter)
@@ -345,7 +345,8 @@ class Reducer(Contributions):
             self._separate_mean()
             return
         # not a joiner: it has gathered in this step only, in which none of its gradients counts
-        if self._has_local and self._weight == 0.0 and self._engine.plan.active_index is not None:
+        is_lost = self._weight == 0.0 and not self._own_means
+        if self._has_local and is_lost and self._engine.plan.active_index is not None:
             self._say_lost()
         for bucket in self._buckets:
             bucket.missing = 0
@@ -420,10 +421,18 @@ class Reducer(Contributions):
         self._separates_mean = True
         self._hooks.add(self._parameters, before=True)
 
+    @property
+    def _must_separate(self) -> bool:
+        """Whether a mean in .grad is to be set aside in this backward. One that is this rank's own comes out of the
+        reduction as it is too, unless this rank has no samples in the step."""
+        return self._separates_mean or (self._operation.keeps_own and not self._engine.micro_batch.weight)
+
     def _before_accumulation(self, parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
         def gradient_computed(_: torch.Tensor) -> None:
+            if parameter.grad is None or not self.synced or not self._must_separate:
+                return
             index = self._index_of.get(id(parameter))
-            if index is None or not self.synced:
+            if index is None:
                 return
             with self._lock:
                 self._enter_backward()

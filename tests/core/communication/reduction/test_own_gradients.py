@@ -79,3 +79,38 @@ def test_what_the_script_leaves_in_grad_adds_up() -> None:
     found = run_ranks(owners(), lambda r: [step(r, backwards=1) for _ in range(3)])
     for rank, steps in enumerate(found):
         assert steps == pytest.approx([n * mean(rank) for n in (1, 2, 3)])
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_step_without_samples_keeps_what_the_script_left_in_grad(parts: int) -> None:
+    """The short last batch of an epoch may have no share for a worker, whose filler counts nothing."""
+
+    def act(r: Rank) -> list[float]:
+        found = []
+        for has_samples in (True, r.global_rank == 0, True):
+            for number in range(parts):
+                weight = (0.5 if r.global_rank else 1.0) if has_samples else 0.0
+                r.engine.begin_micro_batch(MicroBatch(weight / parts, number == parts - 1))
+                worth = WORTH[r.global_rank][0] if has_samples else torch.nan
+                r.model(torch.full((1, 1), worth)).sum().backward()
+            r.reducer.step_committed()
+            found.append(float(gradients(r.model)[0]))
+        return found
+
+    assert run_ranks(owners(), act) == [[1.0, 2.0, 3.0], [3.0, 3.0, 6.0]]
+
+
+def test_a_parameter_that_a_step_without_samples_does_not_use_keeps_its_gradient_too() -> None:
+    def act(r: Rank) -> list[float]:
+        spare = nn.Parameter(torch.ones(1))
+        reducer = Reducer([*r.model.parameters(), spare], r.engine, operation=LocalMean())
+        r.reducer.close()
+        for weight, uses in ((0.5, True), (float(r.global_rank == 0), False)):
+            r.engine.begin_micro_batch(MicroBatch(weight, True))
+            loss = r.model(torch.ones(1, 1)).sum()
+            (loss + spare.sum() if uses else loss).backward()
+            reducer.step_committed()
+        assert spare.grad is not None
+        return [float(gradients(r.model)[0]), float(spare.grad)]
+
+    assert run_ranks(owners(), act) == [[2.0, 1.0], [1.0, 1.0]]
