@@ -28,12 +28,15 @@ _TEXT = """\
 Description=Bagua node agent
 After=network-online.target
 Wants=network-online.target
+# Started again however often it fails: what keeps it from starting may pass by itself, such as a driver that is loaded
+# late, or a clock that is not set yet.
+StartLimitIntervalSec=0
 
 [Service]
 Type=notify
 ExecStart=PROGRAM serve --config CONFIG
 Restart=always
-RestartSec=1
+RestartSec=5
 # It is ready once etcd has answered, however long that takes.
 TimeoutStartSec=infinity
 TimeoutStopSec=30

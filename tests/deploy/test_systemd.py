@@ -29,6 +29,15 @@ def test_memory_and_tasks_are_bounded(unit: Path) -> None:
     assert int(found["OOMScoreAdjust"]) < 0, "a job's process goes before it"
 
 
+@pytest.mark.parametrize("unit", sorted(UNITS.glob("*.service")), ids=lambda path: path.stem)
+def test_a_service_is_started_again_however_often_it_fails(unit: Path) -> None:
+    """By default systemd gives up after five starts within ten seconds, and a cause that passes by itself, such as a
+    driver that is loaded later, would cost a node for good."""
+    section, _, after = unit.read_text().partition("\n[Service]\n")
+    assert "\nStartLimitIntervalSec=0\n" in section + "\n", "a setting of [Unit]"
+    assert settings(after)["RestartSec"] == "5", "a cause that stays does not fill the journal"
+
+
 def test_jobs_together_leave_tasks_to_the_daemon() -> None:
     of_all = settings((UNITS / "bagua.slice").read_text())["TasksMax"]
     of_one = settings("\n".join(PROPERTIES))["TasksMax"]

@@ -94,6 +94,7 @@ def test_a_node_refuses_wrong_installations_and_reports_trouble(site: Site) -> N
     """In one test, since machines take long to boot."""
     one = site.machines[0]
     check_refused_installations(one)
+    check_a_fault_that_passes(one)
     check_trouble(one)
 
 
@@ -110,6 +111,27 @@ def check_refused_installations(one: Machine) -> None:
         done = one.run([PROGRAM, "install", "--config", "/etc/bagua/other.toml", *words], check=False)
         assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
         assert one.run(["ls", "/etc/bagua"]).stdout == "agent.toml\n"
+
+
+def check_a_fault_that_passes(one: Machine) -> None:
+    """A daemon that failed to start more often than systemd allows by default is ready once the cause is gone."""
+    before = one.read("/etc/bagua/agent.toml")
+    one.write("/etc/bagua/agent.toml", "[")
+    one.run(["systemctl", "restart", "--no-block", "bagua-agent"])
+    failed = "Main process exited, code=exited, status=2"
+    eventually(
+        lambda: one.journal("bagua-agent").count(failed) >= 6,
+        DEADLINE_S,
+        lambda: f"six starts\n{one.journal('bagua-agent')}",
+        POLL_S,
+    )
+    one.write("/etc/bagua/agent.toml", before)
+    eventually(
+        lambda: one.run(["systemctl", "is-active", "bagua-agent"], check=False).stdout == "active\n",
+        DEADLINE_S,
+        lambda: f"ready again\n{one.journal('bagua-agent')}",
+        POLL_S,
+    )
 
 
 def check_trouble(one: Machine) -> None:
