@@ -70,6 +70,7 @@ def install(config_path: str, wanted: Mapping[str, Value], say: Callable[[str], 
     """Raises UserError before anything is changed if it can't be, InfrastructureLost if systemd does not do it."""
     program = _program()
     _need_root_and_systemd()
+    config_path = os.path.abspath(config_path)  # the service runs in /
     changes = []
     path = Path(config_path)
     fresh = not path.exists()

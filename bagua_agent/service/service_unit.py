@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from bagua_agent.service.units.systemd_units import SLICE
@@ -20,6 +21,9 @@ TasksMax=90%
 """
 # StateDirectory=, LogsDirectory=
 _MADE_BY_SYSTEMD = ("/var/lib/bagua", "/var/log/bagua")
+
+_PLAIN = re.compile(r"[A-Za-z0-9._/+-]+")
+_BLANKS = re.compile("PROGRAM|CONFIG|WRITABLE")  # in _TEXT
 
 _TEXT = """\
 # The daemon of a node. It carries no job: each runs in a unit of its own (bagua-job-<job>.service, in bagua.slice),
@@ -79,16 +83,22 @@ WantedBy=multi-user.target
 
 
 def unit_text(program: str, config_path: str, directories: Iterable[str] = ()) -> str:
-    """program: the `bagua-agent` of this installation, an absolute path without blanks. directories: that the
-    configuration names; those that systemd does not make for the unit must be there."""
+    """program: the `bagua-agent` of this installation, an absolute path without blanks. config_path: absolute.
+    directories: that the configuration names; those that systemd does not make for the unit must be there."""
     own = sorted(d for d in set(directories) if not made_by_systemd(d))
     writable = "".join(f"ReadWritePaths={_quoted(directory)}\n" for directory in own)
-    text = _TEXT.replace("PROGRAM", program).replace("CONFIG", config_path)
-    return text.replace("WRITABLE", writable)
+    values = {"PROGRAM": program, "CONFIG": _word(config_path), "WRITABLE": writable}
+    # in one pass, for a path may hold these words
+    return _BLANKS.sub(lambda found: values[found.group()], _TEXT)
 
 
 def made_by_systemd(directory: str) -> bool:
     return any(directory == made or directory.startswith(f"{made}/") for made in _MADE_BY_SYSTEMD)
+
+
+def _word(path: str) -> str:
+    """As systemd reads one word of a command line."""
+    return path if _PLAIN.fullmatch(path) else _quoted(path).replace("$", "$$")
 
 
 def _quoted(path: str) -> str:

@@ -103,6 +103,9 @@ def check_refused_installations(one: Machine) -> None:
     other = one.run([PROGRAM, "install", "--etcd", "elsewhere:2379"], check=False)
     assert other.returncode == 2 and "is there and says something else" in other.stderr
     assert one.read("/etc/bagua/agent.toml") == before
+    # what it writes does not depend on the directory in which it was called
+    relative = ["sh", "-c", 'cd /etc/bagua && "$1" install --config agent.toml', "sh", PROGRAM]
+    assert one.run(relative).stdout == "all is there already\n"
     for words, said in [
         ((), "--etcd, or write it"),
         (("--etcd", "etcd-1:2379", "--slots", "1"), "is plain and beyond this host"),
