@@ -38,6 +38,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
+_TOKEN_IS_OLD = (Trouble.TOKEN_REJECTED, Trouble.RIGHTS_CHANGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class Connection:
         try:
             return self._attempt(attempt, metadata, timeout_s, deadline_s)
         except CallFailed as error:
-            if error.failure.trouble is not Trouble.TOKEN_REJECTED or not self._login.forget(metadata):
+            if error.failure.trouble not in _TOKEN_IS_OLD or not self._login.forget(metadata):
                 raise
         # etcd forgets tokens when it restarts, and after a while
         metadata = self._log_in(min(timeout_s, deadline_s - time.monotonic()))

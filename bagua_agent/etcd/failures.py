@@ -21,6 +21,9 @@ class Trouble(Enum):
     MAYBE_DONE = auto()  # no answer, or an error that came after the request was accepted
     BUSY = auto()  # etcd declined for now
     TOKEN_REJECTED = auto()  # authenticate again
+    RIGHTS_CHANGED = (
+        auto()
+    )  # etcd's users or roles changed under the request: send it again, with a new token if any
     LOGIN_REJECTED = auto()  # wrong user or password
     DENIED = auto()  # no right to this key
     LEASE_GONE = auto()
@@ -57,7 +60,11 @@ _NEVER_SENT = (
 )
 UNKNOWN_NAME = "its name can't be resolved"
 _REMOTE_HOST = "failed to connect to remote host: "
-_TOKEN = ("invalid auth token", "user name is empty", "revision of auth store is old", "auth store is old")
+_TOKEN = ("invalid auth token", "user name is empty")
+_RIGHTS_CHANGED = (
+    "revision of auth store is old",
+    "revision in header is old",
+)  # the latter of older versions
 
 
 def classify(code: grpc.StatusCode, details: str | None) -> Failure:
@@ -81,6 +88,8 @@ def _detail(text: str) -> str:
 def _trouble(code: grpc.StatusCode, text: str) -> Trouble:
     if any(sign in text for sign in _TOKEN):
         return Trouble.TOKEN_REJECTED
+    if any(sign in text for sign in _RIGHTS_CHANGED):
+        return Trouble.RIGHTS_CHANGED
     if "lease not found" in text:
         return Trouble.LEASE_GONE
     match code:

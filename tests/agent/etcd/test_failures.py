@@ -29,7 +29,8 @@ C = grpc.StatusCode
         (C.INTERNAL, "", Trouble.MAYBE_DONE),
         (C.UNAUTHENTICATED, "etcdserver: invalid auth token", Trouble.TOKEN_REJECTED),
         (C.INVALID_ARGUMENT, "etcdserver: user name is empty", Trouble.TOKEN_REJECTED),
-        (C.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", Trouble.TOKEN_REJECTED),
+        (C.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", Trouble.RIGHTS_CHANGED),
+        (C.UNKNOWN, "auth: revision in header is old", Trouble.RIGHTS_CHANGED),
         (
             C.INVALID_ARGUMENT,
             "etcdserver: authentication failed, invalid user ID or password",
