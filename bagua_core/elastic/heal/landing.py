@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -70,10 +71,17 @@ class Staging:
 class InPlace:
     """The live tensors of `own_state` (modules and optimizers of a capture), and new memory for what has none."""
 
-    def __init__(self, own_state: Callable[[], Any], declare: Callable[[], None]) -> None:
-        """declare: say that the state held so far does not count any more."""
+    def __init__(
+        self,
+        own_state: Callable[[], Any],
+        declare: Callable[[], None],
+        guarded: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """declare: say that the state held so far does not count any more. guarded: holds the guard that `declare`
+        takes, if a thread that holds it may call give_up."""
         self._own_state = own_state
         self._declare = declare
+        self._guarded = guarded
         self._manifest = b""
         self._targets = FlatTensors([])
         self._lock = threading.Lock()
@@ -82,11 +90,11 @@ class InPlace:
     def open(self, manifest: bytes, total_bytes: int) -> None:
         self._manifest = manifest
         own_manifest, own_tensors = state_codec.encode(self._own_state())
-        with self._lock:
+        with self._guarded(), self._lock:  # in this order: a roll-back gives the copy up under the guard
             if self._is_given_up:
                 raise CollectiveAborted("the copy was given up")
             self._declare()
-            self._targets = FlatTensors(targets(manifest, own_manifest, own_tensors))
+        self._targets = FlatTensors(targets(manifest, own_manifest, own_tensors))
 
     def chunk(self, begin: int, end: int) -> torch.Tensor:
         return pinned_chunks.room(self._targets, begin, end)

@@ -204,7 +204,9 @@ class Copying:
 
     def _choose_landing(self, plan: HealPlan) -> Landing:
         in_place = InPlace(
-            lambda: self._state.bulk(with_gradients=False), lambda: self._declare_stateless(plan)
+            lambda: self._state.bulk(with_gradients=False),
+            lambda: self._declare_stateless(plan),
+            self._state.guard.held,
         )
         if self._state.name.is_none:
             return Fitting(self._fits, in_place)

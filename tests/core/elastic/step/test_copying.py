@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -284,6 +284,41 @@ def test_after_it_was_dropped_a_copy_writes_nothing_more() -> None:
     with pytest.raises(CollectiveFailed, match="given up"):
         place.put(100, torch.full((100,), 7, dtype=torch.uint8))
     assert worker.form() == before
+
+
+def test_a_copy_in_place_may_be_dropped_under_the_guard_while_it_opens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a roll-back does, with the state's guard held, while the copy is about to declare that state void."""
+    source, newcomer = Worker(AHEAD, 4), Worker(NONE, 0, seed=5)
+    untouched = newcomer.form()
+    held, opens = newcomer.state.guard.held, threading.Event()
+
+    def held_by_the_copy_too() -> AbstractContextManager[None]:
+        opens.set()
+        return held()
+
+    monkeypatch.setattr(newcomer.state.guard, "held", held_by_the_copy_too)
+    joins = frozenset({1})
+    plan = HealPlan(AHEAD, (0,), frozenset(), joins, False, "", joins)
+
+    def act(communicator: Communicator) -> Any:
+        worker = (source, newcomer)[communicator.global_rank]
+        if worker is source:
+            worker.copying.enter(communicator, plan)
+            worker.copying.step_begins()
+            return None
+        with held():
+            worker.copying.enter(communicator, plan)
+            transfer = worker.copying._transfer
+            assert transfer is not None and opens.wait(DEADLINE_S)
+            worker.copying.drop()
+        worker.member.wait_for_transfer(lambda: transfer.done)
+        return transfer.error
+
+    _, error = run_ranks(build_in_process(2), act)
+    assert isinstance(error, CollectiveFailed) and "given up" in str(error)
+    assert newcomer.form() == untouched
 
 
 def test_a_forward_beside_the_copy_may_go_backward() -> None:
