@@ -6,9 +6,13 @@ holds the first failure of the job by cause, in the format of torch's `@record`,
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import os
+import select
+import stat
 import time
 import traceback
 from collections.abc import Mapping
@@ -22,6 +26,9 @@ from bagua_contract import membership_pb2 as pb
 log = logging.getLogger(__name__)
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"  # torch's; workers get one of their own
+_READER_LIMIT_S = 5.0  # between two reads from a FIFO that is full
+# a mount point such as Kubernetes' /dev/termination-log, or a directory where the launcher may make no file
+_NOT_REPLACEABLE = (errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def write_result(environ: Mapping[str, str], result: pb.Result, own_agent_id: str) -> None:
@@ -66,12 +73,79 @@ def _written_by_worker(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: str, content: Mapping[str, Any]) -> None:
-    """In place of what is there: in one step, so that a reader finds an old file or the whole new one."""
-    unfinished = f"{path}.{os.getpid()}"
+    """In place of a file that is there, in one step: a reader finds an old file or the whole new one.
+
+    A device, a FIFO and the launcher's own output are written to, and stay; so is a file that can't be replaced.
+    """
+    text = json.dumps(content).encode()
     try:
-        # Made here, never found: in a directory that others may write to, a link there would lead elsewhere.
-        with open(unfinished, "x") as file:
-            file.write(json.dumps(content))
-        os.replace(unfinished, path)
+        if _is_written_to(path):
+            _write_to(path, text)
+            return
+        try:
+            _replace(path, text)
+        except OSError as problem:
+            if problem.errno not in _NOT_REPLACEABLE or not os.path.isfile(path):
+                raise
+            _write_to(path, text, os.O_NOFOLLOW)
     except OSError as problem:
         log.warning("the error file %s can't be written: %s", path, problem.strerror)
+
+
+def _is_written_to(path: str) -> bool:
+    """Not a link to another ordinary file: as with torch the link is replaced, for another account may have made it."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    return not stat.S_ISREG(found.st_mode) or _is_own_output(found)
+
+
+def _is_own_output(found: os.stat_result) -> bool:
+    """As behind /dev/stderr."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(found, os.fstat(descriptor)):
+                return True
+    return False
+
+
+def _replace(path: str, text: bytes) -> None:
+    unfinished = f"{path}.{os.getpid()}"
+    # Made here, never found: in a directory that others may write to, a link there would lead elsewhere.
+    with open(unfinished, "xb") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(unfinished, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
+            raise
+
+
+def _write_to(path: str, text: bytes, more_flags: int = 0) -> None:
+    """In place, with the end of the line that a terminal or log needs."""
+    text += b"\n"
+    # Without O_NONBLOCK a FIFO would wait for a reader.
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | more_flags
+    descriptor = os.open(path, flags)
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISBLK(found.st_mode):
+            raise OSError(errno.EINVAL, "it is a block device")
+        if stat.S_ISREG(found.st_mode):
+            if _is_own_output(found):
+                os.lseek(descriptor, 0, os.SEEK_END)
+            else:
+                os.ftruncate(descriptor, 0)
+        room = select.poll()
+        room.register(descriptor, select.POLLOUT)
+        while text:
+            try:
+                text = text[os.write(descriptor, text) :]
+            except BlockingIOError:
+                if not room.poll(_READER_LIMIT_S * 1000):
+                    raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
+    finally:
+        os.close(descriptor)
