@@ -22,10 +22,24 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Sampler,
+    Subset,
+    default_collate,
+    get_worker_info,
+)
 
 from bagua_core import tracing
-from bagua_core.data.sample_seeding import load_samples, load_seeded_samples, random_sources_kept
+from bagua_core.data.partition import mixed_seed
+from bagua_core.data.sample_seeding import (
+    load_samples,
+    load_seeded_samples,
+    random_sources_kept,
+    seed_random_sources,
+)
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +103,7 @@ class BatchReader(Dataset[Any]):
         self._collate_fn = default_collate if collate_fn is None else collate_fn
         self._sample_seed = sample_seed
         self._oldest_wanted = oldest_wanted
+        self._epoch: int | None = None  # of the data set here, in the process that reads
 
     def __getitem__(self, request: Request) -> Any:
         if self._oldest_wanted is None:
@@ -110,11 +125,28 @@ class BatchReader(Dataset[Any]):
             return self._read(request)
 
     def _read(self, request: Request) -> Any:
+        if request.epoch != self._epoch:
+            self._epoch = None  # until it is: the data set may raise
+            if self._sample_seed is not None:
+                seed_random_sources(mixed_seed(self._sample_seed, request.epoch))
+            _set_epoch(self.dataset, request.epoch)
+            self._epoch = request.epoch
         if self._sample_seed is None:
             samples = load_samples(self.dataset, request.indices)
         else:
             samples = load_seeded_samples(self.dataset, self._sample_seed, request.epoch, request.indices)
         return self._collate_fn(samples)
+
+
+def _set_epoch(dataset: Any, epoch: int) -> None:
+    """What the script calls on its own data set does not reach one in another process, nor a joiner's."""
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
+    elif isinstance(dataset, Subset):
+        _set_epoch(dataset.dataset, epoch)
+    elif isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            _set_epoch(part, epoch)
 
 
 class _WorkerStart:
