@@ -237,6 +237,7 @@ class JobLoop:
                 raise AssertionError(f"unexpected message {message!r}")
         for due in self._node.timers.take_due(now_s):
             due(now_s)
+        self._outage.follow_steps(self._job, awaits_generation=self._way.awaits_generation)
 
     def _picture(self, now_s: float) -> JobPicture:
         return picture_of(

@@ -1,9 +1,19 @@
-"""Follows whether etcd answers: the lines and the history of an outage, and its length."""
+"""Follows whether etcd answers: the lines and the history of an outage, and its length.
+
+Steps need no etcd, but the generation after a loss does: the lines tell an outage in which training goes on from one in
+which it waits.
+"""
 
 from __future__ import annotations
 
 from bagua_agent.history import job_history
 from bagua_agent.job_state.context import JoinedJob
+
+AWAY = "etcd does not answer; training goes on unless a worker is lost, changes of membership wait"
+STUCK = (
+    "etcd does not answer, and a worker was lost: no step follows until etcd answers again. "
+    "If the host of etcd is lost, end the job (Ctrl-C on each node) and start it again"
+)
 
 
 class StoreOutage:
@@ -16,6 +26,8 @@ class StoreOutage:
         self.count = 0
         self._ended_s = 0.0  # of the outages that are over
         self._is_noted = False
+        self._waits = False  # workers here take no step before another generation
+        self._told_stuck = False  # in this outage
 
     def away_for_s(self, now_s: float) -> float:
         return 0.0 if self.connected else now_s - self._since_s
@@ -41,4 +53,19 @@ class StoreOutage:
             self._is_noted = leading
             if self._is_noted:
                 job.history.own(job_history.store_away(job.agent_id, self.count))
-            job.narrator.tell("etcd does not answer; training goes on, changes of membership wait")
+            self._told_stuck = False
+            if self._waits:
+                self._tell_stuck(job)
+            else:
+                job.narrator.tell(AWAY)
+
+    def follow_steps(self, job: JoinedJob, *, awaits_generation: bool) -> None:
+        """awaits_generation: of the workers here, as WorkerWay says it; often the same."""
+        self._waits = awaits_generation
+        if awaits_generation and not self.connected:
+            self._tell_stuck(job)
+
+    def _tell_stuck(self, job: JoinedJob) -> None:
+        if not self._told_stuck:
+            self._told_stuck = True
+            job.narrator.tell(STUCK)

@@ -251,6 +251,11 @@ class LiveWorkers:
     def progress_of(self, worker_id: str) -> session_pb2.Progress | None:
         return self._progress_of.get(worker_id)
 
+    @property
+    def awaits_generation(self) -> bool:
+        # a stall may pass, and what can't be built leaves the generation in force
+        return any(kind == pb.Suspicion.BROKEN for _, kind in self._suspected.values())
+
     # -- what the node's end depends on
 
     @property

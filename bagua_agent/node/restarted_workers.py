@@ -148,6 +148,12 @@ class RestartedWorkers:
         return None
 
     @property
+    def awaits_generation(self) -> bool:
+        wanted = self._wanted
+        began = wanted is not None and self._running == wanted.number
+        return self._failed and began and not self._job.seen.stopping
+
+    @property
     def ready_workers(self) -> frozenset[str]:
         return frozenset(self._workers.worker_ids)
 
@@ -240,13 +246,7 @@ class RestartedWorkers:
     # -- failures
 
     def _ask_for_the_leader(self, now_s: float) -> None:
-        wanted = self._wanted
-        if (
-            self._failed
-            and wanted is not None
-            and self._running == wanted.number
-            and not self._job.seen.stopping
-        ):
+        if self.awaits_generation:
             self._on_suspicion(now_s)
             self._job.timers.set("leader asked for", now_s + LEADER_AGAIN_S, self._ask_for_the_leader)
 

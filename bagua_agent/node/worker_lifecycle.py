@@ -56,6 +56,10 @@ class WorkerWay(Protocol):
     def progress_of(self, worker_id: str) -> session_pb2.Progress | None:
         """Its last report; None before the first, and in restart mode."""
 
+    @property
+    def awaits_generation(self) -> bool:
+        """A worker here takes no step before another generation: a loss ended the one in force."""
+
     # -- what the node's end depends on
 
     @property

@@ -103,10 +103,13 @@ class Node:
 
 def test_a_failed_worker_makes_its_node_ask_for_the_leader_until_a_newer_record() -> None:
     node = Node()
+    assert not node.way.awaits_generation
     node.exits(1, 100.0)
+    assert node.way.awaits_generation
     node.time(100.0 + LEADER_AGAIN_S)
     assert node.asked == [100.0, 100.0 + LEADER_AGAIN_S]
     node.runs(record(2, OWN))
+    assert not node.way.awaits_generation
     node.time(200.0)
     assert len(node.asked) == 2, "the leader that wrote it lives"
     node.exits(-9, 300.0)

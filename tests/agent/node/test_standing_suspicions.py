@@ -116,6 +116,17 @@ def test_what_cannot_be_built_is_told_and_does_not_go_with_a_wait() -> None:
     assert node.suspicion is None
 
 
+def test_a_break_alone_lets_no_step_follow_before_another_generation() -> None:
+    node = Node()
+    for kind in (pb.Suspicion.STALLED, pb.Suspicion.UNBUILT):
+        node.suspects(kind)
+        assert not node.ways.awaits_generation
+    node.suspects(pb.Suspicion.BROKEN)
+    assert node.ways.awaits_generation
+    node.ways.follow(Generation(4, 3, GenerationKind.FAILOVER, (), "nonce"))
+    assert not node.ways.awaits_generation
+
+
 def test_one_line_of_a_kind_is_told_for_each_generation() -> None:
     node = Node()
     for _ in range(3):
