@@ -22,7 +22,8 @@ class JobSeen:
     a large record, by address. generation: the newest record. generation_revision: mod revision of the current
     generation key; 0 if absent. remembered: values by key that must be put again if the store loses them, besides the
     record. unreadable: by key, the mod revision of a value that can't be read. closing: no worker joins any more.
-    waits: workers here that can't go on, with the generation.
+    waits: workers here that can't go on, with the generation. committed_here: a worker of this node has committed a
+    step of the job.
     leaving_since_s: of the first signal; minus infinity once workers must end at once, or if there is nothing to wait
     for. leaving_signal: the first one. leave_within_s: the grace period that began with it. generations: how many were
     seen, by kind."""
@@ -40,6 +41,7 @@ class JobSeen:
     remembered: dict[str, bytes] = field(default_factory=dict)
     unreadable: dict[str, int] = field(default_factory=dict)
     waits: dict[str, int] = field(default_factory=dict)
+    committed_here: bool = False
     whole: bool = True
     keepers: tuple[str, ...] = ()
     generations: Counter[str] = field(default_factory=Counter)
@@ -77,6 +79,16 @@ class JobSeen:
         # a keeper may be this agent itself, whose word then counts for nothing more than its own
         others = (k for k in self.keepers if k != self.leader.control_address)
         return next(known, None) or next(others, "")
+
+    @property
+    def commit_is_known(self) -> bool:
+        """Whether a worker is known to have committed a step; in part of the picture, which lacks members, one here."""
+        return self.view.committed_generation > 0 or self.committed_here
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a step is known to have been committed, by workers or by the record."""
+        return self.view.has_trained or self.committed_here
 
     @property
     def nodes(self) -> int:

@@ -309,6 +309,8 @@ class LiveWorkers:
             self._workers.kill(worker_id, STARTS_AGAIN)
 
     def _put_member(self, member: pb.Member) -> None:
+        if member.committed_generation:
+            self._job.seen.committed_here = True
         self._job.leased.put(self._job.keys.member(member.worker_id), member.SerializeToString())
 
     def _entered(self, worker_id: str, entered: session_pb2.Entered, now_s: float) -> None:

@@ -6,6 +6,7 @@ whether another worker's end explains it, restart_policy.py whether failures end
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,13 +84,14 @@ def consequence(
 
 @dataclass(slots=True)
 class _Unexplained:
-    """A failure that mentions another worker's end which is not reported yet, or that waits for such a failure: its
-    slot has no successor so far, since the job would end with it. at_s: when the worker ended, or its record was still
-    not written."""
+    """A failure that mentions another worker's end which is not reported yet, or that waits: its slot has no successor
+    so far, since the job would end with it. written: its record is, set in the writes' thread. at_s: when the worker
+    ended, or the record was still not written."""
 
     failure: pb.Failure
     company: Company
     at_s: float
+    written: threading.Event
     waits: bool = False
 
 
@@ -145,18 +147,24 @@ class WorkerExits:
                     f"respawn {worker.slot}", now_s, lambda at_s: self.start_worker(worker.slot, at_s)
                 )
         elif now.record is Record.FAILURE:
-            self._put(failure)
+            written = threading.Event()
+            self._put(failure, written)
             self._job.history.own(happened)
             waits = self._respawn(failure, now_s, explained_by)
             if waits or (failure.script_failure and tells_of_another(failure.cause, failure.traceback_tail)):
-                self._unexplained[worker_id] = _Unexplained(failure, last.company, now_s, waits)
+                self._unexplained[worker_id] = _Unexplained(failure, last.company, now_s, written, waits)
                 self._look_again_at(now_s + LOOK_AGAIN_S)
         return now.unexpected
 
-    def _put(self, failure: pb.Failure) -> None:
+    def _put(self, failure: pb.Failure, written: threading.Event) -> None:
         key, store = self._job.keys.failure(failure.worker_id), self._job.store
-        # what holds when it is written: a write that had to be tried again must not undo a later one
-        self._record(failure.worker_id, "failure", lambda: store.put(key, failure.SerializeToString()))
+
+        def put() -> None:
+            # what holds when it is written: a write that had to be tried again must not undo a later one
+            store.put(key, failure.SerializeToString())
+            written.set()
+
+        self._record(failure.worker_id, "failure", put)
 
     def _record(self, worker_id: str, what: str, write: Callable[[], object]) -> None:
         def write_and_remove() -> None:
@@ -227,32 +235,50 @@ class WorkerExits:
             explained_by = self._casualty_of(one.failure, one.company)
             if explained_by:
                 one.failure.script_failure = False
-                self._put(one.failure)
+                self._put(one.failure, one.written)
                 where = f"worker in slot {one.failure.slot}"
                 self._job.narrator.tell(
                     f"{where} was {_casualty(explained_by)}: it does not count as a script failure"
                 )
-            one.waits = one.waits and self._respawn(one.failure, now_s, explained_by, again=True)
-            if worker_id not in self._job.seen.view.failures:
+            if not self._is_known(one):
                 one.at_s = now_s  # without etcd its record is not written yet, and other ends are not known
-            if not one.waits and (explained_by or now_s >= one.at_s + self._policy.cause_window_s):
+            in_time = now_s < one.at_s + self._policy.cause_window_s
+            one.waits = one.waits and self._respawn(
+                one.failure, now_s, explained_by, again=True, job_goes_on=not in_time
+            )
+            if not one.waits and (explained_by or not in_time):
                 del self._unexplained[worker_id]
         if self._unexplained:
             self._look_again_at(now_s + LOOK_AGAIN_S)
 
+    def _is_known(self, one: _Unexplained) -> bool:
+        """Whether the leader has the record of the failure. In a large job this agent does not see records of ends."""
+        seen = self._job.seen
+        return one.failure.worker_id in seen.view.failures or (not seen.whole and one.written.is_set())
+
     # -- successors
 
-    def _respawn(self, failure: pb.Failure, now_s: float, explained_by: str, *, again: bool = False) -> bool:
+    def _respawn(
+        self,
+        failure: pb.Failure,
+        now_s: float,
+        explained_by: str,
+        *,
+        again: bool = False,
+        job_goes_on: bool = False,
+    ) -> bool:
         """Whether this has to be decided again, since the job ends with this failure unless another worker's end
-        explains it or another failure. again: it was reported already."""
+        explains it or another failure, or unless the job has trained, which an agent of a large job may not know.
+        again: it was reported already. job_goes_on: the leader knows of it and has had time to end the job."""
         seen, tell, slot = self._job.seen, self._job.narrator.tell, failure.slot
         where = f"worker in slot {slot}"
         known = [f for f in seen.view.failures.values() if f.worker_id != failure.worker_id]
         new = FailureView.of(failure, NEWEST)
-        allowed, trained = seen.failures_allowed, seen.view.has_trained
-        next_one = succession(
-            known, new, self._workers.early_crashes(slot), allowed, self._policy, trained=trained
-        )
+        allowed = seen.failures_allowed
+        trained = seen.has_trained or (job_goes_on and not seen.whole)
+        early = self._workers.early_crashes(slot)
+        next_one = succession(known, new, early, allowed, self._policy, trained=trained)
+        if_trained = succession(known, new, early, allowed, self._policy, trained=True)
         # Where ranks disagree the job fails with that, whatever the budget allows.
         disagree = seen.view.hang_order is not None and seen.view.hang_order.outcome is HangOutcome.DISAGREE
         if seen.closing or disagree or next_one.fails_job:
@@ -261,7 +287,8 @@ class WorkerExits:
             # the leader writes the result, unless it comes to doubt it
             at_any_time_s = float("-inf")
             doubt = in_doubt([*known, new], allowed, trained=trained, since_s=at_any_time_s)
-            return bool(doubt) and not seen.closing and not disagree
+            unsure = not seen.whole and not if_trained.fails_job
+            return (bool(doubt) or unsure) and not seen.closing and not disagree
         delay_s = next_one.delay_s
         if delay_s is None:
             tell(f"{where} is given up: {next_one.reason}")

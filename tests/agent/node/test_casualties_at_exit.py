@@ -35,6 +35,7 @@ from bagua_agent.workers.exits.exit_cause import ExitCause, exit_cause
 from bagua_agent.workers.output.log_layout import WorkerFiles
 from bagua_agent.workers.process.worker_process import WorkerProcess
 from bagua_contract import membership_pb2 as pb
+from bagua_contract import session_pb2
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 KEYS = JobKeys("job")
@@ -133,7 +134,7 @@ class Node:
         for due in self.timers.take_due(self.now_s):
             due(self.now_s)
         assert self.writes.flush(SECONDS_OF_A_WRITE)
-        for own in self.stored[-1:]:
+        for own in self.stored[-1:] if self.seen.whole else ():
             if own.worker_id not in self.seen.view.failures:
                 self.hears(own.worker_id, own.cause, script=own.script_failure)
 
@@ -248,6 +249,43 @@ def test_an_outage_of_etcd_does_not_use_up_the_time_for_an_explanation(
     node.hears("b2", "killed by SIGKILL", script=False)
     node.time(LOOK_AGAIN_S)
     assert node.counted == [True, False]
+
+
+def test_in_a_large_job_what_nothing_explains_in_time_counts(make_node: Callable[[int], Node]) -> None:
+    """Its agent does not see its own record of the failure, and so not by it that the time has begun."""
+    node = make_node(1)
+    node.seen.whole = False
+    node.fails()
+    node.time(Policy().cause_window_s + LOOK_AGAIN_S)
+    assert node.timers.next_in_s(node.now_s) == float("inf"), "the look is not endless"
+    node.sees(record(2, "a1", "c3"))
+    assert node.counted == [True], "a fellow that leaves hours later explains nothing"
+
+
+def test_in_a_large_job_an_outage_of_etcd_does_not_use_up_the_time_either(
+    make_node: Callable[[int], Node],
+) -> None:
+    node = make_node(1)
+    node.seen.whole = False
+    node.store_away = True
+    node.fails()
+    for _ in range(20):
+        node.time(1.0)
+    node.store_away = False
+    node.time(time.monotonic() + RETRY_S)  # retries go by the real clock
+    node.sees(record(2, "a1", "c3"))
+    assert node.counted == [True, False]
+
+
+def test_in_a_large_job_a_commit_of_a_worker_here_is_known(make_node: Callable[[int], Node]) -> None:
+    """Its agent does not see members' keys, not even those that it writes."""
+    node = make_node(0)
+    node.seen.whole, node.seen.view = False, JobView()
+    node.way._members["a1"] = pb.Member(worker_id="a1")
+    assert not node.seen.has_trained and not node.seen.commit_is_known
+    entered = session_pb2.Entered(generation=1, step=1)
+    node.way.said("a1", session_pb2.WorkerMessage(entered=entered), node.now_s)
+    assert node.seen.has_trained and node.seen.commit_is_known
 
 
 def test_an_exception_of_its_own_is_no_casualty(make_node: Callable[[int], Node]) -> None:

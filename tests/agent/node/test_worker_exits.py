@@ -26,7 +26,14 @@ from bagua_agent.membership.view import FailureView, JobView
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.own_key import OwnKey
 from bagua_agent.node.worker_ends import NodeWorker
-from bagua_agent.node.worker_exits import Consequence, LastSeen, Record, WorkerExits, consequence
+from bagua_agent.node.worker_exits import (
+    LOOK_AGAIN_S,
+    Consequence,
+    LastSeen,
+    Record,
+    WorkerExits,
+    consequence,
+)
 from bagua_agent.workers.exits.exit_cause import ExitCause, exit_cause
 from bagua_agent.workers.output.log_layout import WorkerFiles
 from bagua_agent.workers.process.worker_process import WorkerProcess
@@ -196,6 +203,33 @@ def test_a_failure_that_ends_the_job_gives_up_no_slot(make_node: Callable[..., N
     assert node.crash() is None
     assert node.own == []
     assert node.lines == ["worker in slot 1 failed: ValueError: no such device"]
+
+
+@pytest.mark.parametrize(("here", "due_s"), [(True, 0.0), (False, Policy().cause_window_s)])
+def test_in_a_large_job_that_has_trained_a_crash_before_joining_gets_a_successor(
+    make_node: Callable[..., Node], here: bool, due_s: float
+) -> None:
+    """The record is of base 0, and others' commits are not seen. here: a worker of this node has committed."""
+    node = make_node(trained=False)
+    node.seen.whole, node.seen.committed_here = False, here
+    node.crash(100.0)
+    for tenths in range(round(due_s * 10)):
+        node.time(100.0 + tenths / 10)
+    assert node.spawned == []
+    for _ in range(2):  # the look, and the start
+        node.time(100.0 + due_s + LOOK_AGAIN_S)
+    assert node.spawned == [1]
+    assert node.timers.next_in_s(0.0) == float("inf")
+
+
+def test_in_a_large_job_that_fails_no_successor_follows(make_node: Callable[..., Node]) -> None:
+    node = make_node(trained=False)
+    node.seen.whole = False
+    assert node.crash(100.0) == pytest.approx(LOOK_AGAIN_S)
+    assert node.lines == ["worker in slot 1 failed: ValueError: no such device"]
+    node.seen.result = pb.Result()
+    node.time(100.0 + 2 * Policy().cause_window_s)
+    assert node.spawned == [] and node.timers.next_in_s(0.0) == float("inf")
 
 
 @pytest.mark.parametrize("change", [{"leaving_since_s": 100.2}, {"closing": True}, {"result": pb.Result()}])
