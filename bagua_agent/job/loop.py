@@ -261,7 +261,7 @@ class JobLoop:
 
     def _key_pair_replaced(self) -> None:
         reason = "agents that came meanwhile made another key pair for the job"
-        if self._seen.view.committed_generation == 0:
+        if not self._seen.commit_is_known:
             raise JobReplaced(reason)
         # This node may hold the job's state. Its lease tells the others whether it lives, as theirs tell it.
         self._narrator.tell_once(

@@ -110,7 +110,7 @@ class LostKeys:
             values=dict(seen.remembered),
             generation=seen.generation,
             # Without a record of ours the commits that are known may be another job's.
-            committed=seen.generation is not None and seen.view.committed_generation > 0,
+            committed=seen.generation is not None and seen.commit_is_known,
         )
         return after_a_loss(self._job.keys, memory, found, self._limits)
 

@@ -178,6 +178,15 @@ def test_an_agent_that_has_trained_nothing_comes_again() -> None:
         agent.take(Change(KEYS.spec, agent.found[KEYS.spec].value, 5, 5))
 
 
+def test_an_agent_whose_worker_has_committed_does_not_give_way_though_it_sees_no_members() -> None:
+    """As in a large job. The other job, which was begun meanwhile, has trained nothing."""
+    agent = Agent()
+    agent.seen.committed_here = True
+    agent.stands(KEYS.spec, pb.JobSpec(nonce="later").SerializeToString())
+    agent.take(Change(KEYS.spec, agent.found[KEYS.spec].value, 5, 5))
+    assert agent.written == ["lost keys"]
+
+
 # -- a job that was submitted to a cluster, and removed
 
 
