@@ -79,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def export(storage: Storage, found: list[Found], output: Path, step: int | None) -> None:
     """Write one of the checkpoints that were found in `storage` to `output`. Raises ExportError."""
+    if os.path.exists(output) and not os.path.isfile(output):
+        raise ExportError(f"{output} can't be written: it is no ordinary file")
     chosen = choose(storage, found, step)
     if len(found) > 1:
         print(shown(found), file=sys.stderr)

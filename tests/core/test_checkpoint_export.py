@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,14 @@ def test_what_cannot_be_exported_is_told_with_what_is_there(tmp_path: Path, run:
     code, text = run("export", tmp_path / "saved", tmp_path / "none" / "out.pt", "--step", 2)
     assert code == 1 and "out.pt can't be written" in text
     assert not output.exists()
+
+
+def test_a_device_or_fifo_is_not_replaced_by_the_file(tmp_path: Path, run: Run) -> None:
+    several(tmp_path / "saved")
+    os.mkfifo(tmp_path / "fifo")  # or /dev/null, for root
+    code, text = run("export", tmp_path / "saved", tmp_path / "fifo")
+    assert code == 1 and "fifo can't be written: it is no ordinary file" in text
+    assert (tmp_path / "fifo").is_fifo() and len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("where", ["list", "open"])
