@@ -212,7 +212,7 @@ class ElasticDataLoader:
         return self._division.samples_before(self._epoch, self._batch)
 
     def end_step(self, *, confirmed: bool = False) -> bool:
-        """End the step under way here, and not at the next draw: for loops that do something between two steps.
+        """End the step or round under way here, and not at the next draw: for loops that do something between two.
 
         confirmed: return only once all workers have committed it, so that what follows is done by all of them.
         Returns whether the job's position has moved; if it has not, the step failed, and the next draw serves it again.
@@ -224,6 +224,8 @@ class ElasticDataLoader:
                 "the batches of max_local_batch_size that the step has are drawn and trained on"
             )
         before = self.position()
+        if self._rounds is not None:
+            self._rounds.pause(time.monotonic())
         self._take_boundary(goes_on=True, confirmed=confirmed)
         self._looks_again = True
         return self.position() != before
@@ -242,7 +244,12 @@ class ElasticDataLoader:
     @property
     def is_at_last_batch(self) -> bool:
         """Whether the batch under way is its epoch's last. A worker that joins on a stream knows it once it has copied
-        the job's state: from the end of its first backward on."""
+        the job's state: from the end of its first backward on. Raises TypeError in rounds, where no worker knows it."""
+        if self._rounds is not None:
+            raise TypeError(
+                "is_at_last_batch is not known in rounds, whose workers lease an epoch's samples as they go; every "
+                "local batch is an optimizer's step of its own"
+            )
         return not self._division.has_batch(self._epoch, self._batch + 1)
 
     def close(self) -> None:
@@ -325,6 +332,8 @@ class ElasticDataLoader:
             rounds.draw(batch, time.monotonic())
             yield data
             del data
+            if self._next_plan is not None:
+                return  # end_step() closed the round, and the rest of the lease with it
             rounds.pause(time.monotonic())
             if iteration != self._iteration:
                 raise RuntimeError("this iteration has ended: the loader was iterated again meanwhile")

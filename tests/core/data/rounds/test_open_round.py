@@ -261,3 +261,42 @@ def test_a_batch_whose_loop_body_was_left_early_counts_as_used_and_not_as_fast()
     used = rounds.used()
     assert sum(stop - first for first, stop in used.ranges) == 8
     assert used.speed == 4 / 2.0
+
+
+class ClosingEngine(RoundEngine):
+    """A world of one, whose boundary closes the round."""
+
+    def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
+        if self.begun:
+            assert self.source is not None and self.source.rounds is not None
+            self.speeds.append(self.source.rounds.used().speed)
+            self.source.rounds.closed(self.plan, [self.source.rounds.used()])
+        return super().boundary(goes_on, confirmed)
+
+    def __init__(self, job: list[RoundEngine]) -> None:
+        super().__init__(job)
+        self.plan = StepPlan(1, 0, 0, 1, workers=("a",))
+        self.speeds: list[float] = []
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_a_round_that_the_script_ends_early_is_followed_by_another_lease(every: int) -> None:
+    """Every round has 3 batches of 4 samples, so that every=5 ends one in its middle."""
+    engine = ClosingEngine([])
+    loader = ElasticDataLoader(TensorDataset(torch.arange(48)), 4, engine=engine)
+    drawn: Counter[int] = Counter()
+    for _epoch in loader.epochs(2):
+        for number, (batch,) in enumerate(loader, 1):
+            drawn.update(batch.tolist())
+            if number % every == 0:
+                assert loader.end_step()
+    assert drawn == Counter({sample: 2 for sample in range(48)})
+    assert engine.finished
+    assert min(engine.speeds) > 0, "the script is done with a batch behind which it ends the round"
+
+
+def test_which_batch_is_the_last_of_an_epoch_is_not_known_in_rounds() -> None:
+    loader = ElasticDataLoader(TensorDataset(torch.arange(4)), 4, engine=ClosingEngine([]))
+    next(iter(loader))
+    with pytest.raises(TypeError, match=r"is_at_last_batch.*rounds"):
+        _ = loader.is_at_last_batch
