@@ -19,22 +19,43 @@ LINE_S = 1.0  # for writing a line before the process ends
 
 def finish(outcome: BaseException | None, runtime: Any) -> NoReturn:
     """outcome: how to exit, as run_script.py gives it. runtime: elastic/step/runtime.py, if the script imported it."""
-    code = _exit_code(outcome)
     exit_hard = False
     if runtime is not None:
-        try:
-            exit_hard = runtime.shutdown(code) is True
-        except Exception as error:  # noqa: BLE001 - reported, and the exit code tells
-            sys.excepthook(type(error), error, error.__traceback__)
-            # What shutdown would have abandoned may block the interpreter's own end.
-            outcome, code, exit_hard = outcome or SystemExit(1), code or 1, True
+        outcome, exit_hard = _shut_down(outcome, runtime)
     if exit_hard:
-        _exit_hard(outcome, code)
+        _exit_hard(outcome, _exit_code(outcome))
     if isinstance(outcome, KeyboardInterrupt):
         # The interpreter ends by SIGINT then (130 in a shell). The report has been printed.
         sys.excepthook = lambda *_: None
     _unfreeze_for_nanobind()
     raise outcome or SystemExit(0)
+
+
+def _shut_down(outcome: BaseException | None, runtime: Any) -> tuple[BaseException | None, bool]:
+    """How to exit, and whether by os._exit."""
+    for _ in range(2):
+        code = _exit_code(outcome)
+        try:
+            return outcome, runtime.shutdown(code) is True
+        except Exception as error:  # noqa: BLE001 - reported, and the exit code tells
+            _report(error)
+            outcome = outcome if code else SystemExit(1)
+            break
+        except (SystemExit, KeyboardInterrupt) as ending:
+            # The worker left the job at its training's end, or was interrupted there: once more, which only closes.
+            if isinstance(ending, KeyboardInterrupt) and not _has_left(ending, runtime):
+                _report(ending)
+            outcome = outcome if code else ending
+    # What shutdown would have abandoned may block the interpreter's own end.
+    return outcome, True
+
+
+def _report(error: BaseException) -> None:
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _has_left(interrupt: KeyboardInterrupt, runtime: Any) -> bool:
+    return getattr(interrupt, "bagua_is_orderly", False) or runtime.has_left()
 
 
 def _exit_code(outcome: BaseException | None) -> int:

@@ -11,7 +11,8 @@ of next_step(). What a failed step changed goes back to its values there.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -168,19 +169,26 @@ class Engine(Places):
             forbid_default_group()
             if not self.member.rendezvous.gpus or self.member.generation is None or self._is_gathered:
                 self.given.prepare_entry(self.member)
-            try:
+            with self._may_leave():
                 self._follow(self.member)
-            except (SystemExit, KeyboardInterrupt):
-                self._ended = True
-                raise
         self._plan_step()
         while self.is_round_open and self.member is not None:
             # Members hold local steps that no average contains: it comes before any new lease.
             self.begin_micro_batch(MicroBatch(0.0, True))
             self._end_step()
-            self._follow(self.member)
+            with self._may_leave():
+                self._follow(self.member)
             self._plan_step()
         return self.plan
+
+    @contextmanager
+    def _may_leave(self) -> Iterator[None]:
+        """What ends the script within it ends this worker's part in the job too."""
+        try:
+            yield
+        except (SystemExit, KeyboardInterrupt):
+            self._ended = True
+            raise
 
     def _plan_step(self) -> None:
         # One that copies the state beside the step does not have it yet, but takes part in this very step.
@@ -415,7 +423,8 @@ class Engine(Places):
             steps = self.state.name.step
             if self.global_rank in self.newcomers:
                 # It came for a step that the job did not need any more.
-                member.wait_closed()
+                with self._may_leave():
+                    member.wait_closed()
                 self.states.take(Event.FINISH)
                 return True
             outside = self._outside

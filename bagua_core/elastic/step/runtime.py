@@ -95,7 +95,8 @@ def script_failed(error: BaseException) -> None:
 
 
 def shutdown(exit_code: int) -> bool:
-    """End this process's part in the job. exit_code: what the script ended with.
+    """End this process's part in the job. exit_code: what the script ended with. Raises SystemExit or KeyboardInterrupt
+    if the worker leaves the job meanwhile; a second call then closes what is open.
 
     Returns whether the process must end by os._exit: threads of abandoned communicators can't be joined.
     """

@@ -266,6 +266,41 @@ sys.modules["bagua_core.elastic.step.runtime"] = runtime
     assert ended.stderr.endswith("RuntimeError: shutdown failed\n")
 
 
+@pytest.mark.parametrize(
+    ("raised", "code", "reported"),
+    [
+        ("SystemExit(0)", 0, ""),
+        ("LeaveInterrupt()", 130, ""),
+        ("KeyboardInterrupt()", 130, "KeyboardInterrupt\n"),
+    ],
+)
+def test_a_worker_that_leaves_in_shutdown_is_shut_down_again_and_ends_hard(
+    workers: Workers, raised: str, code: int, reported: str
+) -> None:
+    """What shutdown has not closed yet may block the interpreter's own end."""
+    source = f"""
+import atexit, sys, types
+runtime = types.ModuleType("bagua_core.elastic.step.runtime")
+class LeaveInterrupt(KeyboardInterrupt):
+    bagua_is_orderly = True
+def shutdown(exit_code):
+    print("shutdown", exit_code)
+    runtime.calls += 1
+    if runtime.calls == 1:
+        raise {raised}
+    return True
+runtime.calls, runtime.shutdown, runtime.has_left = 0, shutdown, lambda: False
+sys.modules["bagua_core.elastic.step.runtime"] = runtime
+atexit.register(print, "at exit")
+class Unfreed:
+    def __del__(self): print("freed")
+runtime.held = Unfreed()
+"""
+    ended = workers.run_source(source)
+    assert (ended.returncode, ended.stdout) == (code, f"shutdown 0\nshutdown {code}\nat exit\n"), ended.stderr
+    assert ended.stderr.endswith(reported) and bool(ended.stderr) == bool(reported)
+
+
 def test_gate_holds_the_script(workers: Workers) -> None:
     workers.script("import os\nprint('ran', os.environ['BAGUA_GATE_FD'])\n")
     worker = workers.start("script.py", gated=True, preimport=("json",))
