@@ -8,7 +8,8 @@ from __future__ import annotations
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.communication.communicator import Lane
 from bagua_core.communication.compressed import compressor as compressors
-from bagua_core.communication.compressed.compressed_sum import CompressedSum
+from bagua_core.communication.compressed.compressed_sum import CompressedSum, SumWithFeedback
+from bagua_core.communication.compressed.compression import WithFeedback
 from bagua_core.communication.compressed.compressor import Compressor
 from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
@@ -45,7 +46,12 @@ class CompressedAllreduce(Algorithm):
 
     def attach(self, attachment: Attachment) -> Exchange:
         compression = compressors.make(self.compressor, self.feedback)
-        operation = CompressedSum(conveyor_of(attachment.engine), compression, self.hierarchical)
+        conveyor = conveyor_of(attachment.engine)
+        operation = (
+            SumWithFeedback(conveyor, compression, self.hierarchical, attachment.engine)
+            if isinstance(compression, WithFeedback)
+            else CompressedSum(conveyor, compression, self.hierarchical)
+        )
         return Reducer(
             attachment.parameters,
             attachment.engine,

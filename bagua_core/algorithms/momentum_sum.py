@@ -22,7 +22,7 @@ Invariants: c, E and S are those of the last final step, a step under way writes
 ranks, so all begin it anew in the same steps: the first of a generation, one in which a rank heals, and one after a
 bucket travelled uncompressed or could not be represented. Then S' is the optimizer's own momentum, and c' the rank's
 share of it; so are those of an element that is no longer late. E outlives that; it begins at zero, and again when a
-state was loaded into the optimizer.
+state was loaded into the optimizer and where SumWithFeedback forgets it.
 Which elements are late is read from the optimizer's state, so all ranks that hold the job's state agree on it; the
 others receive their number from them.
 """
@@ -40,7 +40,7 @@ from bagua_core.algorithms.bucket_moments import BucketMoments
 from bagua_core.algorithms.late_elements import sum_where_touched
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
-from bagua_core.communication.compressed.compressed_sum import CompressedSum, Load, is_compressed
+from bagua_core.communication.compressed.compressed_sum import Load, SumWithFeedback, is_compressed
 from bagua_core.communication.compressed.compression import MinMaxWithFeedback, OneBit, WithFeedback
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.conveyor import Conveyor, Job
@@ -109,7 +109,7 @@ class _Phase:
     undecoded: list[Callable[[], None]] = field(default_factory=list)
 
 
-class MomentumSum(CompressedSum):
+class MomentumSum(SumWithFeedback):
     """Averages gradients until the warm-up is over, then sums momentum.
 
     A rank that heals contributes nothing and needs the moments only at the end, when they have arrived.
@@ -126,12 +126,10 @@ class MomentumSum(CompressedSum):
         parameters: Sequence[torch.nn.Parameter],
         engine: StepReductions,
     ) -> None:
-        self._feedback = form.compression()
-        super().__init__(conveyor, self._feedback, hierarchical)
+        super().__init__(conveyor, form.compression(), hierarchical, engine)
         self._reach = form.reach
         self._optimizer = optimizer
         self._parameters = parameters
-        self._engine = engine
         self._loads = optimizer.loads
         self._phase = _Phase()
         self._kept: dict[int, _Kept] = {}
@@ -173,6 +171,7 @@ class MomentumSum(CompressedSum):
         self._phase = _Phase()
 
     def communicator_changed(self) -> None:
+        super().communicator_changed()
         # A rank that was behind lacks the S of the last step, and the other ranks do not know that.
         self._kept.clear()
 

@@ -19,7 +19,7 @@ import torch
 
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.communication.compressed.chunks import Chunks
-from bagua_core.communication.compressed.compression import Coder, Compression, Step
+from bagua_core.communication.compressed.compression import Coder, Compression, Step, WithFeedback
 from bagua_core.communication.compressed.scratch import Scratch
 from bagua_core.communication.devices import device_order
 from bagua_core.communication.pending import DonePending
@@ -27,6 +27,7 @@ from bagua_core.communication.reduction.bucket_buffer import TAIL_ELEMENTS, Buck
 from bagua_core.communication.reduction.bucket_operation import BucketOperation
 from bagua_core.communication.reduction.buckets import BucketPlan
 from bagua_core.communication.reduction.conveyor import Conveyor, Job
+from bagua_core.communication.step_interface import StepReductions
 from bagua_core.communication.topology.routes import FIRST_OF_NODE, Route, route_of
 from bagua_core.kernels.formats import ALIGNMENT
 from bagua_core.kernels.interface import VALUE_DTYPES
@@ -143,6 +144,51 @@ class CompressedSum(BucketOperation):
         unsent = self._compression.unsent(load.step, load.number, load.plan.elements)
         if unsent is not None:
             load.values.add_(unsent)
+
+
+class SumWithFeedback(CompressedSum):
+    """What a rank could not send of a bucket belongs to the state that its last step left.
+
+    A rank begins without errors when it copies the state of another, which may have committed a step that failed here:
+    this rank's message, with its error, is in that step's sum. So it does behind a step that failed once the sum was
+    there, for the errors of before are gone.
+    """
+
+    carries_pair = True
+
+    def __init__(
+        self, conveyor: Conveyor, feedback: WithFeedback, hierarchical: bool, engine: StepReductions
+    ) -> None:
+        super().__init__(conveyor, feedback, hierarchical)
+        self._feedback = feedback
+        self._engine = engine
+        self._commits = 0  # on this rank
+        self._missed = 0  # steps of the job that this rank did not commit, when its errors were made
+        self._has_reduced = False  # in the step under way
+
+    def launch(
+        self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
+    ) -> Pending:
+        if number == 0:
+            plan = self._engine.plan
+            missed = plan.step - self._commits
+            if plan.active_index is None or missed != self._missed:
+                self._feedback.forget()
+            self._missed = missed
+        return super().launch(communicator, bucket, number, weight)
+
+    def reduced(self) -> None:
+        super().reduced()
+        self._has_reduced = True
+
+    def step_committed(self) -> None:
+        self._commits += 1
+        self._has_reduced = False
+
+    def communicator_changed(self) -> None:
+        if self._has_reduced:
+            self._has_reduced = False
+            self._feedback.forget()
 
 
 class Messages:

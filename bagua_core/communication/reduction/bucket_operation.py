@@ -68,6 +68,9 @@ class BucketOperation(ABC):
     def reduced(self) -> None:  # noqa: B027
         """The step is final on this rank: take over what the next one builds on. Not called in a step that failed."""
 
+    def step_committed(self) -> None:  # noqa: B027
+        """A step is committed, with or without a reduction of these buckets. Called between steps."""
+
     def failed(self) -> None:  # noqa: B027
         """The step did not happen: forget what it began. Operations that were given up may still write into buffers
         handed to them, so these must not be used again."""

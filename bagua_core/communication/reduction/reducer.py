@@ -180,6 +180,7 @@ class Reducer(Contributions):
 
     def step_committed(self) -> None:
         """See Exchange. Gradients of a step whose last micro-batch had no backward are no part of the next one."""
+        self._operation.step_committed()
         if self._has_parts:
             with self._lock:
                 self._forget_parts()

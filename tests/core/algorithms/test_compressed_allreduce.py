@@ -7,6 +7,7 @@ import torch
 
 from bagua_core.algorithms import ByteGrad, CompressedAllreduce, Compressor, GradientAllreduce
 from bagua_core.algorithms.algorithm import Algorithm
+from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.communication.compressed import compressor as compressors
 from bagua_core.communication.compressed.compressor import UnknownCompressorError
 from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, break_at, exact
@@ -80,6 +81,93 @@ def test_a_failed_step_is_repeated_with_the_errors_that_it_began_with(feedback: 
     for ranks in (members, undisturbed):
         assert run_ranks(ranks, lambda r: r.step()) == [True, True]
     assert_equal_bits([members[0].parameters(), undisturbed[0].parameters()])
+
+
+def with_errors() -> list[Rank]:
+    """Two members after a step: each keeps what it could not send."""
+    members = [Rank(c, CompressedAllreduce(Signs())) for c in in_process_world(2)]
+    assert run_ranks(members, lambda r: r.step()) == [True, True]
+    return members
+
+
+def fresh_like(rank: Rank) -> Rank:
+    """A new process that holds the state of `rank`."""
+    fresh = Rank(None, CompressedAllreduce(Signs()))
+    copy_state(rank, fresh)
+    return fresh
+
+
+def copy_state(source: Rank, to: Rank) -> None:
+    to.inner.load_state_dict(source.inner.state_dict())
+    to.optimizer.load_state_dict(source.optimizer.state_dict())
+    to.engine.step = source.engine.step
+
+
+def next_step(members: list[Rank]) -> list[torch.Tensor]:
+    """In another generation, without rank 1's samples in a step beside which it copies the state."""
+    for rank, communicator in zip(members, in_process_world(2), strict=True):
+        copies = bool(rank.engine.healing) and communicator.global_rank == 1
+        rank.bring(communicator, (0, 0) if copies else None)
+        rank.model.communicator_changed()
+    run_ranks(members, lambda r: r.step())
+    assert_equal_bits([m.parameters() for m in members])
+    return members[0].parameters()
+
+
+def test_a_member_that_copies_the_state_behind_a_step_it_lost_begins_without_errors() -> None:
+    """Its own message, with its error, is in the sum that the other has committed."""
+
+    def history() -> list[Rank]:
+        members = with_errors()
+        behind = members[1].engine
+        done = behind.reduction_done
+
+        def lost(pair: tuple[float, float] | None) -> None:
+            behind.failed = CollectiveFailed("rank 0 was not heard any more")
+
+        behind.reduction_done = lost  # type: ignore[method-assign]
+        assert run_ranks(members, lambda r: r.step()) == [True, False]
+        behind.reduction_done = done  # type: ignore[method-assign]
+        members[1].model.step_rolled_back()
+        copy_state(members[0], members[1])
+        return members
+
+    members, expected = history(), history()
+    expected[1] = fresh_like(expected[0])
+    assert_equal_bits([next_step(members), next_step(expected)])
+    assert_equal_bits([next_step(members), next_step(expected)])  # both keep the errors of the step before
+
+
+def test_a_member_that_copies_the_state_beside_a_step_sends_no_error_of_earlier() -> None:
+    members, expected = with_errors(), with_errors()
+    expected[1] = fresh_like(expected[0])
+    for rank in (*members, *expected):
+        rank.engine.healing = frozenset({1})
+    assert_equal_bits([next_step(members), next_step(expected)])
+
+
+def test_errors_of_a_step_that_was_reduced_and_then_failed_are_dropped() -> None:
+    """Another model's part of the step may fail behind it."""
+    members = with_errors()
+    run_ranks(members, lambda r: r.backward())
+    for member in members:
+        member.model.step_rolled_back()
+    expected = [fresh_like(m) for m in members]
+    assert_equal_bits([next_step(members), next_step(expected)])
+
+
+def test_errors_outlive_a_planned_generation_and_steps_without_the_model() -> None:
+    def history(rests: bool) -> list[torch.Tensor]:
+        members = with_errors()
+        for rank in members if rests else ():
+            rank.engine.step += 1
+            rank.model.step_committed()
+        return next_step(members)
+
+    without = with_errors()
+    fresh = next_step([fresh_like(m) for m in without])
+    assert_equal_bits([history(rests=True), history(rests=False)])
+    assert not torch.equal(history(rests=True)[0], fresh[0])
 
 
 def test_the_built_in_formats_by_name() -> None:

@@ -244,6 +244,19 @@ def test_a_step_that_broke_is_done_again_as_if_nothing_had_been(bits: int, what:
     assert_alike([members[0], steady[0]])
 
 
+@BITS
+def test_errors_of_a_step_that_was_reduced_and_then_failed_are_dropped(bits: int) -> None:
+    """Another model's part of the step may fail behind it. The errors of before are overwritten by then."""
+    members = ranks(in_process_world(2), bits)
+    steps(members, WARMUP + 3)
+    run_ranks(members, lambda r: r.backward())
+    assert all(compression(m)._kept for m in members)
+    for member, communicator in zip(members, in_process_world(2), strict=True):
+        member.move_to(communicator)
+    assert not any(compression(m)._kept for m in members)
+    steps(members, 2)
+
+
 @pytest.mark.parametrize("sizes", [[3, 2, 4], [2, 1, 3], [4, 3, 3]], ids=str)
 @BITS
 def test_generations_of_other_sizes(bits: int, sizes: list[int]) -> None:
