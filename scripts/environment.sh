@@ -75,6 +75,29 @@ bagua_containers() {
   echo "not installed: ${missing[*]}; the test of the container image is skipped" >&2
 }
 
+bagua_lab_etcd() {
+  # Tests kill members of a cluster. Those of the etcd that PyPI has, 3.5.1, can differ for ever afterwards (etcd #13766).
+  # Debian's is unpacked beside the environment and not installed: jobs of the tests whose etcd is their own shall find the
+  # one that users get. Called after bagua_environment.
+  local directory=$PWD/.venv/lab-etcd unpacked
+  [ ! -x "$directory/usr/bin/etcd" ] || return 0
+  if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
+    echo "no etcd of Debian's: tests that kill members of a cluster need one of 3.5.6 or later on PATH" >&2
+    return 0
+  fi
+  echo "unpacking Debian's etcd for clusters of the tests"
+  unpacked=$(mktemp -d) && chmod 755 "$unpacked"
+  if ! (cd "$unpacked" && apt-get -qq download etcd-server 2>/dev/null); then
+    if ! bagua_apt update || ! (cd "$unpacked" && apt-get -qq download etcd-server); then
+      rm -rf "$unpacked"
+      echo "Debian's etcd-server can't be had: tests that kill members of a cluster need an etcd of 3.5.6 or later on PATH" >&2
+      return 0
+    fi
+  fi
+  dpkg -x "$unpacked"/etcd-server_*.deb "$directory"
+  rm -rf "$unpacked"
+}
+
 bagua_python() {
   local candidate
   for candidate in ${BAGUA_PYTHON:-python3.11 python3.12 python3.13 python3.14 python3}; do

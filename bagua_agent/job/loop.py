@@ -38,7 +38,7 @@ from bagua_agent.job.messages import (
     StoreConnected,
     WorkerSaid,
 )
-from bagua_agent.job.open_store import JobStore, is_exposed, open_store
+from bagua_agent.job.open_store import JobStore, is_exposed, known_defect, open_store
 from bagua_agent.job.picture import picture_of
 from bagua_agent.job.shutdown import remove_key_pair, say_last_words, wait_for_followers
 from bagua_agent.job.store_outage import StoreOutage
@@ -129,7 +129,8 @@ class JobLoop:
             self._workers.bind_host = self._address
         if opened.server is not None:
             opened.server.keep_up(self._workers.guard_group, self._narrator.tell)
-        for line in store_opened(config, opened.endpoint, self._hosts_for_others, is_exposed(config)):
+        exposed, defect = is_exposed(config), known_defect(opened)
+        for line in store_opened(config, opened.endpoint, self._hosts_for_others, exposed, defect):
             self._narrator.tell(line)
         return True
 

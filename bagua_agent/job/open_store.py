@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import socket
 import time
@@ -9,16 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_agent.base.errors import StoreUnavailable, UserError
+from bagua_agent.base.errors import InfrastructureLost, StoreUnavailable, UserError
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.endpoints import DEFAULT_PORT, parse_endpoint
+from bagua_agent.etcd.known_defects import warning
 from bagua_agent.etcd.server.embedded import START_TIMEOUT_S, PortTaken
 from bagua_agent.etcd.server.hosted import HostedEtcd
 from bagua_agent.node.listening_address import listening_target
 from bagua_agent.node.local_address import LOOPBACK
 from bagua_contract.addresses import family_of, joined
+
+log = logging.getLogger(__name__)
 
 _IS_ANYONE_THERE_S = 0.5
 _LOOK_UP_EVERY_S = 0.5  # while connecting: a signal must not wait for an etcd that never answers
@@ -93,6 +97,17 @@ def open_store(
         raise
     store.close()
     return None
+
+
+def known_defect(opened: JobStore) -> str:
+    """What the user should know of the release of an etcd that others run; empty: nothing."""
+    if opened.server is not None:
+        return ""
+    try:
+        return warning(opened.store.status().version, len(opened.store.member_names()))
+    except InfrastructureLost as error:  # the job goes on without an answer, and meets the outage elsewhere
+        log.info("the release of etcd is not known: %s", error)
+        return ""
 
 
 def is_exposed(config: JobConfig) -> bool:

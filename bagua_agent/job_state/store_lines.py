@@ -49,9 +49,13 @@ def common_options(config: JobConfig) -> list[str]:
     return words
 
 
-def store_opened(config: JobConfig, endpoint: str, hosts_for_others: bool, exposed: bool) -> Iterator[str]:
-    """exposed: etcd is reached beyond this machine without TLS."""
+def store_opened(
+    config: JobConfig, endpoint: str, hosts_for_others: bool, exposed: bool, defect: str = ""
+) -> Iterator[str]:
+    """exposed: etcd is reached beyond this machine without TLS. defect: of its release; empty: none is known."""
     yield joining(config, endpoint)
+    if defect:
+        yield f"WARNING: {defect}"
     if beside := original_beside():
         yield f"WARNING: {beside}"
     if hosts_for_others:

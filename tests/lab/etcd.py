@@ -6,17 +6,21 @@ import base64
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bagua_agent.etcd.key_range import end_of_prefix
+from bagua_agent.etcd.known_defects import can_diverge
 from bagua_agent.etcd.server.embedded import find_etcd
 from tests.lab.namespaces import LabError
 from tests.lab.network import Host
 from tests.lab.process import LabProcess
-from tests.lab.wait import eventually
+from tests.lab.wait import HANG_S, eventually
 
 _CLIENT_PORT = 2379
 _PEER_PORT = 2380
@@ -43,6 +47,23 @@ class Standing:
 
 def _base64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
+
+
+@cache
+def _etcd_for_clusters() -> str:
+    """An etcd whose members can be killed: scripts/test has unpacked Debian's, unless there was none."""
+    programs = [Path(sys.prefix, "lab-etcd/usr/bin/etcd"), Path("/usr/bin/etcd"), Path(find_etcd())]
+    found = {}
+    for program in filter(Path.exists, programs):
+        told = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=HANG_S, check=True
+        )
+        found[str(program)] = told.stdout.partition("etcd Version: ")[2].split()[0]
+        if not can_diverge(found[str(program)]):
+            return str(program)
+    raise LabError(
+        f"members of {found} can differ after one was killed (etcd #13766); scripts/test unpacks another etcd"
+    )
 
 
 class EtcdMember:
@@ -85,7 +106,8 @@ class EtcdMember:
         }
         if len(self.cluster.members) == 1:  # it elects itself: no need to wait a second for others
             options |= {"heartbeat-interval": "20", "election-timeout": "100"}
-        argv = [find_etcd(), *(f"--{key}={value}" for key, value in options.items())]
+        program = find_etcd() if len(self.cluster.members) == 1 else _etcd_for_clusters()
+        argv = [program, *(f"--{key}={value}" for key, value in options.items())]
         self.process = self.host.run(argv, cwd=self.cluster.directory, output=self.log)
 
     def kill(self) -> None:

@@ -22,6 +22,7 @@ from bagua_agent.base.errors import BaguaError, UserError
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.failover import FULL
+from bagua_agent.etcd.known_defects import warning
 from bagua_agent.security.certificate_files import read_certificates, utc_now
 from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.node.node_facts import gpus_of_the_driver
@@ -229,6 +230,7 @@ def _etcd(config: AgentConfig) -> Finding:
     try:
         store.connect(ETCD_TIMEOUT_S)
         status = store.status(ETCD_TIMEOUT_S)
+        defect = warning(status.version, len(store.member_names(ETCD_TIMEOUT_S)))
     except BaguaError as error:
         return Finding("etcd", Weight.TROUBLE, str(error))
     finally:
@@ -238,6 +240,8 @@ def _etcd(config: AgentConfig) -> Finding:
     if status.is_full:
         text = f"{status.endpoint} {FULL}"
         return Finding("etcd", Weight.TROUBLE, text)
+    if defect:
+        return Finding("etcd", Weight.NOTE, defect)
     return Finding(
         "etcd", Weight.FINE, f"{status.version} at {status.endpoint}, {status.db_size_bytes / 1e6:.1f} MB"
     )
