@@ -157,6 +157,7 @@ class StoreEvents:
                 before_joining=finished.before_joining,
                 agent_id=finished.agent_id,
                 node_name=finished.node_name,
+                generation=finished.generation,
             )
         if worker_id := keys.id_in(keys.departures, key):
             departure = pb.Departure.FromString(value)

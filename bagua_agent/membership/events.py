@@ -142,13 +142,15 @@ class FailureRecorded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFinished(Event):
-    """A worker ended with 0. step: steps committed by its last report. before_joining: it never asked to join."""
+    """A worker ended with 0. step: steps committed by its last report. before_joining: it never asked to join.
+    generation: the one it was started for in restart mode; else 0."""
 
     worker_id: str
     step: int = 0
     before_joining: bool = False
     agent_id: str = ""
     node_name: str = ""
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

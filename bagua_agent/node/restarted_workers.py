@@ -126,6 +126,7 @@ class RestartedWorkers:
         if returncode == 0:
             self._ended_well.add(worker_id)
             if not self._failed:
+                self._record_finished(worker_id, wanted.number)
                 every = len(self._ended_well) == len(self._placements(wanted))
                 self._own_key.runs(wanted.number, Run.FINISHED if every else Run.ENDING)
             return
@@ -242,6 +243,19 @@ class RestartedWorkers:
                 self._not_started(placement, error, wanted)
                 return
         self._own_key.runs(wanted.number, Run.RUNNING)
+
+    def _record_finished(self, worker_id: str, generation: int) -> None:
+        """This node's own key goes with its lease, and whether the others may end without it is decided later."""
+        job = self._job
+        value = pb.Finished(
+            worker_id=worker_id,
+            agent_id=job.agent_id,
+            node_name=job.node_name,
+            generation=generation,
+        ).SerializeToString()
+        job.writes.until_done(
+            f"finished {worker_id}", lambda: job.store.put(job.keys.finished(worker_id), value)
+        )
 
     # -- failures
 

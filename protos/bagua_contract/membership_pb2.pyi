@@ -591,18 +591,20 @@ class Departure(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., last: _Optional[_Union[LastCheckpoint, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("worker_id", "step", "before_joining", "agent_id", "node_name")
+    __slots__ = ("worker_id", "step", "before_joining", "agent_id", "node_name", "generation")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BEFORE_JOINING_FIELD_NUMBER: _ClassVar[int]
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     step: int
     before_joining: bool
     agent_id: str
     node_name: str
-    def __init__(self, worker_id: _Optional[str] = ..., step: _Optional[int] = ..., before_joining: bool = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, worker_id: _Optional[str] = ..., step: _Optional[int] = ..., before_joining: bool = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Closing(_message.Message):
     __slots__ = ("worker_id", "generation", "step")

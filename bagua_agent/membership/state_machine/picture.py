@@ -104,6 +104,9 @@ def _key(view: JobView, event: ev.Event) -> JobView:
             known = view.failures.get(worker_id)
             failure = replace(event.failure, seen_since_s=known.seen_since_s if known else event.now_s)
             return replace(view, failures=_with(view.failures, worker_id, failure))
+        case ev.WorkerFinished() if event.generation:
+            # Apart from those of a live job: one that became live has to run its script anew.
+            return replace(view, finished_restarted=view.finished_restarted | {event.worker_id})
         case ev.WorkerFinished():
             steps = _with(view.finished_steps, event.worker_id, event.step)
             view = replace(view, finished=view.finished | {event.worker_id}, finished_steps=steps)

@@ -7,13 +7,13 @@ States of the job, all read from the picture:
 
     no members      (no record, or an empty one)  -> enough ready nodes, last call over -> members
     members         runs; its progress is unknown
-      lost          an agent of it is gone or confirmed dead       -> next generation at once
+      lost          an unfinished agent of it is gone, or confirmed dead -> next generation at once
       failed        a worker of it ended with an error             -> ask whether agents live; blame; next, or the end
-      leaving       an agent of it wants to go                     -> next at once
+      leaving       an unfinished agent of it wants to go          -> next at once
       doubted       a touch of an agent of it was refused or silent -> ask whether it lives; decide the rest as below
       changed       ready newcomers, or another number is desired  -> next after the last call
       ending        some worker ended with 0                       -> as above, but no node joins any more
-      finished      all workers of all its agents ended with 0     -> success
+      finished      all workers of all its agents ended with 0, some of which may be gone -> success
 
 Invariants: one generation of one number (the store's transaction); workers of a generation are started only after
 those of the one before have ended on that node; a failure is charged to the budget once, and only if the first
@@ -69,11 +69,15 @@ def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Poli
     if record is None or not record.members:
         return _begin(view, desired, evidence, there, now_s, policy)
     inside = [view.agents[a] for a in _agents_of(record) if a in view.agents]
-    if len(inside) == len(_agents_of(record)) and all(_run(a, record) is Run.FINISHED for a in inside):
+    done = _finished(view, record)
+    if done == set(_agents_of(record)):
         reason = "every worker ended with 0"
         return Decision(WriteResult(ResultOutcome.SUCCEEDED, 0, reason), f"the job succeeded: {reason}")
     failed = [a for a in inside if _run(a, record) is Run.FAILED]
     gone = [a for a in _agents_of(record) if a not in view.agents or evidence.is_dead(view.agents[a])]
+    if not failed:
+        # Its workers need no node that has finished. Else its loss explains the failure: it may have held their store.
+        gone = [a for a in gone if a not in done]
     if failed and not gone:
         question = _who_lives(view, inside, failed, evidence, policy, now_s)
         if question is not None:
@@ -86,10 +90,11 @@ def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Poli
         return _next(view, desired, there, record, f"lost {_names(record, gone)}")
     if failed:
         return _after_failure(view, desired, there, record, inside, failed, now_s, policy)
-    leaving = [a.agent_id for a in inside if a.leaving]
+    leaving = [a.agent_id for a in inside if a.leaving and a.agent_id not in done]
     if leaving:
         return _next(view, desired, there, record, f"{_names(record, leaving)} leaves")
-    change = _change(view, desired, there, record, inside, now_s, policy)
+    ending = bool(done) or any(_run(a, record) is Run.ENDING for a in inside)
+    change = _change(view, desired, there, record, ending, now_s, policy)
     return _with_doubts(change, view, inside, evidence, now_s, policy)
 
 
@@ -215,17 +220,18 @@ def _change(
     desired: Desired,
     there: list[AgentView],
     record: Generation,
-    inside: list[AgentView],
+    ending: bool,
     now_s: float,
     policy: Policy,
 ) -> Decision:
+    """ending: some worker ended with 0."""
     usable = _candidates(view, there)
     target = usable[: view.room(desired).fit(len(usable))]
     before, after = set(_agents_of(record)), {a.agent_id for a in target}
     stands = f"generation {record.number} has {counted(record.world_size, 'worker')}"
     if before == after or len(target) < desired.min_nodes:
         return Decision(None, view.room(desired).awaits(len(before), len(usable) - len(before)) + stands)
-    if any(_run(a, record) in (Run.ENDING, Run.FINISHED) for a in inside):
+    if ending:
         return Decision(None, f"{stands}; workers have begun to end, so no node joins any more")
     newcomers = [a for a in target if a.agent_id not in before]
     if now_s < view.cooldown_until_s:
@@ -322,6 +328,14 @@ def _last_members(view: JobView) -> tuple[Placement, ...]:
 
 def _agents_of(record: Generation) -> list[str]:
     return list(dict.fromkeys(m.agent_id for m in record.members))
+
+
+def _finished(view: JobView, record: Generation) -> set[str]:
+    """Agents of which every worker of `record` ended with 0, whether they are still there or not."""
+    unfinished = {m.agent_id for m in record.members if m.worker_id not in view.finished_restarted}
+    known = (*view.gone.values(), *view.agents.values())
+    told = {a.agent_id for a in known if _run(a, record) is Run.FINISHED}
+    return {a for a in _agents_of(record) if a not in unfinished or a in told}
 
 
 def _run(agent: AgentView, record: Generation) -> Run:

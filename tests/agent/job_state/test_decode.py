@@ -159,6 +159,11 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
         ev.WorkerFinished(now_s=NOW_S, worker_id="w", step=7),
     ),
     (
+        KEYS.finished("w"),
+        pb.Finished(worker_id="w", agent_id="a", generation=3).SerializeToString(),
+        ev.WorkerFinished(now_s=NOW_S, worker_id="w", agent_id="a", generation=3),
+    ),
+    (
         KEYS.departed("w"),
         pb.Departure(
             worker_id="w",

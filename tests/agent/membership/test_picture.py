@@ -188,6 +188,13 @@ def test_a_record_of_restart_mode_of_another_job_uses_no_number() -> None:
     assert late.generation_number == 0
 
 
+def test_ends_of_workers_in_restart_mode_are_none_of_a_live_job() -> None:
+    """One that became live runs its script anew on every node."""
+    ended = ev.WorkerFinished(now_s=1.0, worker_id="a.0.g1", agent_id="a", generation=1)
+    view = absorb(JobView(restarts=True), Evidence("a"), ended, 0)[0]
+    assert (view.finished, view.finished_restarted) == (frozenset(), {"a.0.g1"})
+
+
 @pytest.mark.parametrize("kind", [PLANNED, RESTART])
 def test_the_mode_said_again_changes_nothing(kind: GenerationKind) -> None:
     restarts = kind is RESTART

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from bagua_agent.membership.actions import (
     AskWhetherAlive,
     Decision,
@@ -285,6 +287,70 @@ def test_no_node_is_let_in_once_workers_end_and_all_ended_is_success() -> None:
     assert decide(more).action is None
     done = running(picture(node("a1", 1), node("a2", 2)), Run.FINISHED, Run.FINISHED)
     assert ended(decide(done)).outcome is ResultOutcome.SUCCEEDED
+
+
+def ways_to_go(view: JobView, agent_id: str) -> dict[str, tuple[JobView, Evidence]]:
+    """Pictures in which that agent leaves, has gone, or is known to be dead."""
+    last = view.agents[agent_id]
+    others = {a: v for a, v in view.agents.items() if a != agent_id}
+    return {
+        "leaves": (
+            replace(view, agents={**view.agents, agent_id: replace(last, leaving=True)}),
+            LEADER,
+        ),
+        "gone": (replace(view, agents=others, gone={agent_id: last}), LEADER),
+        "gone before this leader saw it": (
+            replace(view, agents=others, finished_restarted=frozenset({"a2.0.g1", "a2.1.g1"})),
+            LEADER,
+        ),
+        "just elected": (
+            replace(view, agents=others, gone={agent_id: last}),
+            replace(LEADER, elected_at_s=NOW_S),
+        ),
+        "dead": (
+            view,
+            replace(LEADER, dead_agents={agent_id: DeadAgent(agent_id, last.join_revision, 91.0, "refused")}),
+        ),
+    }
+
+
+WAYS = ("leaves", "gone", "gone before this leader saw it", "just elected", "dead")
+
+
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_node_that_has_finished_is_needed_no_more(way: str, least: int) -> None:
+    """Rank 0 saves the model while the other node, whose workers have ended with 0, is preempted."""
+    for state in (Run.RUNNING, Run.ENDING):
+        view = running(picture(node("a1", 1), node("a2", 2), least=least), state, Run.FINISHED)
+        without, evidence = ways_to_go(view, "a2")[way]
+        assert decide(without, evidence).action is None
+        more = replace(without, agents={**without.agents, "a3": node("a3", 3)})
+        assert decide(more, evidence).action is None, "no node joins any more"
+    done = running(picture(node("a1", 1), node("a2", 2), least=least), Run.FINISHED, Run.FINISHED)
+    without, evidence = ways_to_go(done, "a2")[way]
+    assert ended(decide(without, evidence)).outcome is ResultOutcome.SUCCEEDED
+
+
+def test_a_node_has_finished_only_if_all_its_workers_have_in_this_generation() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2)), Run.FINISHED, Run.ENDING)
+    alone = replace(view, agents={"a1": view.agents["a1"]}, gone={"a2": view.agents["a2"]})
+    half = replace(alone, finished_restarted=frozenset({"a2.0.g1"}))
+    assert written(decide(half)).reason == "lost host-a2"
+    before = replace(alone, finished_restarted=frozenset({"a2.0.g0", "a2.1.g0"}))
+    assert written(decide(before)).reason == "lost host-a2"
+    earlier = replace(view.agents["a2"], run=Run.FINISHED, run_generation=0)
+    assert written(decide(replace(alone, gone={"a2": earlier}))).reason == "lost host-a2"
+
+
+@pytest.mark.parametrize("way", ["gone", "gone before this leader saw it", "dead"])
+def test_a_failure_after_a_finished_node_was_lost_is_explained_by_the_loss(way: str) -> None:
+    """That node may have held the store at which the workers meet."""
+    view = running(picture(node("a1", 1), node("a2", 2)), Run.FAILED, Run.FINISHED)
+    assert view.generation is not None
+    view = replace(view, failures=failures(failure(view.generation, "a1", 0, 7)))
+    record = written(decide(*ways_to_go(view, "a2")[way]))
+    assert (record.reason, record.script_failures) == ("lost host-a2", 0)
 
 
 def test_scaling_down_drops_the_youngest() -> None:

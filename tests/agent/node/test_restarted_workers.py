@@ -17,6 +17,7 @@ from bagua_agent.node.restarted_workers import RestartedWorkers
 from bagua_agent.node.worker_lifecycle import LEADER_AGAIN_S
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.workers.exits.exit_cause import ExitCause
+from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 OWN, OTHER = "a", "b"
@@ -43,12 +44,13 @@ def record(number: int, *agents: str) -> Generation:
 
 
 class Node:
-    """Stands for store, sessions and processes alike. asked: when it asked for the leader."""
+    """Stands for store, sessions and processes alike. asked: when it asked for the leader. stored: by key."""
 
     def __init__(self) -> None:
         self.timers = Timers()
         self.asked: list[float] = []
         self.running: list[str] = []
+        self.stored: dict[str, bytes] = {}
         self.seen = SimpleNamespace(stopping=False, failures_allowed=0, leaving_signal=0)
         job = SimpleNamespace(
             agent_id=OWN,
@@ -56,7 +58,8 @@ class Node:
             keys=JobKeys("job"),
             seen=self.seen,
             timers=self.timers,
-            writes=SimpleNamespace(until_done=lambda what, write: None),
+            store=SimpleNamespace(put=self.stored.__setitem__),
+            writes=SimpleNamespace(until_done=lambda what, write: write()),
             narrator=SimpleNamespace(tell=lambda text: None),
         )
         self.way = RestartedWorkers(
@@ -89,12 +92,19 @@ class Node:
 
     def signal_all(self, number: int) -> None: ...
 
+    def open_meeting(self) -> str:
+        return "10.0.0.1:1"
+
     def runs(self, generation: Generation) -> None:
         self.way.follow(generation)
         self.way.met(generation.number, "10.0.0.2:1")
 
     def exits(self, returncode: int, now_s: float) -> None:
         self.way.exited(self.running[0], returncode, now_s)
+
+    def finished(self) -> list[pb.Finished]:
+        folder = JobKeys("job").finished_workers
+        return [pb.Finished.FromString(value) for key, value in self.stored.items() if key.startswith(folder)]
 
     def time(self, now_s: float) -> None:
         for due in self.timers.take_due(now_s):
@@ -114,6 +124,24 @@ def test_a_failed_worker_makes_its_node_ask_for_the_leader_until_a_newer_record(
     assert len(node.asked) == 2, "the leader that wrote it lives"
     node.exits(-9, 300.0)
     assert node.asked[2:] == [300.0], "of each generation anew"
+
+
+def test_a_worker_that_ends_with_0_is_recorded_beyond_its_nodes_lease() -> None:
+    node = Node()
+    node.exits(0, 100.0)
+    assert node.finished() == [
+        pb.Finished(worker_id="a.0.g1", agent_id=OWN, node_name="host-a", generation=1)
+    ]
+
+
+@pytest.mark.parametrize("way", ["it fails", "a newer record ended it", "its node leaves"])
+def test_no_other_end_is_recorded_as_one_with_0(way: str) -> None:
+    node = Node()
+    if way == "a newer record ended it":
+        node.way.follow(record(2, OWN))
+    node.seen.stopping = way == "its node leaves"
+    node.exits(1 if way == "it fails" else 0, 100.0)
+    assert node.finished() == []
 
 
 @pytest.mark.parametrize("way", ["it ends with 0", "a newer record ended it", "the job has a result"])
