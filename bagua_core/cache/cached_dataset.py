@@ -5,17 +5,20 @@ from __future__ import annotations
 import operator
 import threading
 import weakref
+from array import array
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from bagua_core.cache.cache_loader import CacheLoader, CacheStatistics
 from bagua_core.cache.cache_plan import DEFAULT_BUFFER_SIZE, plan
 from bagua_core.cache.errors import CacheOptionError
 from bagua_core.cache.hit_metrics import HitMetrics
 
-_made: dict[str, weakref.ref[Any]] = {}  # data sets without a name, by what tells them apart
+# The sources of data sets without a name, by what tells these apart
+_made: dict[str, list[weakref.ref[Any] | None]] = {}
 _made_lock = threading.Lock()
 
 
@@ -43,7 +46,8 @@ class CachedDataset(Dataset[Any]):
     ) -> None:
         """dataset: map-style: with a length, and samples by index.
         transform: applied to each sample that is read; its result is not kept.
-        fingerprint: change it with whatever changes the samples; the type and length of `dataset` count anyway.
+        fingerprint: change it with whatever changes the samples; the type and length of `dataset` count anyway, and of
+        torch's Subset and ConcatDataset also the indices and the data sets within.
         backend, dataset_name, writer_buffer_size, pickle, options: as for CacheLoader.
 
         Raises CacheOptionError, MissingPartError, and TypeError for a data set without length or index.
@@ -53,8 +57,7 @@ class CachedDataset(Dataset[Any]):
                 raise TypeError(
                     f"{type(dataset).__name__} has no {method}: only a map-style data set can be cached"
                 )
-        kind = type(dataset)
-        told = f"{kind.__module__}.{kind.__qualname__}\0{len(dataset)}\0{fingerprint}"
+        told = f"{_identity(dataset)}\0{fingerprint}"
         if not dataset_name:
             _require_alone(dataset, told)
         self.dataset = dataset
@@ -102,17 +105,55 @@ class CachedDataset(Dataset[Any]):
         return [self.dataset[number] for number in numbers]
 
 
+def _identity(dataset: Any) -> str:
+    """What can be said of the samples, equal in all processes. Parts of one data set, as each worker may cache its own,
+    differ in their indices alone."""
+    kind = type(dataset)
+    length = len(dataset) if hasattr(dataset, "__len__") else "unknown"
+    told = [f"{kind.__module__}.{kind.__qualname__}\0{length}"]
+    if isinstance(dataset, Subset):
+        told.append(_digest(dataset.indices))
+    if parts := _parts(dataset):
+        told += [str(len(parts)), *map(_identity, parts)]
+    return "\0".join(told)
+
+
+def _parts(dataset: Any) -> list[Any]:
+    if isinstance(dataset, Subset):
+        return [dataset.dataset]
+    return list(dataset.datasets) if isinstance(dataset, ConcatDataset) else []
+
+
+def _digest(indices: Sequence[Any]) -> str:
+    each = indices.tolist() if hasattr(indices, "tolist") else indices
+    try:
+        told = array("q", map(operator.index, each)).tobytes()
+    except (TypeError, OverflowError):  # keys of another type
+        told = repr(list(each)).encode("utf-8", "surrogatepass")
+    return blake2b(told, digest_size=12).hexdigest()
+
+
+def _sources(dataset: Any) -> list[Any]:
+    """The data sets of which torch's wrappers consist."""
+    parts = _parts(dataset)
+    return [source for part in parts for source in _sources(part)] if parts else [dataset]
+
+
 def _require_alone(dataset: Any, told: str) -> None:
-    """Two data sets of one type and length, both without a name, would be taken for one."""
+    """Two data sets that look alike, both without a name, would be taken for one."""
+    sources = _sources(dataset)
     with _made_lock:
-        known = _made.get(told)
-        other = None if known is None else known()
-        if other is not None and other is not dataset:
+        others = [None if known is None else known() for known in _made.get(told, ())]
+        if any(other is not None and other is not own for other, own in zip(others, sources, strict=False)):
             kind = type(dataset).__name__
             raise CacheOptionError(
                 f"two data sets of type {kind} with {len(dataset)} samples and no name: give each its dataset_name"
             )
-        try:
-            _made[told] = weakref.ref(dataset)
-        except TypeError:
-            return  # a type without weak references, such as a list: nothing can be said
+        _made[told] = [_reference(source) for source in sources]
+
+
+def _reference(source: Any) -> weakref.ref[Any] | None:
+    try:
+        return weakref.ref(source)
+    except TypeError:
+        return None  # a type without weak references, such as a list: nothing can be said

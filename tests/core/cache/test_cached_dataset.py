@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import bagua_core as bagua
 from bagua_core.cache import cached_dataset, hit_metrics, write_behind
@@ -246,6 +246,43 @@ def test_two_unnamed_data_sets_alike_are_refused(room: Path, tmp_path: Path) -> 
     with pytest.raises(CacheOptionError, match="two data sets of type Counted with 7 samples and no name"):
         cached(other, room)
     cached(other, room, dataset_name="other")
+    cached_dataset._made.clear()
+
+
+@pytest.mark.parametrize("name", ["", "held-out"])
+@pytest.mark.parametrize(
+    "part_of",
+    [
+        lambda plain, rank: Subset(plain, range(rank, 10, 2)),
+        lambda plain, rank: Subset(plain, torch.arange(rank, 10, 2)),
+        lambda plain, rank: Subset(Subset(plain, range(10)), np.arange(rank, 10, 2).tolist()),
+        lambda plain, rank: ConcatDataset([Subset(plain, [rank]), Subset(plain, [rank + 2, rank + 4])]),
+        lambda plain, rank: Subset({"first": plain[0], "second": plain[1]}, ["first", "second"][rank:][:1]),
+    ],
+)
+def test_parts_of_one_data_set_are_told_apart_between_workers(
+    part_of: Any, name: str, room: Path, tmp_path: Path
+) -> None:
+    plain = Counted(10, tmp_path / "log")
+    parts = []
+    for rank in (0, 1, 0):
+        cached_dataset._made.clear()  # as in another process
+        parts.append(cached(part_of(plain, rank), room, dataset_name=name))
+        parts[-1][0]
+        parts[-1].cache_loader.flush()
+    assert [part[0][1] for part in parts] == [0, 1, 0]
+    assert parts[2].stats().misses == 1, "the same part is one cache"
+    cached_dataset._made.clear()
+
+
+def test_unnamed_parts_of_equal_length_need_no_names_unless_their_data_sets_do(
+    room: Path, tmp_path: Path
+) -> None:
+    one, other = Counted(7, tmp_path / "a"), Counted(7, tmp_path / "b")
+    made = [cached(Subset(one, part), room) for part in (range(3), range(3, 6), [0, 1, 2])]
+    assert [dataset[1][1] for dataset in made] == [1, 4, 1]
+    with pytest.raises(CacheOptionError, match="two data sets of type Subset with 3 samples and no name"):
+        cached(Subset(other, range(3)), room)
     cached_dataset._made.clear()
 
 
