@@ -14,6 +14,7 @@ from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
 from bagua_agent.leadership.host_watch import ROUND_S, HostWatch
 from bagua_agent.leadership.leader_probe import DeadLeader, LeaderWatch
 from bagua_agent.leadership.leadership import Leadership
+from bagua_agent.leadership.replica_mates import ReplicaMates
 from bagua_agent.leadership.reports import (
     Act,
     Elected,
@@ -74,7 +75,7 @@ class JobMembership:
         self._told_dead = ""  # the leader whose end was told
         self._host_watch = HostWatch(job.agent_id)
         self._touching_since_s: float | None = None  # a round is under way
-        self._mates: set[str] = set()  # agents that hold parts of this node's replicas, or did
+        self._mates = ReplicaMates(job.agent_id)
         # agent_id, now_s: an agent that holds a part of a replica of this node does not answer this host
         self.on_silent_mate: Callable[[str, float], None] = lambda agent_id, now_s: None
         # agents whose hosts do not answer this one, of those that hold parts of this node's replicas, or did
@@ -261,13 +262,11 @@ class JobMembership:
         return {a.agent_id: a.control_address for a in others}
 
     def _addresses_of_mates(self) -> dict[str, str]:
-        """Of agents that hold parts of this node's replicas, or did: whether they answer this host is remembered, as a
-        replica that is formed anew across a cut would else wait for one that was never met."""
-        view, own = self._state.view, self._job.agent_id
-        mine = (r for r in groups(view).records.values() if own in r.agent_ids)
-        self._mates.update(a for r in mine for a in r.agent_ids if a != own)
-        self._mates.intersection_update(view.agents)
-        return {a: view.agents[a].control_address for a in self._mates}
+        view = self._state.view
+        records = groups(view).records.values()
+        return self._mates.addresses(
+            records, view.agents, whole=self._job.seen.whole, met=self._host_watch.met
+        )
 
     def _touched(self, found: Mapping[str, Touch], now_s: float) -> None:
         began_s, self._touching_since_s = self._touching_since_s or now_s, None

@@ -307,18 +307,20 @@ class Replica(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[str] = ..., replica_id: _Optional[str] = ..., members: _Optional[_Iterable[_Union[ReplicaMember, _Mapping]]] = ..., over: _Optional[str] = ...) -> None: ...
 
 class ReplicaMember(_message.Message):
-    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "store_address")
+    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "store_address", "control_address")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     agent_id: str
     node_name: str
     slot: int
     store_address: str
-    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., store_address: _Optional[str] = ...) -> None: ...
+    control_address: str
+    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., store_address: _Optional[str] = ..., control_address: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("protocol", "worker_id", "agent_id", "slot", "store_address", "fingerprint", "committed_generation", "nonce", "stage")

@@ -14,13 +14,15 @@ from bagua_contract.records import PROTOCOL_VERSION
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMember:
-    """One shard's worker. store_address: host:port of its own meeting store."""
+    """One shard's worker. store_address: host:port of its own meeting store. control_address: of its agent; empty in a
+    record of an older leader."""
 
     worker_id: str
     agent_id: str
     node_name: str
     slot: int
     store_address: str
+    control_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Replica:
                     node_name=m.node_name,
                     slot=m.slot,
                     store_address=m.store_address,
+                    control_address=m.control_address,
                 )
                 for m in self.members
             ],
@@ -88,7 +91,9 @@ class Replica:
         return Replica(
             replica_id=message.replica_id,
             members=tuple(
-                ReplicaMember(m.worker_id, m.agent_id, m.node_name, m.slot, m.store_address)
+                ReplicaMember(
+                    m.worker_id, m.agent_id, m.node_name, m.slot, m.store_address, m.control_address
+                )
                 for m in message.members
             ),
             nonce=message.nonce,

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from bagua_contract import membership_pb2 as pb
@@ -33,6 +35,13 @@ def test_a_replica_keeps_its_shards_in_order_through_its_record():
 def test_what_is_no_replica_is_refused(changes: dict[str, object], says: str):
     with pytest.raises(ValueError, match=says):
         replica(**changes)
+
+
+def test_a_record_of_an_older_leader_has_no_control_addresses():
+    told = replica(members=(member("a"), member("b")))
+    assert Replica.decode(told.encode()) == told and told.members[0].control_address == ""
+    newer = replica(members=tuple(replace(m, control_address=f"{m.agent_id}:9") for m in told.members))
+    assert Replica.decode(newer.encode()) == newer
 
 
 def test_a_record_without_replicas_is_encoded_as_before():

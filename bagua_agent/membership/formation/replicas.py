@@ -157,6 +157,8 @@ def _formed(view: JobView, workers: list[MemberView]) -> Replica:
                 node_name=view.agents[w.agent_id].node_name,
                 slot=w.slot,
                 store_address=w.store_address,
+                # in a large job the others do not follow this agent's key
+                control_address=view.agents[w.agent_id].control_address,
             )
             for w in workers
         ),

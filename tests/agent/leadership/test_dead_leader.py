@@ -41,13 +41,15 @@ def generation(*agents: str) -> Generation:
 class Agent:
     """One that does not lead; stands for the leader's side of it too. removed: what was asked to be removed."""
 
-    def __init__(self, *, restarts: bool = False) -> None:
+    def __init__(self, *, restarts: bool = False, replica_size: int = 1) -> None:
         self.asked: list[tuple[Question, int]] = []
         self.touched: list[dict[str, str]] = []
         self.removed: list[tuple[object, ...]] = []
         self.told: list[str] = []
         mode = pb.JobSpec.RESTART if restarts else pb.JobSpec.LIVE
-        self.seen = seen = JobSeen(spec=pb.JobSpec(mode=mode), view=JobView(), leader=LEADER)
+        self.seen = seen = JobSeen(
+            spec=pb.JobSpec(mode=mode, replica_size=replica_size), view=JobView(), leader=LEADER
+        )
         self.timers = Timers()
         job = SimpleNamespace(
             agent_id="me",

@@ -74,6 +74,12 @@ def test_a_replica_of_more_workers_than_a_node_has_spans_neighbours() -> None:
     assert formed(view) == [("a0", "a1", "b0", "b1"), ("c0", "c1", "d0", "d1")]
 
 
+def test_a_record_has_the_agents_addresses() -> None:
+    """In a large job the agents of a replica find each other by it alone."""
+    [made] = decided(job({"a": 1, "b": 1}, "a0", "b0")).formed
+    assert [m.control_address for m in made.members] == ["a:1", "b:1"]
+
+
 def test_labels_of_topology_make_neighbours() -> None:
     view = job({"a": 1, "b": 1, "c": 1, "d": 1}, "a0", "b0", "c0", "d0")
     labels = {"a": "2", "b": "1", "c": "2", "d": "1"}
