@@ -13,7 +13,7 @@ Before its first step a worker is a world of one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -42,7 +42,6 @@ from bagua_core.elastic.step import runtime
 
 Group = WorkerGroup
 _Value = TypeVar("_Value")
-_LENGTH_BYTES = 8
 
 
 def new_group(ranks: Sequence[int] | None = None) -> Group:
@@ -169,9 +168,9 @@ def broadcast_object(value: _Value, source: int = 0, group: Group | None = None)
     group: the workers that take part; None: all. See new_group.
     Raises StateCodecError on the source, PeerLostError if the source is lost before another worker has the value.
     """
-    payload = _to_bytes(value) if _is_source(source, group) else None
+    payload = state_codec.to_bytes(value) if _is_source(source, group) else None
     result = ask(BroadcastBytes(payload, root=source), group)
-    return _from_bytes(result[0]) if result else value
+    return state_codec.from_bytes(result[0])[0] if result else value
 
 
 def allgather(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
@@ -342,20 +341,3 @@ def _own_row(tensor: torch.Tensor, group: Group | None) -> int:
 
 def _is_source(source: int, group: Group | None) -> bool:
     return source == (runtime.engine().place_of_script()[0] if group is None else group.rank)
-
-
-# -- values as bytes: length of the manifest, manifest, the tensors' bytes
-
-
-def _to_bytes(value: Any) -> torch.Tensor:
-    manifest, tensors = state_codec.encode(value, what="value")
-    data = torch.empty(tensors.size_bytes, dtype=torch.uint8, device="cpu")
-    tensors.read(0, data)
-    head = bytearray(len(manifest).to_bytes(_LENGTH_BYTES, "big") + manifest)
-    return torch.cat([torch.frombuffer(head, dtype=torch.uint8), data])
-
-
-def _from_bytes(payload: torch.Tensor) -> Any:
-    length = int.from_bytes(payload[:_LENGTH_BYTES].numpy().tobytes(), "big")
-    end = _LENGTH_BYTES + length
-    return state_codec.decode(payload[_LENGTH_BYTES:end].numpy().tobytes(), payload[end:])

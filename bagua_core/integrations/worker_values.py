@@ -1,4 +1,5 @@
-"""Collectives over values of the workers, for every integration: a mean, and a gather of tensors of unequal sizes.
+"""Collectives over values of the workers, for every integration: a mean, and gathers of tensors of unequal sizes and of
+objects.
 
 A joiner has no value in its first step. is_filler: this worker's value comes from fillers, and is left out too.
 """
@@ -6,10 +7,15 @@ A joiner has no value in its first step. is_filler: this worker's value comes fr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 import bagua_core as bagua
+from bagua_core.collectives import ask
+from bagua_core.elastic.script_collectives.requests import AllgatherRows
+from bagua_core.elastic.state import state_codec
 
 
 def mean(tensor: torch.Tensor, *, is_filler: bool = False) -> torch.Tensor:
@@ -37,6 +43,19 @@ def gather_unequal(tensor: torch.Tensor, *, is_filler: bool = False) -> list[tor
             (samples if shape == sizes else fillers).append(part)
     found = samples or fillers or [flat[:0]]
     return [part.reshape(()) if tensor.dim() == 0 and len(part) else part for part in found]
+
+
+def gather_objects(objects: Sequence[Any], *, is_filler: bool = False) -> list[Any]:
+    """The objects of workers with a value, by rank, as copies; tensors among them on the CPU. Numbers of objects may
+    differ. If there are fillers only, those of all of them. See bagua.broadcast_object for what an object may be.
+
+    Raises CannotTravel, before any peer is asked.
+    """
+    payload = state_codec.to_bytes([is_filler, list(objects)])
+    # one collective: in a step that fails the result is this worker's payload several times, each of them whole
+    parts = state_codec.from_bytes(ask(AllgatherRows(payload))[0])
+    has_samples = not all(of_fillers for of_fillers, _ in parts)
+    return [item for of_fillers, items in parts if not (of_fillers and has_samples) for item in items]
 
 
 def _sizes(sizes: list[int]) -> list[int]:

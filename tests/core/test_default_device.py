@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset, RandomSampler, SubsetRandomSampler
 
-from bagua_core.collectives import _from_bytes, _to_bytes
 from bagua_core.data.balancing.replica_order import side_by_side
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.data.partition import epoch_order
 from bagua_core.elastic.state import flat_digest
+from bagua_core.elastic.state.state_codec import from_bytes, to_bytes
 from bagua_core.integrations.evaluation_batches import SharedBatches
 from tests.core.data.fake_job import FakeEngine
 from tests.core.defaults import default_device
@@ -61,7 +61,7 @@ def digest() -> int:
         lambda: epoch_order(1, 0, 9, shuffle=False).tolist(),
         rows_side_by_side,
         digest,
-        lambda: _from_bytes(_to_bytes({"a": 1, "b": "two"})),
+        lambda: from_bytes(to_bytes({"a": 1, "b": "two"})),
         drawn,
         lambda: drawn(num_workers=1),
         lambda: drawn(sampler=SubsetRandomSampler(range(12))),

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import bagua_core as bagua
-from bagua_core.integrations.worker_values import gather_unequal, mean
+from bagua_core.elastic.script_collectives.requests import AllgatherRows
+from bagua_core.elastic.state import state_codec
+from bagua_core.integrations import worker_values
+from bagua_core.integrations.worker_values import gather_objects, gather_unequal, mean
 
 JOINER = None
 
@@ -69,6 +72,37 @@ def test_without_any_value_a_part_is_empty(peers: Callable[..., None]) -> None:
     peers(JOINER, is_joining=True)
     for own, shape in [(torch.ones(2, 3), (0, 3)), (torch.tensor(1), (0,))]:
         assert [part.shape for part in gather_unequal(own)] == [shape]
+
+
+@pytest.mark.parametrize(
+    ("others", "is_filler", "expected"),
+    [
+        ([(["a", 1], False)], False, ["a", 1, "own"]),
+        ([(["a"], False), (["x"], True)], False, ["a", "own"]),
+        ([(["a"], False)], True, ["a"]),
+        ([(["x"], True)], True, ["x", "own"]),
+        ([([], False)], True, []),
+    ],
+)
+def test_objects_of_fillers_are_left_out_unless_all_are(
+    monkeypatch: pytest.MonkeyPatch,
+    others: list[tuple[list[object], bool]],
+    is_filler: bool,
+    expected: list[object],
+) -> None:
+    def ask(request: AllgatherRows) -> list[torch.Tensor]:
+        assert not request.is_filler, "in an evaluation the values count though the step's batch is a filler"
+        return [
+            torch.cat([*(state_codec.to_bytes([filler, items]) for items, filler in others), request.tensor])
+        ]
+
+    monkeypatch.setattr(worker_values, "ask", ask)
+    assert gather_objects(["own"], is_filler=is_filler) == expected
+
+
+def test_a_joiner_alone_gathers_no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_values, "ask", lambda request: [request.tensor[:0]])
+    assert gather_objects(["own"]) == []
 
 
 @pytest.mark.parametrize(("is_filler", "expected"), [(False, [2.0, 4.0]), (True, [3.0, 5.0])])

@@ -25,6 +25,7 @@ from bagua_core.errors import BaguaError, PeerViolation, UserError
 from bagua_core.model import sharded_tensors
 
 _VERSION = 1
+_LENGTH_BYTES = 8
 
 
 class StateCodecError(BaguaError, TypeError):
@@ -141,6 +142,29 @@ def _name(path: str) -> str:
         path.replace("']", "").replace("['", ".").replace("]", "").replace("[", ".").removeprefix("state.")
     )
     return dotted.encode(errors="backslashreplace").decode()  # JSON readers refuse half characters
+
+
+# -- values of scripts: length of the manifest, manifest, the tensors' bytes
+
+
+def to_bytes(value: Any) -> torch.Tensor:
+    """[bytes] of uint8 on the CPU. Raises CannotTravel."""
+    manifest, tensors = encode(value, what="value")
+    data = torch.empty(tensors.size_bytes, dtype=torch.uint8, device="cpu")
+    tensors.read(0, data)
+    head = bytearray(len(manifest).to_bytes(_LENGTH_BYTES, "big") + manifest)
+    return torch.cat([torch.frombuffer(head, dtype=torch.uint8), data])
+
+
+def from_bytes(run: torch.Tensor) -> list[Any]:
+    """The values whose `to_bytes` follow each other in `run`. Raises as decode does."""
+    found = []
+    while run.numel():
+        end = _LENGTH_BYTES + int.from_bytes(run[:_LENGTH_BYTES].numpy().tobytes(), "big")
+        manifest = run[_LENGTH_BYTES:end].numpy().tobytes()
+        found.append(decode(manifest, run[end:]))
+        run = run[end + announced_bytes(manifest) :]
+    return found
 
 
 # -- decoding

@@ -7,7 +7,7 @@ the ranks and the collectives are bagua_core's. docs/design/huggingface.md says 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, PartialState
-from accelerate.utils import recursively_apply, send_to_device
+from accelerate.utils import is_torch_tensor, recursively_apply, send_to_device
 from torch.utils.data import DataLoader
 
 import bagua_core as bagua
@@ -26,7 +26,7 @@ from bagua_core.integrations.evaluation_batches import Placed, shared
 from bagua_core.integrations.huggingface.refusals import METHODS, check_arguments, check_precision, refused
 from bagua_core.integrations.huggingface.train_loader import TrainLoader, train_loader
 from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, algorithm_of_steps
-from bagua_core.integrations.worker_values import gather_unequal, mean
+from bagua_core.integrations.worker_values import gather_objects, gather_unequal, mean
 
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -219,25 +219,41 @@ class ElasticAccelerator(Accelerator):
         """Every worker's tensors, joined in their first dimension, whose sizes may differ. Those computed from fillers
         are left out.
 
-        Raises UnsupportedInElasticJob where other sizes differ.
+        Raises UnsupportedInElasticJob where other sizes differ, and for anything but tensors.
         """
-        found = recursively_apply(partial(_gathered_rows, is_filler=self._has_fillers_values), tensor)
+        found = _applied("gather", partial(_gathered_rows, is_filler=self._has_fillers_values), tensor)
         self._follow_ranks()  # a loss between steps is met in a collective
         return found
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As gather: evaluation loaders give every sample once, so there is nothing to cut off."""
-        if use_gather_object:
+        """As gather, and of a list of objects the list of all workers' objects, by rank. Evaluation loaders give every
+        sample once, so there is nothing to cut off.
+
+        use_gather_object: gather tensors in a list as objects too, in whatever shapes.
+        Raises UnsupportedInElasticJob for objects that are in no list, CannotTravel (bagua.broadcast_object says what
+        an object may be).
+        """
+        leaves = list(_leaves(input_data))
+        has_objects = use_gather_object or not all(map(is_torch_tensor, leaves))
+        # an empty list is that of a worker without a share in the batch, and the others wait for it
+        if not has_objects and (leaves or not isinstance(input_data, list)):
+            return self.gather(input_data)
+        if not isinstance(input_data, (list, tuple)):
             raise UnsupportedInElasticJob(
-                "ElasticAccelerator.gather_for_metrics() carries tensors only: encode the objects as tensors"
+                "ElasticAccelerator.gather_for_metrics() gathers objects as a list, not as "
+                f"{type(input_data).__name__}: make one call for each value"
             )
-        return self.gather(input_data)
+        found = gather_objects(input_data, is_filler=self._has_fillers_values)
+        self._follow_ranks()
+        return found
 
     def pad_across_processes(
         self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
     ) -> Any:
         """Every worker's tensors get one size in `dim`: the largest."""
-        found = recursively_apply(lambda t: _padded_to_largest(t, dim, pad_index, pad_first), tensor)
+        found = _applied(
+            "pad_across_processes", lambda t: _padded_to_largest(t, dim, pad_index, pad_first), tensor
+        )
         self._follow_ranks()
         return found
 
@@ -250,7 +266,7 @@ class ElasticAccelerator(Accelerator):
             )
         is_mean = reduction == "mean"
         combine = partial(mean, is_filler=self._has_fillers_values) if is_mean else bagua.allreduce
-        found = recursively_apply(lambda t: combine(t), tensor)
+        found = _applied("reduce", lambda t: combine(t), tensor)
         self._follow_ranks()
         return found
 
@@ -261,6 +277,29 @@ class ElasticAccelerator(Accelerator):
 
 for _name in METHODS:
     setattr(ElasticAccelerator, _name, refused(_name))
+
+
+def _applied(method: str, function: Callable[[torch.Tensor], torch.Tensor], data: Any) -> Any:
+    """`data` with the function's result in the place of each tensor. Raises UnsupportedInElasticJob."""
+    for leaf in _leaves(data):
+        if not is_torch_tensor(leaf):  # to return it as it is would give each worker its own
+            raise UnsupportedInElasticJob(
+                f"ElasticAccelerator.{method}() takes tensors, in lists, tuples and dictionaries, not "
+                f"{type(leaf).__name__}: make a tensor of it, or gather a list of objects by gather_for_metrics()"
+            )
+    return recursively_apply(function, data)
+
+
+def _leaves(data: Any) -> Iterator[Any]:
+    """What recursively_apply finds in `data`."""
+    if isinstance(data, (list, tuple)):
+        for item in data:
+            yield from _leaves(item)
+    elif isinstance(data, Mapping):
+        for value in data.values():
+            yield from _leaves(value)
+    else:
+        yield data
 
 
 def _gathered_rows(tensor: torch.Tensor, is_filler: bool) -> torch.Tensor:

@@ -101,6 +101,9 @@ class TrainerAccelerator(ElasticAccelerator):
     def gather(self, tensor: Any) -> Any:
         return super().gather(tensor) if self._is_together else tensor
 
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        return super().gather_for_metrics(input_data, use_gather_object) if self._is_together else input_data
+
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         return super().reduce(tensor, reduction, scale) if self._is_together else tensor
 

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bagua_core as bagua
 from bagua_core.communication.step_interface import MicroBatch
+from bagua_core.elastic.state import state_codec
+from bagua_core.elastic.state.state_codec import CannotTravel
 from bagua_core.elastic.step import runtime
 from bagua_core.integrations.huggingface.refusals import METHODS, check_arguments
 from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
@@ -169,6 +171,53 @@ def test_tensors_get_the_largest_size_of_all_workers(
     assert first.tolist() == [[0, 0, 1, 1, 1]] * 2
     for dim in (2, -3):
         assert accelerator.pad_across_processes(tensor, dim=dim) is tensor, "it has no such dimension"
+
+
+OBJECTS = ["a", {"score": 0.5, "words": (1, None)}, torch.tensor([1, 2])]
+
+
+def test_objects_of_all_workers_are_gathered(accelerator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bagua_core.integrations import worker_values
+
+    def asked(request: Any) -> Any:
+        others = [state_codec.to_bytes([False, part]) for part in (["of rank 0"], [])]
+        return [torch.cat([*others, request.tensor])]
+
+    monkeypatch.setattr(worker_values, "ask", asked)
+    for given in (OBJECTS, tuple(OBJECTS)):
+        [first, *own] = accelerator.gather_for_metrics(given)
+        assert first == "of rank 0" and own[:2] == OBJECTS[:2] and torch.equal(own[2], OBJECTS[2])
+    assert accelerator.gather_for_metrics([]) == ["of rank 0"], "it has no share of this batch"
+    [_, own] = accelerator.gather_for_metrics([torch.ones(2)], use_gather_object=True)
+    assert own.tolist() == [1, 1]
+
+
+def test_objects_are_gathered_as_a_list(accelerator: Any) -> None:
+    assert accelerator.gather_for_metrics(["a"]) == ["a"]
+    for data in ({"x": torch.ones(2), "id": "a"}, "abc", 1.5, None):
+        with pytest.raises(
+            UnsupportedInElasticJob, match=r"gather_for_metrics\(\) gathers objects as a list"
+        ):
+            accelerator.gather_for_metrics(data)
+    assert accelerator.gather_for_metrics({}) == {}
+    with pytest.raises(CannotTravel, match="set, which cannot travel"):
+        accelerator.gather_for_metrics([{1, 2}])
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "named"),
+    [
+        ("gather", ["a"], "str"),
+        ("gather", {"x": torch.ones(2), "y": None}, "NoneType"),
+        ("reduce", 1.0, "float"),
+        ("reduce", (torch.ones(2), [1]), "int"),
+        ("pad_across_processes", "a", "str"),
+    ],
+)
+def test_values_that_are_no_tensors_are_refused(accelerator: Any, method: str, data: Any, named: str) -> None:
+    """Returned as they are, each worker's would differ."""
+    with pytest.raises(UnsupportedInElasticJob, match=rf"{method}\(\) takes tensors, .*not {named}"):
+        getattr(accelerator, method)(data)
 
 
 def test_values_of_fillers_are_left_out_unless_they_are_of_an_evaluation(
