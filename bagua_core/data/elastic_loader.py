@@ -116,7 +116,7 @@ class ElasticDataLoader:
         self._shard_settings = (seed, seed_samples, max_local_batch_size)
         self._rounds: Rounds | None = None  # where the round is the unit of commit
         self._next_plan: StepPlan | None = None  # its boundary was taken, its step has not begun
-        self._announced: int | None = None  # the epoch that epochs() has yielded, until its iteration begins
+        self._announced: int | None = None  # the epoch that epochs() has yielded, until its first draw
         self._left_early: int | None = None  # the epoch whose iteration has not come to its end
         self._has_more_of_step = False  # micro-batches, behind the one that was yielded
         self._looks_again = False  # the plan was taken a while ago: a loss may have come since
@@ -157,7 +157,7 @@ class ElasticDataLoader:
         """The job's epochs, from wherever the job is, up to count - 1; then the job's end.
 
         A joiner begins with the epoch that the others are in. An epoch comes again if its loop was
-        left early.
+        left early. Raises RuntimeError for one of which no batch was asked for.
         """
         self.job_steps = 0 if self._rounds is not None else self._division.known_steps(count)
         while True:
@@ -166,6 +166,11 @@ class ElasticDataLoader:
             if self._epoch < count:
                 self._announced = self._epoch
                 yield self._epoch
+                if self._announced is not None:
+                    raise RuntimeError(
+                        f"epoch {self._announced} was not iterated, and would be yielded for ever: epochs() begins "
+                        "where the job is, so leave out what skips epochs; `break` ends the loop"
+                    )
             elif self._attached_engine().finish():
                 return
             else:
@@ -173,7 +178,7 @@ class ElasticDataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches that are left of the epoch that `epochs` named, or else of the job's current one."""
-        epoch, self._announced = self._announced, None
+        epoch = self._announced
         if epoch is None and self._rounds is not None:
             # Workers break a round at different places, and its end may be the epoch's: none of them runs ahead.
             epoch = self._left_early
@@ -267,6 +272,7 @@ class ElasticDataLoader:
 
     def _iterate(self, epoch: int | None, iteration: int) -> Iterator[Any]:
         engine = self._attached_engine()
+        self._announced = None
         self._looks_again = True
         drawn: int | None = None  # what enumerate gives to the next draw, less where the first one began
         while True:

@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -173,6 +174,21 @@ def test_a_heal_beyond_the_epochs_end_ends_the_iteration() -> None:
     assert next(epochs) == 1
     engine.outcome = "commit"
     assert len(list(loader)) == 1
+    assert next(epochs, None) is None and engine.finished
+
+
+@pytest.mark.parametrize("body", [lambda loader: None, iter, lambda loader: list(islice(loader, 0))])
+def test_an_epoch_that_the_script_skips_is_an_error_and_not_yielded_for_ever(body: Any) -> None:
+    loader, engine = make_one(8, 4)
+    epochs = loader.epochs(2)
+    assert next(epochs) == 0
+    body(loader)
+    with pytest.raises(RuntimeError, match=r"epoch 0 was not iterated"):
+        next(epochs)
+    epochs = loader.epochs(2)  # begins where the job is
+    assert next(epochs) == 0 and len(list(loader)) == 2
+    assert next(epochs) == 1 and len(list(islice(loader, 1))) == 1
+    assert next(epochs) == 1 and len(list(loader)) == 1, "the rest of it"
     assert next(epochs, None) is None and engine.finished
 
 
