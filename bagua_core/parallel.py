@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
+from bagua_contract.step_settings import AS_SCRIPTED, StepSettings, frozen_note
 from bagua_core import tracing
 from bagua_core.algorithms import Algorithm, Attachment, find_algorithm
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
@@ -266,7 +266,7 @@ class DistributedDataParallel(nn.Module):
         if trained == count:
             return self.algorithm.described
         digest = hashlib.sha256(self._wrapped_with).hexdigest()[:8]
-        return f"{self.algorithm.described}, {count - trained} of {count} parameters frozen ({digest})"
+        return self.algorithm.described + frozen_note(count - trained, count, digest)
 
     @property
     def has_local_gradients(self) -> bool:
@@ -318,7 +318,8 @@ class DistributedDataParallel(nn.Module):
 
     def use_settings(self, settings: StepSettings) -> str:
         """See step_interface.Model."""
-        if why_not := cannot_take(self.algorithm, settings, self._attachment):
+        wraps_frozen = not all(self._wrapped_with)
+        if why_not := cannot_take(self.algorithm, settings, self._attachment, wraps_frozen):
             settings = replace(settings, algorithm="")
         algorithm = tuned(self.algorithm, settings)
         if algorithm is None or self._shards is not None:

@@ -35,7 +35,14 @@ from bagua_agent.history import job_history
 from bagua_agent.job_state.context import JoinedJob
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation
-from bagua_contract.step_settings import SWITCHABLE, StepSettings, takes
+from bagua_contract.step_settings import (
+    QADAM_OPTIMIZER,
+    QADAM_TAKES_NO_FROZEN,
+    SWITCHABLE,
+    StepSettings,
+    declared_algorithm,
+    takes,
+)
 
 PASS_ON_EVERY_S = 0.5
 SAMPLER_FAILURES = 3  # in a row, before a study goes on without
@@ -215,11 +222,10 @@ class Tuner:
         return Place(model_of(record.fingerprint), world, network_of(self._ring_bytes_per_s(record)))
 
     def _workers(self, record: Generation) -> Workers:
-        declared = record.fingerprint.get("algorithm", "").partition("(")[0]
         pinned = self._job.seen.view.pinned_settings.algorithm
-        optimizers = record.fingerprint.get("optimizers", "")
-        can = self._allowed(record) or tuple(name for name in SWITCHABLE if takes(name, optimizers))
-        return Workers(record.node_count, record.world_size, pinned or declared, can)
+        can = self._allowed(record) or tuple(name for name in SWITCHABLE if takes(name, record.fingerprint))
+        algorithm = pinned or declared_algorithm(record.fingerprint)
+        return Workers(record.node_count, record.world_size, algorithm, can)
 
     def _wants_qadam(self, record: Generation) -> bool:
         """Whether some trial of a study has qadam."""
@@ -228,13 +234,15 @@ class Tuner:
     def _allowed(self, record: Generation) -> tuple[str, ...]:
         """Algorithms that the user allowed and the job can switch to."""
         allowed, optimizers = self.options.algorithms, record.fingerprint.get("optimizers", "")
-        found = tuple(name for name in allowed if takes(name, optimizers))
+        found = tuple(name for name in allowed if takes(name, record.fingerprint))
         if len(found) < len(allowed):
-            self._job.narrator.tell_once(
-                "qadam",
-                f"autotune: qadam is left out: the script's optimizer is {optimizers or 'unknown'}, and qadam needs "
-                "bagua.algorithms.QAdamOptimizer, whose second moment stays as it is after a warm-up",
+            why_not = (
+                QADAM_TAKES_NO_FROZEN
+                if optimizers == QADAM_OPTIMIZER
+                else f"the script's optimizer is {optimizers or 'unknown'}, and qadam needs "
+                "bagua.algorithms.QAdamOptimizer, whose second moment stays as it is after a warm-up"
             )
+            self._job.narrator.tell_once("qadam", f"autotune: qadam is left out: {why_not}")
         return found
 
     def _ring_bytes_per_s(self, record: Generation) -> float:

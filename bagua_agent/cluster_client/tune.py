@@ -22,7 +22,14 @@ from bagua_agent.etcd.client import KeyValue, Put, Store, absent, mod_revision_i
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import read_message
-from bagua_contract.step_settings import AS_SCRIPTED, QADAM_OPTIMIZER, SWITCHABLE, StepSettings, takes
+from bagua_contract.step_settings import (
+    AS_SCRIPTED,
+    QADAM_OPTIMIZER,
+    QADAM_TAKES_NO_FROZEN,
+    SWITCHABLE,
+    StepSettings,
+    takes,
+)
 
 # each lost to another writer at that very moment
 _MOST_ATTEMPTS = 10
@@ -152,11 +159,15 @@ def _check(job_id: str, found: Mapping[str, KeyValue], keys: JobKeys, record: pb
 
 def _check_algorithm(job_id: str, wanted: StepSettings, fingerprint: Mapping[str, str]) -> None:
     declared, optimizers = fingerprint.get("algorithm", ""), fingerprint.get("optimizers", "")
-    if optimizers and not takes(wanted.algorithm, optimizers):
+    if optimizers and not takes(wanted.algorithm, fingerprint):
+        why_not = (
+            f"job {job_id!r}: {QADAM_TAKES_NO_FROZEN}"
+            if optimizers == QADAM_OPTIMIZER
+            else f"job {job_id!r} has the optimizer {optimizers[:80]}, and {wanted.algorithm} needs "
+            f"bagua.algorithms.{QADAM_OPTIMIZER}, which only the script can make"
+        )
         raise UserError(
-            f"job {job_id!r} has the optimizer {optimizers[:80]}, and {wanted.algorithm} needs "
-            f"bagua.algorithms.{QADAM_OPTIMIZER}, which only the script can make; use "
-            f"{' or '.join(name for name in SWITCHABLE if takes(name, optimizers))}"
+            f"{why_not}; use {' or '.join(name for name in SWITCHABLE if takes(name, fingerprint))}"
         )
     if wanted.is_empty or not declared or declared.startswith(SWITCHABLE):
         return

@@ -6,7 +6,7 @@ are the types of the optimizers.
 
 from __future__ import annotations
 
-from bagua_contract.step_settings import StepSettings
+from bagua_contract.step_settings import QADAM_TAKES_NO_FROZEN, StepSettings
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.algorithms.bytegrad import ByteGrad
 from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
@@ -36,8 +36,14 @@ def tuned(declared: Algorithm, settings: StepSettings) -> Switchable | None:
     return kind(hierarchical=hierarchical, average=isinstance(declared, QAdam) or declared.average)
 
 
-def cannot_take(declared: Algorithm, settings: StepSettings, attachment: Attachment) -> str:
-    """Why a model that can switch cannot use the algorithm of the settings; empty: it can, or takes no settings."""
+def cannot_take(
+    declared: Algorithm, settings: StepSettings, attachment: Attachment, wraps_frozen: bool
+) -> str:
+    """Why a model that can switch cannot use the algorithm of the settings; empty: it can, or takes no settings.
+
+    wraps_frozen: some parameters were frozen when the model was wrapped. The script may unfreeze them later, as long as
+    its own algorithm is in force.
+    """
     if settings.algorithm != QAdam.name or type(declared) not in (GradientAllreduce, ByteGrad):
         return ""
     assert isinstance(declared, GradientAllreduce | ByteGrad)
@@ -47,4 +53,6 @@ def cannot_take(declared: Algorithm, settings: StepSettings, attachment: Attachm
         return "qadam needs bagua.algorithms.QAdamOptimizer as the only optimizer of the model"
     if not stepped.issuperset(map(id, attachment.parameters)):
         return "some of the model's parameters are not its QAdamOptimizer's"
+    if wraps_frozen:
+        return QADAM_TAKES_NO_FROZEN
     return "" if declared.average else "qadam averages gradients, and the script asks for their sum"

@@ -5,6 +5,8 @@ A generation carries them, so all of its members use the same ones. Pure; knows 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -19,12 +21,36 @@ SWITCHABLE = ("gradient_allreduce", "bytegrad", "qadam")
 """
 
 QADAM_OPTIMIZER = "QAdamOptimizer"  # in a fingerprint
+QADAM_TAKES_NO_FROZEN = (
+    "some parameters were frozen when the model was wrapped, and qadam could not take them on if the script unfroze "
+    "them; wrap the model first and freeze them after that"
+)
+
+_FROZEN_NOTE = re.compile(r", [0-9]+ of [0-9]+ parameters frozen \([0-9a-f]*\)")
 
 
-def takes(algorithm: str, optimizers: str) -> bool:
-    """Whether a job can switch to it. optimizers: of its fingerprint. qadam compresses momentum in units of a second
-    moment that no longer changes, which only the script's optimizer can keep."""
-    return algorithm != "qadam" or optimizers == QADAM_OPTIMIZER
+def frozen_note(frozen: int, count: int, digest: str) -> str:
+    """What follows the algorithm in a fingerprint if parameters were frozen when the model was wrapped."""
+    return f", {frozen} of {count} parameters frozen ({digest})"
+
+
+def declared_algorithm(fingerprint: Mapping[str, str]) -> str:
+    """The script's, without its arguments; empty: unknown."""
+    return _FROZEN_NOTE.sub("", fingerprint.get("algorithm", "")).partition("(")[0]
+
+
+def takes(algorithm: str, fingerprint: Mapping[str, str]) -> bool:
+    """Whether a job can switch to it.
+
+    qadam compresses momentum in units of a second moment that no longer changes, which only the script's optimizer can
+    keep, and knows its parameters from the wrapping.
+    """
+    if algorithm != "qadam":
+        return True
+    if fingerprint.get("optimizers") != QADAM_OPTIMIZER:
+        return False
+    declared = fingerprint.get("algorithm", "")
+    return declared_algorithm(fingerprint) == "qadam" or _FROZEN_NOTE.search(declared) is None
 
 
 @dataclass(frozen=True, slots=True)

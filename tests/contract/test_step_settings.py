@@ -15,7 +15,10 @@ from bagua_contract.step_settings import (
     MOST_BUCKET_BYTES,
     SWITCHABLE,
     StepSettings,
+    declared_algorithm,
+    frozen_note,
     size_text,
+    takes,
 )
 
 SETTINGS = st.builds(
@@ -31,6 +34,24 @@ SETTINGS = st.builds(
 def test_they_come_back_as_they_were(settings: StepSettings) -> None:
     wire = pb.StepSettings.FromString(settings.to_proto().SerializeToString())
     assert StepSettings.from_proto(wire) == settings
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "declared", "takes_qadam"),
+    [
+        ("gradient_allreduce", "gradient_allreduce", True),
+        ("gradient_allreduce" + frozen_note(1, 2, "0a"), "gradient_allreduce", False),
+        ("bytegrad(hierarchical=True, average=True)" + frozen_note(1, 2, "0a"), "bytegrad", False),
+        ("qadam(hierarchical=True, bits=8)" + frozen_note(1, 2, "0a"), "qadam", True),
+        ("qadam(hierarchical=True, bits=8)", "qadam", True),
+        ("none", "none", True),
+    ],
+)
+def test_the_algorithm_of_a_fingerprint(algorithm: str, declared: str, takes_qadam: bool) -> None:
+    fingerprint = {"algorithm": algorithm, "optimizers": "QAdamOptimizer"}
+    assert declared_algorithm(fingerprint) == declared
+    assert takes("qadam", fingerprint) == takes_qadam and takes("bytegrad", fingerprint)
+    assert not takes("qadam", {**fingerprint, "optimizers": "Adam"}) and not takes("qadam", {})
 
 
 def test_every_field_of_the_message_is_written() -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+from bagua_contract.step_settings import StepSettings, declared_algorithm
+from bagua_core.algorithms import Algorithm, ByteGrad, CompressedAllreduce, QAdam, QAdamOptimizer
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.communication.reduction.trained_parameters import (
     CannotTakeOn,
@@ -48,21 +52,25 @@ def weights_of(net: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1).clone() for p in net.parameters()])
 
 
+adam_w = partial(torch.optim.AdamW, lr=0.05, weight_decay=0.1)
+
+
 class Worker:
     def __init__(
         self,
         communicator: Communicator | None,
         wrapped_with: tuple[str, ...] = ALL,
-        algorithm: str = "gradient_allreduce",
+        algorithm: str | Algorithm = "gradient_allreduce",
         share: tuple[int, int] | None = None,
         find_unused: bool = False,
+        optimizer: Callable[..., torch.optim.Optimizer] = adam_w,
     ) -> None:
         self.engine = FakeEngine(communicator)
         self.rank = communicator.global_rank if communicator else 0
         self.share = SHARES[self.rank] if share is None else share
         self.net = seeded(Net)
         train_only(self.net, wrapped_with)
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.05, weight_decay=0.1)
+        self.optimizer = optimizer(self.net.parameters())
         self.model = DistributedDataParallel(
             self.net,
             [self.optimizer],
@@ -98,7 +106,7 @@ class Worker:
 def one_process(wrapped_with: tuple[str, ...], schedule: list[tuple[str, ...]]) -> torch.Tensor:
     net = seeded(Net)
     train_only(net, wrapped_with)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05, weight_decay=0.1)
+    optimizer = adam_w(net.parameters())
     for trained in schedule:
         optimizer.zero_grad()
         train_only(net, trained)
@@ -135,6 +143,64 @@ def test_any_schedule_is_one_processs(
     assert torch.equal(weights_of(members[0].net), weights_of(members[1].net))
     torch.testing.assert_close(weights_of(members[0].net), one_process(wrapped_with, schedule))
     assert all(len(w.engine.pairs) == len(schedule) for w in members)
+
+
+@pytest.mark.parametrize("algorithm", [ByteGrad(), CompressedAllreduce("minmax_uint8", feedback=False)])
+@pytest.mark.parametrize(("wrapped_with", "schedule"), SCHEDULES)
+def test_with_messages_that_are_compressed_without_errors_kept_too(
+    wrapped_with: tuple[str, ...], schedule: list[tuple[str, ...]], algorithm: Algorithm
+) -> None:
+    """Of buckets so small that none is compressed."""
+    members = [Worker(c, wrapped_with, algorithm) for c in in_process_world(2)]
+
+    def act(w: Worker) -> None:
+        for trained in schedule:
+            train_only(w.net, trained)
+            w.step()
+
+    run_ranks(members, act)
+    assert torch.equal(weights_of(members[0].net), weights_of(members[1].net))
+    torch.testing.assert_close(weights_of(members[0].net), one_process(wrapped_with, schedule))
+
+
+@pytest.mark.parametrize("unfreezes_first", [True, False])
+def test_a_job_that_unfreezes_may_be_switched_to_compressed_messages(unfreezes_first: bool) -> None:
+    members = [Worker(c, HEAD) for c in in_process_world(2)]
+    schedule = [HEAD, ALL, ALL, ALL, ALL] if unfreezes_first else [HEAD, HEAD, HEAD, ALL, ALL]
+
+    def act(w: Worker) -> None:
+        for number, trained in enumerate(schedule):
+            if number == 3:
+                assert w.model.use_settings(StepSettings(algorithm="bytegrad")) == ""
+                w.model.communicator_changed()
+            train_only(w.net, trained)
+            w.step()
+
+    run_ranks(members, act)
+    assert torch.equal(weights_of(members[0].net), weights_of(members[1].net))
+    torch.testing.assert_close(weights_of(members[0].net), one_process(HEAD, schedule))
+
+
+@pytest.mark.parametrize("declared", ["gradient_allreduce", "bytegrad"])
+def test_a_job_that_may_unfreeze_is_not_switched_to_qadam(declared: str) -> None:
+    optimizer = partial(QAdamOptimizer, lr=0.05, warmup_steps=1)
+    members = [Worker(c, HEAD, declared, optimizer=optimizer) for c in in_process_world(2)]
+
+    def act(w: Worker) -> str:
+        w.step()
+        why = w.model.use_settings(StepSettings(algorithm="qadam"))
+        w.model.communicator_changed()
+        train_only(w.net, ALL)
+        for _ in range(3):
+            w.step()
+        return why
+
+    for why in run_ranks(members, act):
+        assert "frozen when the model was wrapped" in why
+    assert torch.equal(weights_of(members[0].net), weights_of(members[1].net))
+    for wrapped_with, algorithm in ((ALL, declared), (HEAD, QAdam())):
+        other = Worker(None, wrapped_with, algorithm, share=(0, 12), optimizer=optimizer)
+        assert other.model.use_settings(StepSettings(algorithm="qadam")) == ""
 
 
 def test_over_gloo_too() -> None:
@@ -251,8 +317,12 @@ def test_micro_batches_of_a_step_train_the_same_parameters() -> None:
         worker.model(X[6:])
 
 
-@pytest.mark.parametrize("algorithm", ["bytegrad", "local_sgd", "streaming_diloco"])
-def test_algorithms_that_know_their_parameters_from_the_start_say_so(algorithm: str) -> None:
+@pytest.mark.parametrize(
+    "algorithm",
+    ["local_sgd", "streaming_diloco", CompressedAllreduce("minmax_uint8")],
+    ids=["local_sgd", "streaming_diloco", "compressed with feedback"],
+)
+def test_algorithms_that_know_their_parameters_from_the_start_say_so(algorithm: str | Algorithm) -> None:
     members = [Worker(c, HEAD, algorithm) for c in in_process_world(2)]
 
     def act(w: Worker) -> None:
@@ -288,6 +358,7 @@ def test_models_that_are_wrapped_with_other_parameters_frozen_have_other_fingerp
     assert names[0] == "gradient_allreduce"
     assert names[1].startswith("gradient_allreduce, 4 of 6 parameters frozen (")
     assert len(set(names)) == 3
+    assert {declared_algorithm({"algorithm": name}) for name in names} == {"gradient_allreduce"}
 
 
 # -- generations

@@ -22,7 +22,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
-from bagua_contract.step_settings import StepSettings
+from bagua_contract.step_settings import StepSettings, frozen_note
 from bagua_launch.errors import RequestError
 from bagua_launch.tune_command import size_bytes
 from tests.launch.launcher import Launcher
@@ -158,6 +158,21 @@ def test_qadam_is_pinned_where_the_optimizer_is_its_own_and_refused_elsewhere(st
     begin(store, "qadam(hierarchical=True, bits=8)", optimizers="QAdamOptimizer")
     pin(store, "demo", {"algorithm": "gradient_allreduce"})
     assert pinned(store).algorithm == "gradient_allreduce"
+
+
+def test_qadam_is_refused_where_parameters_were_frozen_at_the_wrapping(store: Store) -> None:
+    """The script may unfreeze them later, which qadam can't follow."""
+    note = frozen_note(4, 6, "1a2b3c4d")
+    begin(store, "gradient_allreduce" + note, optimizers="QAdamOptimizer")
+    with pytest.raises(
+        UserError, match=r"frozen when the model was wrapped.*use gradient_allreduce or bytegrad"
+    ):
+        pin(store, "demo", {"algorithm": "qadam"})
+    assert store.get(KEYS.settings) is None
+    pin(store, "demo", {"algorithm": "bytegrad"})
+    begin(store, "qadam(hierarchical=True, bits=8)" + note, optimizers="QAdamOptimizer")
+    pin(store, "demo", {"algorithm": "qadam"})
+    assert pinned(store).algorithm == "qadam"
 
 
 def test_a_job_of_restart_mode_is_refused(store: Store) -> None:

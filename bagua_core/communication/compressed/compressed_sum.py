@@ -72,9 +72,10 @@ class Load:
 
 
 class CompressedSum(BucketOperation):
-    """Buckets that are too small, or not of floats, are summed as they are."""
+    """Buckets that are too small, or not of floats, are summed as they are. Nothing is kept from step to step."""
 
     carries_pair = True
+    takes_new_buckets = True
 
     def __init__(self, conveyor: Conveyor, compression: Compression, hierarchical: bool) -> None:
         self._conveyor = conveyor
@@ -155,6 +156,7 @@ class SumWithFeedback(CompressedSum):
     """
 
     carries_pair = True
+    takes_new_buckets = False  # errors are kept by the bucket's number
 
     def __init__(
         self, conveyor: Conveyor, feedback: WithFeedback, hierarchical: bool, engine: StepReductions

@@ -9,7 +9,7 @@ import pytest
 from bagua_agent.autotune.proposal import Proposal, Workers, propose
 from bagua_agent.autotune.study import Phase
 from bagua_contract import membership_pb2 as pb
-from bagua_contract.step_settings import StepSettings
+from bagua_contract.step_settings import StepSettings, frozen_note
 from tests.agent.autotune.simulated_tuner import FINGERPRINT, MemoryStore, SimulatedTuner
 
 # 4 MiB of gradients in a ring of four workers at 7.5 MB/s
@@ -137,3 +137,11 @@ def test_qadam_is_tried_once_its_warm_up_is_over_and_left_out_without_its_optimi
     assert said.startswith(
         "autotune: qadam is left out: the script's optimizer is SGD, and qadam needs bagua."
     )
+
+    frozen = {**with_it, "algorithm": "gradient_allreduce" + frozen_note(4, 6, "1a2b3c4d")}
+    third = SimulatedTuner(MemoryStore(), fastest, autotune=asked, fingerprint=frozen)
+    third.settle()
+    assert third.study.current.algorithm == "bytegrad"
+    (said,) = {line for line in third.told if "left out" in line}
+    assert said.startswith("autotune: qadam is left out: some parameters were frozen when")
+    assert third.study.proposal is not None and third.study.proposal.instead_of == "gradient_allreduce"

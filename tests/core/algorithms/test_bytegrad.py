@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from bagua_core.algorithms import ByteGrad, GradientAllreduce, find_algorithm
 from bagua_core.algorithms.algorithm import Algorithm
@@ -52,6 +53,35 @@ def assert_within_bounds(found: list[torch.Tensor], member: Rank, parties: list[
 
 def span(values: torch.Tensor) -> float:
     return float(values.max().clamp(min=0) - values.min().clamp(max=0))
+
+
+def without_first_layer() -> nn.Module:
+    """Frozen when it is wrapped; its bucket is compressed."""
+    made = net()
+    made[0].requires_grad_(False)  # type: ignore[index]
+    return made
+
+
+@pytest.mark.parametrize("nodes", [[1, 1], [2, 1]], ids=str)
+def test_a_layer_that_is_unfrozen_is_compressed_in_the_same_step(nodes: list[int]) -> None:
+    members = ranks(world_on_nodes(nodes), build=without_first_layer)
+    parties = [[0, 1], [2]] if len(members) == 3 else [[0], [1]]
+    run_ranks(members, lambda r: r.step())
+    for member in members:
+        member.inner[0].requires_grad_(True)  # type: ignore[index]
+    for _ in range(3):  # later all of it is laid out anew
+        exact_one = Rank(None, GradientAllreduce())
+        exact_one.inner.load_state_dict(members[0].inner.state_dict())
+        run_ranks(members, lambda r: r.backward())
+        assert_equal_bits([m.gradients() for m in members])
+        assert len(members[0].gradients()) == 6
+        assert_within_bounds(members[0].gradients(), exact_one, parties)
+        mean, _ = exact(exact_one, len(members))
+        assert not torch.equal(members[0].gradients()[0], mean[0]), "it is compressed"
+        for member in members:
+            member.optimizer.step()
+            member.engine.step += 1
+            member.model.step_committed()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
