@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import signal
 from collections.abc import Callable
@@ -153,8 +154,23 @@ def test_one_of_two_nodes_evaluates_while_the_other_waits_in_the_next_step(
     # meets its own leave at the guard of the state.
     assert run.ends in (["KeyboardInterrupt"] * 2, ["KeyboardInterrupt", "LeaveInterrupt"])
     assert any(node.says(f"the checkpoint of step {step} is written") for node in nodes)
+    # That one saves alone if it hears first that the other is lost: with its own running statistics, as any sole
+    # survivor.
+    alone = bool(list(run.saved.glob(f"*-step-{step:09d}-*/part-00000-of-00001.safetensors")))
     run.goes_on(step, nodes=2)
-    assert run.values == undisturbed(2)
+    if alone:
+        assert trained_values(run.values) == trained_values(undisturbed(2))
+    else:
+        assert run.values == undisturbed(2)
+
+
+def trained_values(values: set[str]) -> set[str]:
+    """Without the running statistics of the model's normalization."""
+    found = set()
+    for text in values:
+        sums, rates = ast.literal_eval(text)
+        found.add(repr(([*sums[:4], *sums[6:]], rates)))
+    return found
 
 
 @pytest.mark.parametrize("algorithm", ["local_sgd", "decentralized"])
