@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bagua_agent.etcd.keys import JobKeys
 from bagua_contract.records import GenerationKind
 from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob, MakeLab
@@ -328,6 +329,59 @@ def test_a_node_that_leaves_ends_well_and_the_others_go_on(
     assert len(look.job.generations(cluster)) == records + 1
     assert all(node.says("succeeded: every worker ended with 0") for node in stays)
     look.job.check_nothing_left()
+
+
+# One rank alone has something left to do after the training, until the test lets it end.
+SAVES = """
+import os, sys, time
+from pathlib import Path
+import torch.distributed as dist
+
+out, saver = Path(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo")
+dist.barrier()
+dist.destroy_process_group()
+(out / f"trained-{time.time_ns()}").touch()
+while os.environ["RANK"] == saver and not (out / "saved").exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("how", ["leaves", "is lost", "is lost and led"])
+def test_a_node_whose_workers_have_ended_is_needed_no_more(
+    job: MakeJob, make_lab: MakeLab, tmp_path: Path, how: str
+) -> None:
+    lab = make_lab(3)
+    cluster = lab.etcd(lab.hosts[2])
+    script, out = tmp_path / "saves.py", tmp_path / "trained"
+    script.write_text(SAVES)
+    out.mkdir()
+    saver = 1 if how == "is lost and led" else 0
+    one = job(endpoints=cluster.endpoints, nodes="2", program=[str(script), str(out), str(saver)])
+    nodes = [one.start(lab.hosts[0])]
+    nodes[0].await_line("this node leads")  # it came first, so it gets rank 0
+    nodes.append(one.start(lab.hosts[1]))
+    saves, done = nodes[saver], nodes[1 - saver]
+    keys = JobKeys(one.job_id)
+
+    def has_finished() -> bool:
+        return len(cluster.standing(keys.finished_workers)) == 1
+
+    eventually(has_finished, START_S, lambda: f"{nodes[0].log}\n{nodes[1].log}", 0.02)
+    if how == "leaves":
+        done.send(signal.SIGTERM)
+        assert done.process.wait(15) == 0, done.log
+    else:
+        assert done.host is not None
+        done.host.kill_all()
+    eventually(lambda: len(cluster.standing(keys.agents)) == 1, 30, lambda: saves.log, 0.02)
+    saves.await_line("this node leads")
+    (out / "saved").touch()
+    assert saves.process.wait(30) == 0, saves.log
+    assert saves.says("succeeded: every worker ended with 0")
+    assert len(list(out.glob("trained-*"))) == 2, "no worker was started again"
+    assert len(one.generations(cluster)) == 1
+    one.check_nothing_left()
 
 
 def test_without_a_warm_parent(job: MakeJob, tmp_path: Path) -> None:
