@@ -154,7 +154,7 @@ def _tell_lapses(event: LeaseEvent) -> None:
 
 def _runner(config: AgentConfig, plain: bool) -> UnitRunner:
     if is_there() and not plain:
-        return SystemdUnits(config.jobs_memory_max)
+        return SystemdUnits(config.jobs_memory_max, config.times_kill_grace_s)
     limit = (
         f"; jobs.memory_max = {config.jobs_memory_max} needs systemd and is not kept"
         if config.jobs_memory_max

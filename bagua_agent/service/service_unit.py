@@ -15,6 +15,8 @@ SLICE_TEXT = """\
 # and etcd their threads when several jobs fork without end.
 [Unit]
 Description=Bagua jobs
+# At a shutdown these end after the jobs, which leave in order: they write a last checkpoint and tell etcd.
+After=network-online.target remote-fs.target bagua-etcd.service
 
 [Slice]
 TasksMax=90%

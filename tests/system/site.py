@@ -92,8 +92,17 @@ class Site:
         line = ["sh", "-c", 'cd /srv && exec "$@"', "sh", sys.executable, "-m", "bagua_launch", *words]
         return self.terminal.run(line, env=env, check=check)
 
-    def submit(self, job_id: str, nnodes: str, samples: int) -> None:
-        words = ("--nnodes", nnodes, "--name", job_id, "--ledger", f"{LEDGERS}/{job_id}", *SENT_ALONG)
+    def submit(self, job_id: str, nnodes: str, samples: int, *options: str) -> None:
+        words = (
+            "--nnodes",
+            nnodes,
+            "--name",
+            job_id,
+            "--ledger",
+            f"{LEDGERS}/{job_id}",
+            *SENT_ALONG,
+            *options,
+        )
         self.told("submit", *words, "train.py", str(samples))
 
     def status(self, job_id: str) -> dict[str, object]:

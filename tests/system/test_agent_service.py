@@ -90,6 +90,27 @@ def test_a_job_outlives_daemons_and_a_reboot(site: Site, tmp_path: Path) -> None
     assert first.run([PROGRAM, "uninstall"]).stdout == "nothing was there\n"
 
 
+def test_a_job_leaves_in_order_before_its_node_is_switched_off(site: Site, tmp_path: Path) -> None:
+    """The only node of a job without periodic checkpoints: the last checkpoint is written while it leaves."""
+    first, second = site.machines
+    site.told("drain", second.name)  # no other node takes the job, which would have no checkpoint there
+    site.submit("alone", "1", SAMPLES, "--checkpoint-dir", "/home/trainer/checkpoints")
+    done = site.await_world("alone", 1, tmp_path)
+    assert first.processes("bagua.slice/bagua-job-alone.service") != []
+    first.reboot()
+    (resumed,) = eventually(
+        lambda: site.steps("alone", tmp_path).resumptions[1:],  # the first is of its beginning
+        DEADLINE_S,
+        lambda: f"it goes on from a checkpoint\n{site.logs('alone')}",
+        POLL_S,
+    )
+    assert resumed.resumed_at_step >= done
+    assert site.steps("alone", tmp_path).voided == (), f"no step is repeated\n{site.logs('alone')}"
+    site.hurry()
+    site.await_end("alone")
+    assert site.steps("alone", tmp_path).check(SAMPLES, 1) == []
+
+
 def test_a_node_refuses_wrong_installations_and_reports_trouble(site: Site) -> None:
     """In one test, since machines take long to boot."""
     one = site.machines[0]

@@ -5,26 +5,27 @@ A service stays known after its agent has ended (RemainAfterExit, or failed), so
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown
-from bagua_agent.service.units.units import NOT_KNOWN, FoundUnit, unit_command
+from bagua_agent.cluster.cluster_policy import ClusterPolicy
+from bagua_agent.service.units.units import NOT_KNOWN, FoundUnit, read_note, unit_command
 
 PREFIX = "bagua-job-"
 SLICE = "bagua.slice"
 COMMAND_TIMEOUT_S = 20.0
-# After `stop`: a job that was asked to leave and did not has had its time.
-STOP_TIMEOUT_S = 5
 _SHOWN = ("Id", "ActiveState", "SubState", "MainPID", "ExecMainPID", "ExecMainCode", "ExecMainStatus")
 _EXITED, _BY_SIGNAL = 1, (2, 3)  # of si_code: CLD_EXITED, CLD_KILLED and CLD_DUMPED
 
 PROPERTIES = (
     "Type=exec",
     "RemainAfterExit=yes",
-    "KillMode=control-group",
-    f"TimeoutStopSec={STOP_TIMEOUT_S}",
+    # A shutdown of the host sends SIGTERM to the agent alone, whose workers leave at a step boundary, and SIGKILL to
+    # what is left once the agent has ended.
+    "KillMode=mixed",
     f"Slice={SLICE}",
     "TasksMax=80%",  # of the host's, so that a job that forks without end leaves the daemon threads and processes
     "LimitNOFILE=1048576",
@@ -43,18 +44,24 @@ def name_of(job_id: str) -> str:
     return f"{PREFIX}{job_id}.service"
 
 
-def properties(memory_max: str) -> tuple[str, ...]:
-    """Of a job's unit. memory_max: of all its processes together; empty: no limit."""
-    return (*PROPERTIES, f"MemoryMax={memory_max}") if memory_max else PROPERTIES
+def properties(memory_max: str, stop_timeout_s: float) -> tuple[str, ...]:
+    """Of a job's unit. memory_max: of all its processes together; empty: no limit. stop_timeout_s: from SIGTERM to
+    SIGKILL at a shutdown of the host."""
+    own = (f"TimeoutStopSec={max(1, math.ceil(stop_timeout_s))}",)  # 0 would be no limit
+    return (*PROPERTIES, *own, f"MemoryMax={memory_max}") if memory_max else (*PROPERTIES, *own)
 
 
 class SystemdUnits:
-    def __init__(self, memory_max: str = "") -> None:
-        self._properties = properties(memory_max)
+    """kill_grace_s: that a job's agent has beyond the job's own shutdown timeout."""
+
+    def __init__(self, memory_max: str = "", kill_grace_s: float = ClusterPolicy().kill_grace_s) -> None:
+        self._memory_max = memory_max
+        self._kill_grace_s = kill_grace_s
 
     def start(self, job_id: str, folder: Path) -> None:
         self.forget(job_id)  # one of this name that has ended
-        options = [word for value in self._properties for word in ("-p", value)]
+        stop_timeout_s = read_note(folder).shutdown_timeout_s + self._kill_grace_s
+        options = [word for value in properties(self._memory_max, stop_timeout_s) for word in ("-p", value)]
         line = ["systemd-run", "--quiet", f"--unit={name_of(job_id)}", f"--description=bagua job {job_id}"]
         _call([*line, *options, "--", *unit_command(folder)], f"start job {job_id!r}")
 

@@ -126,17 +126,7 @@ class UnitFolders:
 
     def note(self, job_id: str) -> UnitNote:
         """What was left at its start; nothing known where a daemon was killed between two writes."""
-        try:
-            read = json.loads((self.of(job_id) / NOTE).read_text())
-            return UnitNote(
-                order=int(read["order"]),
-                slots=tuple(map(int, read["slots"])),
-                failures=int(read["failures"]),
-                shutdown_timeout_s=float(read["shutdown_timeout_s"]),
-                nonce=str(read.get("nonce", "")),  # an earlier version's has none
-            )
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
-            return UnitNote()
+        return read_note(self.of(job_id))
 
     def mark_asked(self, job_id: str) -> None:
         """It is asked to leave: a daemon that starts again must not ask a second time."""
@@ -170,6 +160,21 @@ class UnitFolders:
 
     def remove(self, job_id: str) -> None:
         shutil.rmtree(self.of(job_id), ignore_errors=True)
+
+
+def read_note(folder: Path) -> UnitNote:
+    """An empty one if there is none, or none that can be read."""
+    try:
+        read = json.loads((folder / NOTE).read_text())
+        return UnitNote(
+            order=int(read["order"]),
+            slots=tuple(map(int, read["slots"])),
+            failures=int(read["failures"]),
+            shutdown_timeout_s=float(read["shutdown_timeout_s"]),
+            nonce=str(read.get("nonce", "")),  # an earlier version's has none
+        )
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return UnitNote()
 
 
 def read_request(folder: Path) -> UnitRequest:

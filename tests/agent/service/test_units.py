@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.base.errors import UserError
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.service.service_unit import SLICE_TEXT
 from bagua_agent.service.units.systemd_units import (
     PREFIX,
     PROPERTIES,
@@ -19,7 +21,7 @@ from bagua_agent.service.units.systemd_units import (
     properties,
     read_unit,
 )
-from bagua_agent.service.units.units import FoundUnit, UnitFolders, UnitNote, read_request
+from bagua_agent.service.units.units import FoundUnit, UnitFolders, UnitNote, UnitRequest, read_request
 from tests.lab import machine
 from tests.lab.fixtures import MakeLab, make_lab
 from tests.lab.machine import ROOT, Machine
@@ -103,9 +105,34 @@ def test_systemd(make_lab: MakeLab) -> None:
 
 
 def test_the_memory_of_a_job_is_limited_only_if_the_node_says_so() -> None:
-    assert properties("") == PROPERTIES and not any(p.startswith("Memory") for p in PROPERTIES)
+    assert not any(p.startswith("Memory") for p in properties("", 60.0))
     assert "TasksMax=80%" in PROPERTIES, "the daemon needs threads while a job forks without end"
-    assert properties("64G") == (*PROPERTIES, "MemoryMax=64G")
+    assert properties("64G", 60.0) == (*properties("", 60.0), "MemoryMax=64G")
+
+
+def test_a_shutdown_of_the_host_asks_the_agent_alone_and_gives_it_the_jobs_time() -> None:
+    assert "KillMode=mixed" in PROPERTIES, "its workers leave at a step boundary, as the agent says"
+    assert properties("", 60.5) == (*PROPERTIES, "TimeoutStopSec=61")
+    assert properties("", 0.0) == (*PROPERTIES, "TimeoutStopSec=1"), "0 is no limit to systemd"
+    after = next(line for line in SLICE_TEXT.splitlines() if line.startswith("After="))
+    assert after == "After=network-online.target remote-fs.target bagua-etcd.service", (
+        "which end after the jobs"
+    )
+
+
+def test_the_time_of_a_shutdown_is_the_jobs_own_and_the_nodes_grace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("systemctl", "systemd-run"):
+        program = tmp_path / name
+        program.write_text('#!/bin/sh\necho "$@" >>"$0.calls"\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    config = JobConfig("j", WorkerCommand(CommandKind.SCRIPT, "train.py"))
+    folders = UnitFolders(tmp_path / "units")
+    folder = folders.make(UnitRequest(config, {}, "/"), UnitNote(shutdown_timeout_s=600.0))
+    SystemdUnits("", 5.0).start("j", folder)
+    assert "-p TimeoutStopSec=605 " in (tmp_path / "systemd-run.calls").read_text()
 
 
 @pytest.mark.parametrize(
