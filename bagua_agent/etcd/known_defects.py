@@ -24,6 +24,6 @@ def warning(version: str, members: int) -> str:
         return ""
     sound = ".".join(map(str, FIRST_SOUND))
     return (
-        f"etcd {version} of {members} members can lose the consistency of its data when a member is killed (etcd "
-        f"#13766), and nodes then see different jobs; use {sound} or later"
+        f"the {members} members of etcd {version} can come to hold different data after one ends unexpectedly, and "
+        f"nodes then see different jobs; use {sound} or later"
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_agent.base.errors import InfrastructureLost, StoreUnavailable, UserError
+from bagua_agent.base.errors import BaguaError, StoreUnavailable, UserError
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.etcd.client import Store
@@ -25,6 +25,7 @@ from bagua_contract.addresses import family_of, joined
 log = logging.getLogger(__name__)
 
 _IS_ANYONE_THERE_S = 0.5
+_RELEASE_TIMEOUT_S = 1.0
 _LOOK_UP_EVERY_S = 0.5  # while connecting: a signal must not wait for an etcd that never answers
 _UNLIMITED_S = 365 * 86400.0
 
@@ -104,8 +105,10 @@ def known_defect(opened: JobStore) -> str:
     if opened.server is not None:
         return ""
     try:
-        return warning(opened.store.status().version, len(opened.store.member_names()))
-    except InfrastructureLost as error:  # the job goes on without an answer, and meets the outage elsewhere
+        version = opened.store.status(_RELEASE_TIMEOUT_S).version
+        return warning(version, len(opened.store.member_names(_RELEASE_TIMEOUT_S)))
+    except BaguaError as error:
+        # The job needs no answer: an outage is met elsewhere, and etcd 3.6 with users tells its state to root alone.
         log.info("the release of etcd is not known: %s", error)
         return ""
 

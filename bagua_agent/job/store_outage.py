@@ -11,8 +11,9 @@ from bagua_agent.job_state.context import JoinedJob
 
 AWAY = "etcd does not answer; training goes on unless a worker is lost, changes of membership wait"
 STUCK = (
-    "etcd does not answer, and a worker was lost: no step follows until etcd answers again. "
-    "If the host of etcd is lost, end the job (Ctrl-C on each node) and start it again"
+    "etcd does not answer, and the workers here can't go on without a new generation: no step follows here until it "
+    "answers. Check whether this host is cut off; if the host of etcd is lost, end the job on all nodes and start it "
+    "again"
 )
 
 

@@ -229,8 +229,13 @@ def _etcd(config: AgentConfig) -> Finding:
         return Finding("etcd", Weight.TROUBLE, str(error))
     try:
         store.connect(ETCD_TIMEOUT_S)
-        status = store.status(ETCD_TIMEOUT_S)
-        defect = warning(status.version, len(store.member_names(ETCD_TIMEOUT_S)))
+        endpoint = store.endpoint
+        try:
+            status = store.status(ETCD_TIMEOUT_S)
+            defect = warning(status.version, len(store.member_names(ETCD_TIMEOUT_S)))
+        except UserError:  # etcd 3.6 with users
+            text = f"{endpoint} answers, and tells its release and state to etcd's user root alone"
+            return Finding("etcd", Weight.NOTE, text)
     except BaguaError as error:
         return Finding("etcd", Weight.TROUBLE, str(error))
     finally:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bagua_agent.base.errors import UserError
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
-from bagua_agent.etcd.client import Store, StoreConfig
+from bagua_agent.etcd.client import Store, StoreConfig, StoreStatus
 from bagua_agent.etcd.endpoints import parse_endpoint
 from bagua_agent.etcd.known_defects import can_diverge, warning
 from bagua_agent.job.open_store import JobStore, known_defect
@@ -34,7 +35,7 @@ def test_releases_whose_members_can_differ(version: str, affected: bool) -> None
     assert can_diverge(version) is affected
     assert bool(warning(version, 3)) is affected and not warning(version, 1)
     if affected:
-        assert warning(version, 3).startswith(f"etcd {version} of 3 members ")
+        assert warning(version, 3).startswith(f"the 3 members of etcd {version} ")
 
 
 class _OldCluster(Store):
@@ -58,7 +59,23 @@ def test_a_job_on_such_a_cluster_begins_with_a_warning() -> None:
             defect=defect,
         )
     )
-    assert said[1].startswith("WARNING: etcd 3.5.1 of 3 members can lose the consistency of its data")
+    assert said[1].startswith("WARNING: the 3 members of etcd 3.5.1 can come to hold different data")
+    store.close()
+
+
+class _TellsRootAlone(Store):
+    def status(self, timeout_s: float | None = None) -> StoreStatus:
+        raise UserError("status: etcd at 127.0.0.1:1 denies it")
+
+
+def test_an_etcd_that_tells_its_release_to_root_alone_keeps_no_job_from_starting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As etcd 3.6 with users."""
+    store = _TellsRootAlone(StoreConfig((parse_endpoint("127.0.0.1:1"),)))
+    with caplog.at_level("INFO"):
+        assert known_defect(JobStore(store, "127.0.0.1:1")) == ""
+    assert "the release of etcd is not known: status" in caplog.text
     store.close()
 
 
