@@ -37,6 +37,7 @@ from bagua_launch.rendezvous_request import (
     parse_job_id,
     parse_rendezvous,
     wants_tls,
+    without_other_etcd,
 )
 from bagua_launch.replica_request import check_replicas, parse_replica_size
 from bagua_launch.size_request import parse_size_policy
@@ -76,6 +77,7 @@ def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None
         # Under nohup. SIGINT not: a shell script ignores it for every program in the background, and --hosts and
         # bagua.launch() stop a job by it.
         fields["signals_to_handle"] = tuple(name for name in DEFAULT_SIGNALS if name != "SIGHUP")
+    values, left_out = without_other_etcd(values, fields.get("max_nodes", 1))
     place = parse_rendezvous(
         values,
         max_nodes=fields.get("max_nodes", 1),
@@ -96,7 +98,7 @@ def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None
     check_replicas(values, config, config.slots)
     check_one_worker_a_replica(config)
     _check_local_ranks(values, config)
-    return JobRequest(config, _notes(values, place, waits))
+    return JobRequest(config, left_out + _notes(values, place, waits))
 
 
 def parse_job_fields(values: Values, program: Sequence[str]) -> tuple[dict[str, Any], Waits]:

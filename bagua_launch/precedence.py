@@ -21,6 +21,10 @@ class Said:
     text: str
     where: str
 
+    @property
+    def is_typed(self) -> bool:
+        return self.where.startswith("--")
+
 
 Values = Mapping[str, Said]
 

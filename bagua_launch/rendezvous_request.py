@@ -82,6 +82,29 @@ def without_other_nodes(typed: Mapping[str, object], values: dict[str, Said]) ->
     return {key: said for key, said in values.items() if key not in left_out}
 
 
+def without_other_etcd(values: Values, max_nodes: int) -> tuple[Values, tuple[str, ...]]:
+    """`values`, and notes: without the etcd of BAGUA_ETCD or launch.toml if a typed --master-addr is where agents meet.
+
+    These name the cluster's etcd, for all commands. PET_RDZV_ENDPOINT stays, because under torchrun it is stronger.
+    """
+    endpoint, address, backend = map(values.get, ("rdzv_endpoint", "master_addr", "rdzv_backend"))
+    if max_nodes == 1 or endpoint is None or address is None or not address.is_typed:
+        return values, ()
+    credentials = {key: said for key, said in values.items() if key.startswith("etcd_")}
+    is_meant = (
+        endpoint.where == "PET_RDZV_ENDPOINT"
+        or any(said.is_typed for said in (endpoint, *credentials.values()))
+        or (backend is not None and backend.text in ("etcd", "etcd-v2"))
+    )
+    if is_meant:
+        return values, ()
+    note = (
+        f"{endpoint.where} is ignored: {address.where} is where the agents meet; --rdzv-endpoint is stronger"
+    )
+    left_out = {"rdzv_endpoint", *credentials}
+    return {key: said for key, said in values.items() if key not in left_out}, (note,)
+
+
 def parse_rendezvous(
     values: Values, *, max_nodes: int, node_rank: int | None, node: NodeFacts, is_host: bool | None = None
 ) -> Rendezvous:

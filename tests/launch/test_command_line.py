@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from torch.distributed.run import get_args_parser
 
+from bagua_agent.config.job_config import StoreCredentials
 from bagua_agent.service.main import cli as agent_cli
 from bagua_agent.workers.exits.exit_cause import FAULT_SIGNALS
 from bagua_contract.distribution import own_version
@@ -193,6 +194,35 @@ def test_a_line_of_the_file_may_have_any_spelling_of_an_option(
     environ = {"BAGUA_CONFIG": str(config_file)}
     assert launch.config(env=environ).endpoints == (of_a_start,)
     assert merge((ETCD,), {}, {}, read_config_file(environ, FILE_OPTIONS))["etcd"].text == of_the_others
+
+
+def test_a_typed_master_address_is_stronger_than_the_clusters_etcd(launch: Launcher) -> None:
+    config_file = launch.directory / "launch.toml"
+    config_file.write_text('etcd = "https://e1:1"\netcd-user = "ann"\netcd-password-file = "p"\n')
+    of_file = {"BAGUA_CONFIG": str(config_file)}
+    typed = ("--nnodes", "2", "--rdzv-id", "a", "--master-addr", "10.0.0.1")
+    for env, where in ((of_file, f"{config_file}: etcd"), ({"BAGUA_ETCD": "https://e1:1"}, "BAGUA_ETCD")):
+        done = launch(*typed, "--rdzv-backend", "c10d", "train.py", env=env)
+        assert f"{where} is ignored: --master-addr is where the agents meet" in done.stderr
+        config = launch.config(*typed, "--rdzv-backend", "c10d", env=env)
+        assert config.endpoints == ("10.0.0.1:29501",) and config.store_credentials == StoreCredentials()
+        assert launch.config(*typed, env=env).endpoints == ("10.0.0.1:29501",)
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (("--nnodes", "2", "--rdzv-endpoint", "e1:1"), {}),
+        (("--nnodes", "2", "--rdzv-backend", "etcd"), {"BAGUA_ETCD": "e1:1"}),
+        (("--nnodes", "2"), {"PET_RDZV_ENDPOINT": "e1:1"}),  # as under torchrun
+        ((), {"BAGUA_ETCD": "e1:1"}),  # one node: the address is the workers'
+    ],
+)
+def test_elsewhere_the_endpoint_is_where_the_agents_meet(
+    launch: Launcher, words: tuple[str, ...], env: dict[str, str]
+) -> None:
+    config = launch.config(*words, "--rdzv-id", "a", "--master-addr", "10.0.0.1", env=env)
+    assert (config.endpoints, config.master_addr) == (("e1:1",), "10.0.0.1")
 
 
 @pytest.mark.parametrize(
