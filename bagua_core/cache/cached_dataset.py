@@ -142,6 +142,10 @@ def _sources(dataset: Any) -> list[Any]:
 def _require_alone(dataset: Any, told: str) -> None:
     """Two data sets that look alike, both without a name, would be taken for one."""
     sources = _sources(dataset)
+    if None in map(_reference, sources):
+        sources = [
+            dataset
+        ]  # these cannot be compared: every object that contains them counts as another data set
     with _made_lock:
         others = [None if known is None else known() for known in _made.get(told, ())]
         if any(other is not None and other is not own for other, own in zip(others, sources, strict=False)):

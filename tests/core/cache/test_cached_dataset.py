@@ -286,6 +286,19 @@ def test_unnamed_parts_of_equal_length_need_no_names_unless_their_data_sets_do(
     cached_dataset._made.clear()
 
 
+@pytest.mark.parametrize(
+    "over", [lambda samples: Subset(samples, range(3)), lambda samples: ConcatDataset([samples, samples])]
+)
+def test_unnamed_parts_of_lists_are_refused_when_they_look_alike(room: Path, over: Any) -> None:
+    """A list has no weak reference by which it could be compared."""
+    first = cached(over(["a0", "a1", "a2"]), room)
+    assert first[0] == "a0"
+    with pytest.raises(CacheOptionError, match=r"two data sets of type .* and no name"):
+        cached(over(["b0", "b1", "b2"]), room)
+    first.close()
+    cached_dataset._made.clear()
+
+
 def test_who_shares() -> None:
     agent = {"BAGUA_SESSION_SOCKET": "x", "BAGUA_AGENT_ID": "h1-1"}
     assert scope_of(agent, 5).shared and scope_of(agent, 5) == scope_of(agent, 6)
