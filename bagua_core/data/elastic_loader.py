@@ -272,12 +272,12 @@ class ElasticDataLoader:
 
     def _iterate(self, epoch: int | None, iteration: int) -> Iterator[Any]:
         engine = self._attached_engine()
-        self._announced = None
         self._looks_again = True
         drawn: int | None = None  # what enumerate gives to the next draw, less where the first one began
         while True:
             if iteration != self._iteration:
                 raise RuntimeError("this iteration has ended: the loader was iterated again meanwhile")
+            self._announced = None  # at every draw: the iterator may be older than what epochs() yielded last
             if self._next_plan is None or self._looks_again:
                 # A plan kept since the boundary that ended the last epoch may be of a generation that was
                 # lost since, in an evaluation say. A boundary before the step begins only looks again.

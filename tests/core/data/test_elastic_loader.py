@@ -192,6 +192,34 @@ def test_an_epoch_that_the_script_skips_is_an_error_and_not_yielded_for_ever(bod
     assert next(epochs, None) is None and engine.finished
 
 
+@pytest.mark.parametrize(("each", "passes"), [(5, [0, 0, 0, 1, 1, 1]), (4, [0, 0, 0, 1, 1, 1, 1])])
+def test_an_iterator_may_live_longer_than_one_pass_of_epochs(each: int, passes: list[int]) -> None:
+    """As in a script that evaluates after every few draws. Four draws end with an epoch's last batch: the next pass
+    finds the iterator at its end."""
+    loader, engine = make_one(48, 4)
+    drawn: list[list[int]] = []
+    seen = []
+    batches = iter(loader)
+    for epoch in loader.epochs(2):
+        seen.append(epoch)
+        draws = list(islice(batches, each))
+        if len(draws) < each:
+            batches = iter(loader)
+        drawn += draws
+    assert seen == passes and engine.finished
+    assert sorted(sample for batch in drawn for sample in batch) == sorted([*range(48), *range(48)])
+
+
+def test_an_iterator_at_its_end_does_not_keep_epochs_going() -> None:
+    loader, _ = make_one(8, 4)
+    batches = iter(loader)
+    seen = []
+    with pytest.raises(RuntimeError, match="epoch 1 was not iterated"):
+        for epoch in loader.epochs(2):
+            seen.append((epoch, len(list(batches))))
+    assert seen == [(0, 2), (1, 0)]
+
+
 def test_two_iterations_at_once_are_refused() -> None:
     loader, _ = make_one()
     first = iter(loader)
