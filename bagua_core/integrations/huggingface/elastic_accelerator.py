@@ -235,8 +235,8 @@ class ElasticAccelerator(Accelerator):
         """
         leaves = list(_leaves(input_data))
         has_objects = use_gather_object or not all(map(is_torch_tensor, leaves))
-        # an empty list is that of a worker without a share in the batch, and the others wait for it
-        if not has_objects and (leaves or not isinstance(input_data, list)):
+        # empty lists are those of a worker without a share in the batch, and the others wait for it
+        if not has_objects and (leaves or not isinstance(input_data, (list, tuple))):
             return self.gather(input_data)
         if not isinstance(input_data, (list, tuple)):
             raise UnsupportedInElasticJob(

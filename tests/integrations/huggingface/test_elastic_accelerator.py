@@ -187,7 +187,9 @@ def test_objects_of_all_workers_are_gathered(accelerator: Any, monkeypatch: pyte
     for given in (OBJECTS, tuple(OBJECTS)):
         [first, *own] = accelerator.gather_for_metrics(given)
         assert first == "of rank 0" and own[:2] == OBJECTS[:2] and torch.equal(own[2], OBJECTS[2])
-    assert accelerator.gather_for_metrics([]) == ["of rank 0"], "it has no share of this batch"
+    for given in ([], [[], []], ([], [])):
+        [first, *_] = accelerator.gather_for_metrics(given)
+        assert first == "of rank 0", "it has no share of this batch"
     [_, own] = accelerator.gather_for_metrics([torch.ones(2)], use_gather_object=True)
     assert own.tolist() == [1, 1]
 
