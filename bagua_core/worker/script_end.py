@@ -11,9 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-HARD_EXIT_GRACE_S = (
-    10.0  # then a line says what is waited for, and a script that failed is waited for no longer
-)
+# Then a line says what is waited for, and a script that failed is waited for no longer.
+HARD_EXIT_GRACE_S = 10.0
 LINE_S = 1.0  # for writing a line before the process ends
 
 
@@ -23,7 +22,9 @@ def finish(outcome: BaseException | None, runtime: Any) -> NoReturn:
     if runtime is not None:
         outcome, exit_hard = _shut_down(outcome, runtime)
     if exit_hard:
-        _exit_hard(outcome, _exit_code(outcome))
+        # The agent ends a worker that has left, at the shutdown timeout.
+        has_left = isinstance(outcome, KeyboardInterrupt) and _has_left(outcome, runtime)
+        _exit_hard(outcome, _exit_code(outcome), has_left)
     if isinstance(outcome, KeyboardInterrupt):
         # The interpreter ends by SIGINT then (130 in a shell). The report has been printed.
         sys.excepthook = lambda *_: None
@@ -79,17 +80,19 @@ def _unfreeze_for_nanobind() -> None:
         gc.unfreeze()
 
 
-def _exit_hard(outcome: BaseException | None, code: int) -> NoReturn:
+def _exit_hard(outcome: BaseException | None, code: int, has_left: bool) -> NoReturn:
     """End without destroying C++ objects, but with the script's threads and atexit functions done. A script that
-    succeeded is waited for without a limit, as by the interpreter, since they may write its last file."""
+    succeeded, or left the job, is waited for without a limit, as by the interpreter, since they may write its last
+    file."""
     import atexit  # late: scripts see which modules are loaded before them
     import contextlib
     import threading
 
-    _after(HARD_EXIT_GRACE_S, _say_what_is_waited_for, code)
-    if code:
+    failed = 0 if has_left else code
+    _after(HARD_EXIT_GRACE_S, _say_what_is_waited_for, failed)
+    if failed:
         # by another thread: the line may block, as where the pipe of stderr is full
-        _after(HARD_EXIT_GRACE_S + LINE_S, os._exit, code)
+        _after(HARD_EXIT_GRACE_S + LINE_S, os._exit, failed)
     if isinstance(outcome, SystemExit) and not isinstance(outcome.code, int | None):
         sys.stderr.write(f"{outcome.code}\n")
     with contextlib.suppress(KeyboardInterrupt):  # it ends this wait and nothing else, as in the interpreter
@@ -111,14 +114,15 @@ def _after(delay_s: float, action: Callable[[int], object], code: int) -> None:
     timer.start()
 
 
-def _say_what_is_waited_for(code: int) -> None:
+def _say_what_is_waited_for(failed: int) -> None:
+    """failed: the exit code of a script that is waited for no longer, or 0."""
     import threading
 
     main = threading.main_thread()
     threads = [thread.name for thread in threading.enumerate() if thread is not main and not thread.daemon]
     what = f"threads {', '.join(threads)}" if threads else "atexit functions"
-    if code:
-        line = f"the process ends with exit code {code} and does not wait longer for its {what}"
+    if failed:
+        line = f"the process ends with exit code {failed} and does not wait longer for its {what}"
     else:
         line = f"the script has ended; its process waits for its {what}"
     try:

@@ -253,6 +253,26 @@ def test_a_script_that_fails_is_not_waited_for_and_says_what_is_cut(workers: Wor
     assert ended.stderr == f"bagua: {line}\n"
 
 
+@pytest.mark.parametrize("raised", ["LeaveInterrupt()", "KeyboardInterrupt()"])
+def test_a_worker_that_left_after_an_interrupt_is_waited_for(workers: Workers, raised: str) -> None:
+    """The agent ends it at the shutdown timeout."""
+    source = f"""
+import time
+class LeaveInterrupt(KeyboardInterrupt):
+    bagua_is_orderly = True
+runtime.has_left = lambda: True
+def write_late():
+    said.wait()
+    time.sleep(2.0)  # longer than a script that failed has
+    print("written")
+threading.Thread(target=write_late, name='uploader').start()
+raise {raised}
+"""
+    ended = workers.run_source(ENDS_HARD_SOON + source)
+    assert (ended.returncode, ended.stdout) == (130, "written\n"), ended.stderr
+    assert ended.stderr == "bagua: the script has ended; its process waits for its threads uploader\n"
+
+
 def test_shutdown_that_fails_is_reported(workers: Workers) -> None:
     source = """
 import sys, types
