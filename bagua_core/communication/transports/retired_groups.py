@@ -31,9 +31,8 @@ def let_go() -> int:
     Cheap, never blocks. Whatever is still held is looked at again by the next call.
     """
     found: list[Any] = []
-    unused = _references(
-        [object()], 0
-    )  # measured: versions of Python count a call's own references differently
+    # measured: versions of Python count a call's own references differently
+    unused = _references([object()], 0)
     with _taking:  # others only append, so indices stay
         for index in range(len(_retired) - 1, -1, -1):
             if _references(_retired, index) == unused:
