@@ -17,7 +17,7 @@ from bagua_core.cache.cache_plan import DEFAULT_BUFFER_SIZE, plan
 from bagua_core.cache.errors import CacheOptionError
 from bagua_core.cache.hit_metrics import HitMetrics
 
-# The sources of data sets without a name, by what tells these apart
+# Sources of data sets without a name, by identity.
 _made: dict[str, list[weakref.ref[Any] | None]] = {}
 _made_lock = threading.Lock()
 
@@ -57,12 +57,12 @@ class CachedDataset(Dataset[Any]):
                 raise TypeError(
                     f"{type(dataset).__name__} has no {method}: only a map-style data set can be cached"
                 )
-        told = f"{_identity(dataset)}\0{fingerprint}"
+        identity = f"{_identity(dataset)}\0{fingerprint}"
         if not dataset_name:
-            _require_alone(dataset, told)
+            _require_alone(dataset, identity)
         self.dataset = dataset
         self.transform = transform
-        made = plan(backend, dataset_name, told, writer_buffer_size, pickle, options)
+        made = plan(backend, dataset_name, identity, writer_buffer_size, pickle, options)
         self.cache_loader = CacheLoader._of_plan(made)
         self._metrics = HitMetrics(self.cache_loader, dataset_name)
 
@@ -106,16 +106,16 @@ class CachedDataset(Dataset[Any]):
 
 
 def _identity(dataset: Any) -> str:
-    """What can be said of the samples, equal in all processes. Parts of one data set, as each worker may cache its own,
-    differ in their indices alone."""
+    """Text that identifies the samples; equal in all processes. Parts of one data set, as each worker may cache its
+    own, differ in their indices alone."""
     kind = type(dataset)
     length = len(dataset) if hasattr(dataset, "__len__") else "unknown"
-    told = [f"{kind.__module__}.{kind.__qualname__}\0{length}"]
+    identity = [f"{kind.__module__}.{kind.__qualname__}\0{length}"]
     if isinstance(dataset, Subset):
-        told.append(_digest(dataset.indices))
+        identity.append(_digest(dataset.indices))
     if parts := _parts(dataset):
-        told += [str(len(parts)), *map(_identity, parts)]
-    return "\0".join(told)
+        identity += [str(len(parts)), *map(_identity, parts)]
+    return "\0".join(identity)
 
 
 def _parts(dataset: Any) -> list[Any]:
@@ -127,10 +127,10 @@ def _parts(dataset: Any) -> list[Any]:
 def _digest(indices: Sequence[Any]) -> str:
     each = indices.tolist() if hasattr(indices, "tolist") else indices
     try:
-        told = array("q", map(operator.index, each)).tobytes()
+        content = array("q", map(operator.index, each)).tobytes()
     except (TypeError, OverflowError):  # keys of another type
-        told = repr(list(each)).encode("utf-8", "surrogatepass")
-    return blake2b(told, digest_size=12).hexdigest()
+        content = repr(list(each)).encode("utf-8", "surrogatepass")
+    return blake2b(content, digest_size=12).hexdigest()
 
 
 def _sources(dataset: Any) -> list[Any]:
@@ -139,7 +139,7 @@ def _sources(dataset: Any) -> list[Any]:
     return [source for part in parts for source in _sources(part)] if parts else [dataset]
 
 
-def _require_alone(dataset: Any, told: str) -> None:
+def _require_alone(dataset: Any, identity: str) -> None:
     """Two data sets that look alike, both without a name, would be taken for one."""
     sources = _sources(dataset)
     if None in map(_reference, sources):
@@ -147,13 +147,13 @@ def _require_alone(dataset: Any, told: str) -> None:
             dataset
         ]  # these cannot be compared: every object that contains them counts as another data set
     with _made_lock:
-        others = [None if known is None else known() for known in _made.get(told, ())]
+        others = [None if known is None else known() for known in _made.get(identity, ())]
         if any(other is not None and other is not own for other, own in zip(others, sources, strict=False)):
             kind = type(dataset).__name__
             raise CacheOptionError(
                 f"two data sets of type {kind} with {len(dataset)} samples and no name: give each its dataset_name"
             )
-        _made[told] = [_reference(source) for source in sources]
+        _made[identity] = [_reference(source) for source in sources]
 
 
 def _reference(source: Any) -> weakref.ref[Any] | None:

@@ -139,7 +139,8 @@ class BatchReader(Dataset[Any]):
 
 
 def _set_epoch(dataset: Any, epoch: int) -> None:
-    """What the script calls on its own data set does not reach one in another process, nor a joiner's."""
+    """Call set_epoch of the data set, or of those inside Subset and ConcatDataset. What the script calls on its own
+    data set does not reach one in another process, nor a joiner's."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
     elif isinstance(dataset, Subset):

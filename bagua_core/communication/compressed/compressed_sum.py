@@ -151,8 +151,8 @@ class SumWithFeedback(CompressedSum):
     """What a rank could not send of a bucket belongs to the state that its last step left.
 
     A rank begins without errors when it copies the state of another, which may have committed a step that failed here:
-    this rank's message, with its error, is in that step's sum. So it does behind a step that failed once the sum was
-    there, for the errors of before are gone.
+    this rank's message, with its error, is in that step's sum. It also begins without errors after a step that failed
+    behind its reduction: `reduced` has replaced the errors of the step before.
     """
 
     carries_pair = True
