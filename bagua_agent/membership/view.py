@@ -217,6 +217,7 @@ class JobView:
     committed_generation: the newest that any member, still there or not, reported a commit in.
     closing_generation: the generation that confirmed the end; None while training goes on.
     finished: workers that ended with 0. finished_steps: the steps they had committed by their last report.
+    finished_agents: the agents of those workers.
     finished_restarted: workers of restart mode that ended with 0 in their generations; they are in no other field.
     ended_before_joining: those of them that never asked to join; they get no successors.
     departures: workers that ended because their nodes left. refused: workers that may not join.
@@ -248,6 +249,7 @@ class JobView:
     finished: frozenset[str] = frozenset()
     departures: Mapping[str, DepartureView] = field(default_factory=dict)
     finished_steps: Mapping[str, int] = field(default_factory=dict)
+    finished_agents: Mapping[str, str] = field(default_factory=dict)
     finished_restarted: frozenset[str] = frozenset()
     ended_before_joining: Mapping[str, EndedBeforeJoining] = field(default_factory=dict)
     refused: frozenset[str] = frozenset()

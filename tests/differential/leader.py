@@ -161,7 +161,7 @@ class Leader:
         elif status != 0:
             raise JobFailed(f"{worker_id} ended with {status}")
         elif worker_id not in self.leaving or worker_id in self._trained:
-            self._feed(ev.WorkerFinished(now_s=now_s, worker_id=worker_id))
+            self._feed(ev.WorkerFinished(now_s=now_s, worker_id=worker_id, agent_id=f"n-{worker_id}"))
         self._feed(ev.SuspicionCleared(now_s=now_s, worker_id=worker_id))
         self._feed(ev.MemberGone(now_s=now_s, worker_id=worker_id))
         if worker_id in self.leaving:

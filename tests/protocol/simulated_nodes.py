@@ -134,7 +134,9 @@ class SimulatedNodes(Simulation):
         if w.node.cut or f"{w.ended}/{w.worker_id}" in self.keys:
             return
         if w.ended == "finished":
-            self.put(f"finished/{w.worker_id}", ev.WorkerFinished, worker_id=w.worker_id)
+            self.put(
+                f"finished/{w.worker_id}", ev.WorkerFinished, worker_id=w.worker_id, agent_id=w.node.agent_id
+            )
         elif w.ended == "departed":
             listed = [g for g in self.records.values() if g.placement_of(w.worker_id) is not None]
             newest = max(listed, key=lambda g: g.number, default=None)

@@ -210,7 +210,9 @@ class ScenarioJob:
                 )
                 return self._put(now_s, f"departed/{name}", ev.WorkerDeparted, departure=departure)
             case "finished", [name]:
-                return self._put(now_s, f"finished/{name}", ev.WorkerFinished, worker_id=name)
+                return self._put(
+                    now_s, f"finished/{name}", ev.WorkerFinished, worker_id=name, agent_id=name[0]
+                )
             case "closing", [generation]:
                 return self._put(now_s, "closing", ev.ClosingSeen, generation=int(generation))
             case "time", []:

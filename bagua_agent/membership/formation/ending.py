@@ -159,14 +159,15 @@ def _every_node_came_and_ended(view: JobView) -> bool:
     """Before the first record: a script may train nothing. Each node must have come, or one that starts late would do
     nothing; it may leave or be lost once its workers have ended."""
     stay = {a.agent_id: a.slots for a in view.agents.values() if not a.leaving}
-    ended = Counter(e.agent_id for e in view.ended_before_joining.values())
+    ended = Counter(view.finished_agents.values())
     others = [a for a in (*view.agents.values(), *view.gone.values()) if a.agent_id not in stay]
     done = [a for a in others if 0 < a.slots <= ended[a.agent_id]]
-    ended_elsewhere = sum(count for agent_id, count in ended.items() if agent_id not in stay)
     return (
         view.wanted is not None
         and len(stay) + len(done) >= view.wanted.min_nodes
-        and len(view.finished) - ended_elsewhere >= sum(stay.values()) > 0
+        and any(stay.values())
+        # node by node: a worker that ended elsewhere says nothing of one that runs here
+        and all(slots <= ended[agent_id] for agent_id, slots in stay.items())
     )
 
 

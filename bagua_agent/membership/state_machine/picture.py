@@ -109,7 +109,13 @@ def _key(view: JobView, event: ev.Event) -> JobView:
             return replace(view, finished_restarted=view.finished_restarted | {event.worker_id})
         case ev.WorkerFinished():
             steps = _with(view.finished_steps, event.worker_id, event.step)
-            view = replace(view, finished=view.finished | {event.worker_id}, finished_steps=steps)
+            their_agents = _with(view.finished_agents, event.worker_id, event.agent_id)
+            view = replace(
+                view,
+                finished=view.finished | {event.worker_id},
+                finished_steps=steps,
+                finished_agents=their_agents,
+            )
             if event.before_joining and event.worker_id not in view.ended_before_joining:
                 early = EndedBeforeJoining(event.agent_id, event.node_name, event.now_s)
                 view = replace(
@@ -142,10 +148,8 @@ def _key(view: JobView, event: ev.Event) -> JobView:
 def _agent_gone(view: JobView, agent_id: str) -> JobView:
     last, record = view.agents.get(agent_id), view.generation
     view = replace(view, agents=_without(view.agents, agent_id))
-    if record is not None:
-        kept = {m.agent_id for m in record.members}
-    else:
-        kept = {e.agent_id for e in view.ended_before_joining.values()}  # it may be one that is done
+    # Before the first record it may be one that is done.
+    kept = (m.agent_id for m in record.members) if record is not None else view.finished_agents.values()
     if last is None or agent_id not in kept:
         return view
     return replace(view, gone=_with(view.gone, agent_id, last))

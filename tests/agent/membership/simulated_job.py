@@ -339,7 +339,9 @@ class SimulatedJob(SimulatedWorkers):
             )
             self.put(f"departed/{worker_id}", ev.WorkerDeparted, departure=departure)
         elif well:
-            self.put(f"finished/{worker_id}", ev.WorkerFinished, worker_id=worker_id)
+            self.put(
+                f"finished/{worker_id}", ev.WorkerFinished, worker_id=worker_id, agent_id=worker.agent_id
+            )
         else:
             self.put(
                 f"failures/{worker_id}",

@@ -81,11 +81,11 @@ def test_holders_known_to_have_ended_are_not_waited_for() -> None:
 
 
 def test_a_script_that_trains_nothing_succeeds_once_every_node_came_and_ended() -> None:
-    view = picture([agent("a")], [], nodes=(2, 2), finished=frozenset({"a0"}))
+    view = seen(picture([agent("a")], [], nodes=(2, 2)), finished("a0"))
     assert decided(view).action is None
     both = replace(view, agents={**view.agents, "b": agent("b")})
     assert decided(both).action is None
-    assert outcome(decided(replace(both, finished=frozenset({"a0", "b0"})))) is ResultOutcome.SUCCEEDED
+    assert outcome(decided(seen(both, finished("b0")))) is ResultOutcome.SUCCEEDED
 
 
 def ended_early(slots: int) -> JobView:
@@ -117,6 +117,35 @@ def test_a_node_that_was_lost_before_all_its_workers_ended_is_not_done() -> None
     view = seen(ended_early(slots=2), ev.AgentGone(now_s=2.0, agent_id="b"))
     ended = seen(view, ev.WorkerFinished(now_s=3.0, worker_id="a0", before_joining=True, agent_id="a"))
     assert decided(ended).action is None
+
+
+@pytest.mark.parametrize("first_joined", [False, True])
+def test_workers_of_a_node_that_has_gone_do_not_count_for_one_that_stays(first_joined: bool) -> None:
+    view = picture([agent("a"), agent("b")], [], nodes=(1, 2))
+    view = seen(view, finished("b0", before_joining=not first_joined))
+    gone = seen(view, ev.AgentGone(now_s=2.0, agent_id="b"))
+    for before in (view, gone):
+        assert decided(before).action is None, "the worker of host-a still runs"
+        assert outcome(decided(seen(before, finished("a0")))) is ResultOutcome.SUCCEEDED
+
+
+def test_workers_that_ended_on_one_node_do_not_count_for_another_that_stays() -> None:
+    view = picture([agent("a", slots=2), agent("b")], [], nodes=(2, 2))
+    early = [finished("b0"), finished("a0"), finished("a1")]
+    for event in early[:2]:
+        view = seen(view, event)
+    assert decided(view).action is None
+    assert outcome(decided(seen(view, early[2]))) is ResultOutcome.SUCCEEDED
+
+
+def finished(worker: str, *, before_joining: bool = True) -> ev.WorkerFinished:
+    return ev.WorkerFinished(
+        now_s=1.0,
+        worker_id=worker,
+        before_joining=before_joining,
+        agent_id=worker[0],
+        node_name=f"host-{worker[0]}",
+    )
 
 
 def test_workers_that_leave_their_loop_together_succeed_and_one_alone_is_no_loss() -> None:
