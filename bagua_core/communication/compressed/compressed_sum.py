@@ -164,8 +164,7 @@ class SumWithFeedback(CompressedSum):
         super().__init__(conveyor, feedback, hierarchical)
         self._feedback = feedback
         self._engine = engine
-        self._commits = 0  # on this rank
-        self._missed = 0  # steps of the job that this rank did not commit, when its errors were made
+        self._next_step = 0  # after the one this rank committed last; the errors are for it alone
         self._has_reduced = False  # in the step under way
 
     def launch(
@@ -173,10 +172,8 @@ class SumWithFeedback(CompressedSum):
     ) -> Pending:
         if number == 0:
             plan = self._engine.plan
-            missed = plan.step - self._commits
-            if plan.active_index is None or missed != self._missed:
+            if plan.active_index is None or plan.step != self._next_step:
                 self._feedback.forget()
-            self._missed = missed
         return super().launch(communicator, bucket, number, weight)
 
     def reduced(self) -> None:
@@ -184,7 +181,7 @@ class SumWithFeedback(CompressedSum):
         self._has_reduced = True
 
     def step_committed(self) -> None:
-        self._commits += 1
+        self._next_step = self._engine.plan.step + 1
         self._has_reduced = False
 
     def communicator_changed(self) -> None:

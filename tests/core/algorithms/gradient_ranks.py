@@ -103,8 +103,8 @@ class Rank:
         if self.engine.step_failed:
             return False
         self.optimizer.step()
-        self.engine.step += 1
         self.model.step_committed()
+        self.engine.step += 1
         return True
 
     def gradients(self) -> list[torch.Tensor]:

@@ -80,8 +80,8 @@ def test_a_layer_that_is_unfrozen_is_compressed_in_the_same_step(nodes: list[int
         assert not torch.equal(members[0].gradients()[0], mean[0]), "it is compressed"
         for member in members:
             member.optimizer.step()
-            member.engine.step += 1
             member.model.step_committed()
+            member.engine.step += 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

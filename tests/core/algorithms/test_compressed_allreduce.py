@@ -160,8 +160,8 @@ def test_errors_outlive_a_planned_generation_and_steps_without_the_model() -> No
     def history(rests: bool) -> list[torch.Tensor]:
         members = with_errors()
         for rank in members if rests else ():
-            rank.engine.step += 1
             rank.model.step_committed()
+            rank.engine.step += 1
         return next_step(members)
 
     without = with_errors()
