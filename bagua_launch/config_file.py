@@ -45,11 +45,11 @@ def read_config_file(environ: Mapping[str, str], options: Iterable[Option]) -> d
         raise RequestError(f'{path}: {what}; use TOML such as nnodes = "2:8"') from error
 
     known = {option.key: option for option in options}
-    spelled = {_key(key): Said(_as_text(path, key, value), f"{path}: {key}") for key, value in table.items()}
     spellings = {name for option in known.values() for name in _spellings(option)}
     for key in table:
         if _key(key) not in spellings:
             raise RequestError(f"{path}: {key!r}: no such option; use {_nearest(key, known.values())}")
+    spelled = {_key(key): Said(_as_text(path, key, value), f"{path}: {key}") for key, value in table.items()}
     return {
         option.key: next(spelled[name] for name in _spellings(option) if name in spelled)
         for option in known.values()

@@ -232,6 +232,7 @@ def test_elsewhere_the_endpoint_is_where_the_agents_meet(
         ("workers = 2", "'workers': no such option; use nproc-per-node"),
         ("nnodes = ", 'Invalid value (at end of document); use TOML such as nnodes = "2:8"'),
         ('nnodes = "3:2"', "nnodes '3:2': the least is more than the most; use MIN:MAX such as 2:3"),
+        ("workers = 1979-05-27", "'workers': no such option; use nproc-per-node"),
         ("nnodes = 2020-01-01", "nnodes '2020-01-01': not text, number, list or table; use a string"),
     ],
 )
