@@ -151,7 +151,7 @@ class Connection:
         except CallFailed as error:
             if error.failure.trouble not in _TOKEN_IS_OLD or not self._login.forget(metadata):
                 raise
-        # etcd forgets tokens when it restarts, and after a while
+        # etcd forgets tokens when it restarts and after a while, or its users changed
         metadata = self._log_in(min(timeout_s, deadline_s - time.monotonic()))
         return self._attempt(attempt, metadata, timeout_s, deadline_s)
 

@@ -21,9 +21,8 @@ class Trouble(Enum):
     MAYBE_DONE = auto()  # no answer, or an error that came after the request was accepted
     BUSY = auto()  # etcd declined for now
     TOKEN_REJECTED = auto()  # authenticate again
-    RIGHTS_CHANGED = (
-        auto()
-    )  # etcd's users or roles changed under the request: send it again, with a new token if any
+    # etcd's users or roles changed under the request: send it again, with a new token if any
+    RIGHTS_CHANGED = auto()
     LOGIN_REJECTED = auto()  # wrong user or password
     DENIED = auto()  # no right to this key
     LEASE_GONE = auto()
@@ -61,10 +60,8 @@ _NEVER_SENT = (
 UNKNOWN_NAME = "its name can't be resolved"
 _REMOTE_HOST = "failed to connect to remote host: "
 _TOKEN = ("invalid auth token", "user name is empty")
-_RIGHTS_CHANGED = (
-    "revision of auth store is old",
-    "revision in header is old",
-)  # the latter of older versions
+# the latter from older versions
+_RIGHTS_CHANGED = ("revision of auth store is old", "revision in header is old")
 
 
 def classify(code: grpc.StatusCode, details: str | None) -> Failure:
