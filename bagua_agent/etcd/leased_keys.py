@@ -3,7 +3,7 @@
 `put` and `remove` state the desired keys; one thread writes them and keeps them: across outages, on a new lease if the
 old one was lost, again if the store lost its data. Invariants: a key that has the desired value is not written again
 (its create revision is the join order); a write that arrives late cannot undo a newer one (every write compares the
-revision it knows). Does not know what the keys mean. key_standing.py holds what should be there and what is.
+revision it knows). Does not know what the keys mean. leased_key_table.py holds the desired and the written keys.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bagua_agent.base.errors import (
     UserError,
 )
 from bagua_agent.etcd.client import KeyValue, Put, Store, absent, lease_is, mod_revision_is
-from bagua_agent.etcd.key_standing import KeyStanding
+from bagua_agent.etcd.leased_key_table import LeasedKeyTable
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class LeaseGranted:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLapsed:
-    """The lease ended in etcd and its keys are gone; those put are written again on the next lease, those won
-    by `put_if_absent` are not."""
+    """The lease ended in etcd and its keys are gone; those put are written again on the next lease, those
+    created by `put_if_absent` are not."""
 
     lease_id: int
 
@@ -89,7 +89,7 @@ class LeasedKeys:
         self._request_s = max(0.2, self._ttl_s / 2)
 
         self._changed = threading.Condition()
-        self._keys = KeyStanding()
+        self._keys = LeasedKeyTable()
         self._lease_id = 0
         self._renewal_due = 0.0
         self._checks_left = 0
@@ -130,31 +130,31 @@ class LeasedKeys:
         """The create revision of `key` if this process has it on the lease, from now on or since before; None
         if another has it.
 
-        Not written again if it is lost later. Raises StoreUnavailable if neither is certain in time; whatever
-        of the attempt stands then is removed later.
+        Not written again if it is lost later. Raises StoreUnavailable if neither is certain in time; a key
+        that the attempt has created is removed later.
         """
         limit_s = self._store.config.request_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         with self._changed:
             self._refuse_if_closing()
-            self._keys.attempt_begins(key)
+            self._keys.creation_begins(key)
         certain = False
         try:
-            lease_id, won = self._try_until(key, value, deadline, limit_s)
+            lease_id, revision = self._try_until(key, value, deadline, limit_s)
             certain = True
         finally:
             with self._changed:
-                self._keys.attempt_ends(key)
+                self._keys.creation_ends(key)
                 if not certain:
                     self._checks_left = _CHECKS_AFTER_OUTAGE
-                elif won is None:
-                    self._keys.not_won(key)
+                elif revision is None:
+                    self._keys.belongs_to_another(key)
                 elif lease_id == self._lease_id:
-                    self._keys.won(key, lease_id, won)
-        return won
+                    self._keys.created(key, lease_id, revision)
+        return revision
 
     def recheck(self) -> None:
-        """Look whether the keys still stand; for an owner who saw one vanish. A thread that hangs is replaced."""
+        """Compares the keys with etcd soon; for an owner that saw one vanish. A thread that hangs is replaced."""
         with self._changed:
             self._checks_left = _CHECKS_AFTER_OUTAGE  # one look may come too early
             self._renewal_due = 0.0
@@ -348,12 +348,12 @@ class LeasedKeys:
     def _check(self, lease_id: int) -> None:
         """Compares what hangs on the lease with what should, and queues the difference."""
         with self._changed:
-            held = self._keys.held
+            created = self._keys.created_keys
         with self._asking():
             found = self._store.lease_keys(lease_id, self._request_s)
-        created = self._create_revisions(sorted(found & held.keys()))
+        create_revisions = self._create_revisions(sorted(found & created.keys()))
         with self._changed:
-            self._keys.compare(lease_id, found, held, created)
+            self._keys.compare(lease_id, found, created, create_revisions)
             self._checks_left = max(0, self._checks_left - 1)
 
     def _create_revisions(self, keys: Sequence[str]) -> dict[str, int]:
@@ -369,7 +369,7 @@ class LeasedKeys:
     def _write(self, lease_id: int) -> None:
         with self._changed:
             values = self._keys.to_write()
-            known = {key: self._keys.known_revision(key) for key in values}
+            known = {key: self._keys.mod_revision(key) for key in values}
         keys = list(values)
         for chunk in (keys[i : i + _KEYS_IN_A_WRITE] for i in range(0, len(keys), _KEYS_IN_A_WRITE)):
             try:
@@ -388,7 +388,7 @@ class LeasedKeys:
                 self._read_back(chunk, lease_id)
 
     def _read_back(self, keys: list[str], lease_id: int) -> None:
-        """Learns how these keys stand; the next round writes what is wrong."""
+        """Reads these keys from etcd; the next round writes those that are wrong."""
         for key in keys:
             with self._asking():
                 kv: KeyValue | None = self._store.get(key, self._request_s)
@@ -396,7 +396,7 @@ class LeasedKeys:
                 self._note_written({key: (kv.value, kv.mod_revision)}, lease_id)
                 continue
             with self._changed:
-                self._keys.not_ours(key, kv)
+                self._keys.not_on_lease(key, kv)
 
     def _note_written(self, written: dict[str, tuple[bytes, int]], lease_id: int) -> None:
         with self._changed:
