@@ -152,7 +152,9 @@ def test_a_script_for_torchrun_loses_a_host(job: MakeJob, make_lab: MakeLab, tmp
     program = [str(ROOT / "examples" / "stock_ddp.py"), "--epochs", "1000", "--pause", "0.05"]
     program += ["--checkpoint", str(tmp_path / "spiral.pt")]
     one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", program=program)
-    first, _ = (one.start(host) for host in lab.hosts[1:])
+    first = one.start(lab.hosts[1])
+    await_epochs(first, 1)  # so that rank 0, which prints the epochs, is there
+    one.start(lab.hosts[2])
 
     def kill() -> Terminals:
         before = [processes for _, processes in epochs(first)]
