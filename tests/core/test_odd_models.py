@@ -14,7 +14,7 @@ from bagua_core.elastic.state.model_tensors import ModelTensors
 from bagua_core.errors import TrainingOver
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.worlds import in_process_world, run_ranks
-from tests.core.test_parallel import Worker
+from tests.core.wrapped_worker import Worker
 
 
 def test_copies_and_pickled_forms_evaluate_and_train_no_job() -> None:

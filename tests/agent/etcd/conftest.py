@@ -19,6 +19,7 @@ import pytest
 from bagua_agent.base.readable import readable
 from bagua_agent.etcd.client import Store, StoreConfig
 from bagua_agent.etcd.endpoints import parse_endpoints
+from bagua_agent.etcd.leased_keys import LeasedKeys, LeaseEvent
 from bagua_agent.etcd.server.embedded import UNIX, EmbeddedEtcd, fresh_directory
 from tests.lab.free_port import free_port
 from tests.lab.wait import HANG_S
@@ -271,3 +272,18 @@ def certificates(tmp_path: Path) -> Path:
             "ext",
         )
     return tmp_path
+
+
+@pytest.fixture
+def keep() -> Iterator[Callable[..., tuple[LeasedKeys, Recorder[LeaseEvent]]]]:
+    made = []
+
+    def make(store: Store, ttl_s: float = 3) -> tuple[LeasedKeys, Recorder[LeaseEvent]]:
+        events: Recorder[LeaseEvent] = Recorder()
+        keys = LeasedKeys(store, ttl_s, events)
+        made.append(keys)
+        return keys, events
+
+    yield make
+    for keys in made:
+        keys.close(revoke=False)

@@ -11,6 +11,7 @@ from typing import Any
 from bagua_contract.checkpoint_every import CheckpointEvery
 from bagua_contract.records import StateName
 from bagua_core.communication.communicator import Communicator, Pending
+from bagua_core.elastic.checkpoint import catalogue
 from bagua_core.elastic.checkpoint.checkpointer import Checkpointer, Moment, Settings
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.storage import Storage
@@ -130,3 +131,7 @@ def together(ranks: Sequence[Rank], steps: int = 0, *, begin: bool = False, end:
             rank.end()
 
     run_ranks(ranks, act)
+
+
+def steps_on_disk(root: Path) -> list[int]:
+    return [f.place.name.step for f in catalogue.find(LocalStorage(root)) if f.is_complete]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 import subprocess
 import sys
@@ -14,14 +13,14 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from bagua_core.elastic.checkpoint import catalogue, layout, part_file
+from bagua_core.elastic.checkpoint import catalogue, layout
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.part_file import STATE
-from bagua_core.elastic.checkpoint.restore import CheckpointMismatch, CheckpointsUnreadable
+from bagua_core.elastic.checkpoint.restore import CheckpointMismatch
 from bagua_core.elastic.checkpoint.writer import Saved
 from tests.core.communication.worlds import run_ranks
-from tests.core.elastic.checkpoint.checkpoint_worlds import DEADLINE_S, FailingStorage, Rank, together, world
+from tests.core.elastic.checkpoint.checkpoint_worlds import DEADLINE_S, Rank, steps_on_disk, together, world
 from tests.core.elastic.state.trainings import Training, wire_form
 from tests.lab.wait import HANG_S
 
@@ -30,10 +29,6 @@ ROOT = Path(__file__).resolve().parents[4]
 
 def form(rank: Rank) -> tuple[bytes, bytes]:
     return wire_form(rank.training.registry.capture())
-
-
-def steps_on_disk(root: Path) -> list[int]:
-    return [f.place.name.step for f in catalogue.find(LocalStorage(root)) if f.is_complete]
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (4, 3), (1, 4), (3, 1)])
@@ -130,107 +125,6 @@ def test_a_script_whose_forward_changes_buffers_fits_its_own_checkpoint(tmp_path
     (second,) = world(tmp_path, 1, seed=7)
     together([second], begin=True)
     assert second.name.step == 2 and form(second) == form(rank)
-
-
-def test_a_directory_that_cannot_be_read_is_no_beginning(tmp_path: Path) -> None:
-    (tmp_path / "run-0001.json").write_text("{")
-    with pytest.raises(CheckpointsUnreadable):
-        together(world(tmp_path, 1), begin=True)
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN])
-@pytest.mark.parametrize("where", ["list", "open"])
-def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_voided(
-    tmp_path: Path, where: str, number: int
-) -> None:
-    together(world(tmp_path, 1), 4, begin=True)
-    storage = FailingStorage(tmp_path, where, number)
-    storage.unreadable = "run-0001-step-000000004"
-    with pytest.raises(CheckpointsUnreadable, match="run-0001-step-000000004"):
-        together(world(storage, 1), begin=True)
-    assert steps_on_disk(tmp_path) == [4, 2]
-    again = world(storage, 1)
-    storage.unreadable = ""
-    together(again, begin=True)
-    assert again[0].name.step == 4
-
-
-def test_none_is_removed_while_a_newer_one_cannot_be_read(tmp_path: Path) -> None:
-    together(world(tmp_path, 1), 4, begin=True)
-    storage = FailingStorage(tmp_path, "open", errno.ESTALE)
-    (rank,) = world(storage, 1)
-    together([rank], begin=True)
-    storage.unreadable = "run-0002-step-000000006"
-    together([rank], 4)
-    assert any("could not be removed" in text for text in rank.said)
-    assert steps_on_disk(tmp_path) == [8, 6, 4, 2]
-    storage.unreadable = ""
-    together([rank], 2)
-    assert steps_on_disk(tmp_path) == [10, 8]
-
-
-@pytest.mark.parametrize("where", ["list", "open"])
-def test_the_job_goes_on_from_one_that_is_newer_than_what_cannot_be_read(tmp_path: Path, where: str) -> None:
-    together(world(tmp_path, 2), 4, begin=True)
-    storage = FailingStorage(tmp_path, where, errno.EIO)
-    storage.unreadable = "run-0001-step-000000002"
-    ranks = world(storage, 2)
-    together(ranks, begin=True)
-    assert [rank.name.step for rank in ranks] == [4, 4]
-
-
-def test_what_is_older_than_one_that_cannot_be_read_is_not_chosen_instead(tmp_path: Path) -> None:
-    together(world(tmp_path, 1), 4, begin=True)
-    (path,) = tmp_path.glob("run-0001-step-000000004-*/part-*")
-    path.write_bytes(path.read_bytes()[:-1] + b"\xff")  # only reading shows it
-    storage = FailingStorage(tmp_path, "open", errno.EACCES)
-    storage.unreadable = "run-0001-step-000000002"
-    with pytest.raises(CheckpointsUnreadable, match="run-0001-step-000000002"):
-        together(world(storage, 1), begin=True)
-
-
-def test_removal_goes_on_beside_an_older_one_that_cannot_be_read(tmp_path: Path) -> None:
-    together(world(tmp_path, 1), 4, begin=True)
-    storage = FailingStorage(tmp_path, "open", errno.EIO)
-    storage.unreadable = "run-0001-step-000000002"
-    (rank,) = world(storage, 1)
-    together([rank], 4, begin=True)
-    assert steps_on_disk(tmp_path) == [8, 6, 2]
-    storage.unreadable = ""
-    together([rank], 2)
-    assert steps_on_disk(tmp_path) == [10, 8]
-
-
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError()])
-def test_a_chosen_one_that_cannot_be_read_for_a_moment_is_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    together(world(tmp_path, 1), 4, begin=True)
-    ranks = world(tmp_path, 1)
-
-    def fail(*arguments: object) -> None:
-        raise error
-
-    with monkeypatch.context() as patched:
-        patched.setattr(part_file, "read_data", fail)
-        with pytest.raises(CheckpointsUnreadable, match="run-0001-step-000000004"):
-            together(ranks, begin=True)
-    assert steps_on_disk(tmp_path) == [4, 2]
-
-
-def test_without_memory_for_the_state_no_older_one_is_chosen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    together(world(tmp_path, 1), 4, begin=True)
-
-    def without_memory(*arguments: object, **keywords: object) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
-
-    ranks = world(tmp_path, 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(torch, "empty", without_memory)
-        with pytest.raises(CheckpointsUnreadable, match="memory"):
-            ranks[0].begin()
 
 
 def _pass(gate: threading.Event) -> None:
