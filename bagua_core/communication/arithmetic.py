@@ -26,8 +26,11 @@ _INTO: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], object]] = {
 
 
 def reduce_parts(parts: Sequence[torch.Tensor], op: ReduceOp, output: torch.Tensor) -> None:
-    """Write `op` over `parts` (in rank order, contiguous, each in output's shape and dtype) into `output`, which shares
-    no memory with any of them. Raises TypeError where `op` means nothing for the type."""
+    """Writes the reduction `op` of `parts` into `output`.
+
+    parts: in rank order, contiguous, each in output's shape and dtype; `output` shares no memory with any of them.
+    Raises TypeError if `op` is not defined for the type.
+    """
     carriers = [carrier_of(part, op) for part in parts]
     target = carrier_of(output, op)
     dtype = sums_in(target.tensor.dtype, op)
@@ -44,7 +47,7 @@ def reduce_parts(parts: Sequence[torch.Tensor], op: ReduceOp, output: torch.Tens
 
 
 def divide(total: torch.Tensor, count: int) -> None:
-    """The mean from a sum, in place. Whole numbers are rounded towards zero."""
+    """Divides a sum by `count` in place, which gives the mean. Whole numbers are rounded towards zero."""
     if total.is_floating_point() or total.is_complex():
         total.div_(count)
     else:

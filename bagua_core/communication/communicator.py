@@ -1,7 +1,7 @@
-"""The collectives of one generation: one interface, whatever carries the bytes.
+"""Defines the interface of the collectives of one generation, which is the same for every transport.
 
-Every implementation passes the suite in tests/contracts. Operations are asynchronous; the
-abort flag releases any waiter, even when a peer never answers.
+Every implementation passes the suite in tests/contracts. Operations are asynchronous; the abort flag releases any
+waiter, even when a peer never answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ReduceOp(Enum):
-    """How a reduction combines elements; AVG divides their sum by the number of ranks, B* are bitwise."""
+    """The ways in which a reduction combines elements. AVG divides their sum by the number of ranks; B* are bitwise."""
 
     SUM = "sum"
     AVG = "avg"
@@ -40,10 +40,15 @@ STATE_TAG = 7001
 
 
 class Lane(Enum):
-    """A communicator beside a generation's main one. NODE: the workers of this rank's node. LEADERS: the first worker
-    of each node; only they have it. BACKGROUND: all workers, for what runs beside the steps. STATISTICS: all workers,
-    for what layers exchange within forward and backward. SHARD: in a job with replicas, the workers that hold the same
-    shard, one of each replica, by replica rank; the others are then among these workers alone, and its own lanes."""
+    """A communicator beside a generation's main one.
+
+    NODE: the workers of this rank's node.
+    LEADERS: the first worker of each node; only these workers have it.
+    BACKGROUND: all workers, for operations that run beside the steps.
+    STATISTICS: all workers, for what layers exchange within forward and backward.
+    SHARD: in a job with replicas, the workers that hold the same shard, one of each replica, by replica rank. The other
+    lanes are then among these workers alone, and SHARD has lanes of its own.
+    """
 
     NODE = "node"
     LEADERS = "leaders"
@@ -53,7 +58,7 @@ class Lane(Enum):
 
 
 class CollectiveFailed(InfrastructureLost):
-    """The transport failed. hosts: addresses of the peers it named, if any."""
+    """A failure of the transport. hosts: addresses of the peers that the transport named, if any."""
 
     def __init__(self, detail: str, hosts: tuple[str, ...] = ()) -> None:
         super().__init__(detail)
@@ -62,12 +67,12 @@ class CollectiveFailed(InfrastructureLost):
 
 
 class CollectiveAborted(CollectiveFailed):
-    """Given up on purpose: the abort flag was set. The buffer may still be written to later."""
+    """An operation was given up on purpose: the abort flag was set. The buffer may still be written to later."""
 
 
 class AbortFlag:
-    """Set once, seen by every wait of a communicator. `add_waiter` lets a wait sleep on a condition
-    of its own instead of polling. A flag below another is set with it, and can be set without it."""
+    """A flag that is set once and ends every wait of a communicator. `add_waiter` lets a wait sleep on a condition of
+    its own instead of polling. A flag below another is set with it, and can be set without it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -92,20 +97,23 @@ class AbortFlag:
         return self._reason is not None
 
     def below(self) -> AbortFlag:
-        """A new flag, for a part of what this one ends."""
+        """Returns a new flag that is set with this one, for a part of what this one ends."""
         flag = AbortFlag()
         self.add_waiter(lambda: flag.set(self._reason or "aborted"))
         return flag
 
     def watch(self, check: Callable[[], None]) -> None:
-        """check: a bound method that raises CollectiveFailed once it knows of a failure in the generation. The flag
-        does not keep its object."""
+        """Registers a check that the flag's own `check` calls too. The flag does not keep the object of the bound
+        method.
+
+        check: a bound method that raises CollectiveFailed once it knows of a failure in the generation.
+        """
         with self._lock:
             self._watches = [w for w in self._watches if w() is not None]
             self._watches.append(weakref.WeakMethod(check))
 
     def check(self) -> None:
-        """Raise CollectiveAborted if the flag is set, or what a watch raises."""
+        """Raises CollectiveAborted if the flag is set, or the error that a watch raises."""
         if self._reason is not None:
             raise CollectiveAborted(self._reason)
         for watch in self._watches:
@@ -114,7 +122,7 @@ class AbortFlag:
                 check()
 
     def add_waiter(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once when the flag is set; at once if it is."""
+        """Calls `wake` once when the flag is set; at once if it is set already."""
         with self._lock:
             if self._reason is None:
                 self._waiters.append(wake)
@@ -128,12 +136,12 @@ class AbortFlag:
 
 
 class Pending(ABC):
-    """An operation under way on buffers that belong to it until it is done. Results are there once `wait` has returned;
-    `is_done` says only that it would not block."""
+    """An operation under way on buffers that belong to it until it is done. The results are available once `wait` has
+    returned; `is_done` says only that `wait` would not block."""
 
     @abstractmethod
     def wait(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
-        """Return when done. Raises CollectiveFailed or CollectiveAborted.
+        """Returns when the operation is done. Raises CollectiveFailed or CollectiveAborted.
 
         stalled(waited_s): called from the waiting thread each time another stall_after_s has passed.
         """
@@ -142,23 +150,24 @@ class Pending(ABC):
     def is_done(self) -> bool: ...
 
     def is_known_done(self) -> bool:
-        """As `is_done`, for observers: from any thread, and without moving the operation on."""
+        """Tells observers whether the operation is done: as `is_done`, but from any thread and without moving the
+        operation on."""
         return self.is_done()
 
     def follow(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
-        """As `wait`, but the host does not wait for a device: what the calling thread's current stream is given from
-        now on comes after the operation. A failure that shows later is raised where the host waits for what comes
-        after."""
+        """Waits as `wait` does, but the host does not wait for a device. Work that is given to the calling thread's
+        current stream from now on comes after the operation. A failure that shows later is raised where the host waits
+        for this later work."""
         self.wait(stalled, stall_after_s)
 
     def check(self) -> None:
-        """Raise CollectiveFailed if the operation is known to have failed or is given up."""
+        """Raises CollectiveFailed if the operation is known to have failed or is given up."""
         return None
 
 
 class Communicator(ABC):
-    """global_rank and world_size are of its generation, or places among the members of a lane. All tensors are
-    contiguous."""
+    """The collectives among the members of one generation or one lane. global_rank and world_size are those of the
+    generation, or places among the members of the lane. All tensors are contiguous."""
 
     generation: int
     global_rank: int
@@ -178,37 +187,44 @@ class Communicator(ABC):
 
     @abstractmethod
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> Pending:
-        """In place; the same bits on all ranks.
+        """Reduces `tensor` over all ranks, in place; all ranks get the same bits.
 
         Whole numbers wrap around and their mean is rounded towards zero; of booleans SUM is or, PRODUCT is and.
-        Raises TypeError where op means nothing for the type (see reducible.py).
+        Raises TypeError if op is not defined for the type (see reducible.py).
         """
 
     @abstractmethod
     def reduce(self, tensor: torch.Tensor, destination: int, op: ReduceOp = ReduceOp.SUM) -> Pending:
-        """In place on rank `destination`; on the others `tensor` is scratch space, its contents are lost."""
+        """Reduces `tensor` over all ranks, in place on rank `destination`. On the other ranks `tensor` is scratch
+        space: its contents are lost."""
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, source: int) -> Pending:
-        """In place."""
+        """Overwrites `tensor` on all ranks with that of rank `source`."""
 
     @abstractmethod
     def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
-        """output: [world_size, *tensor.shape]."""
+        """Collects the tensors of all ranks on every rank. output: [world_size, *tensor.shape]."""
 
     @abstractmethod
     def gather(self, output: torch.Tensor | None, tensor: torch.Tensor, destination: int) -> Pending:
-        """output: [world_size, *tensor.shape] on rank `destination`; of the others it is ignored."""
+        """Collects the tensors of all ranks on rank `destination`. output: [world_size, *tensor.shape] on that rank;
+        ignored on the others."""
 
     @abstractmethod
     def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None, source: int) -> Pending:
-        """tensor: [world_size, *output.shape] on rank `source`; of the others it is ignored. output: part
-        `global_rank` of it."""
+        """Gives each rank its part of the tensor of rank `source`.
+
+        tensor: [world_size, *output.shape] on rank `source`; ignored on the others.
+        output: part `global_rank` of it.
+        """
 
     @abstractmethod
     def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
-        """tensor: [world_size, ...]; part r goes to rank r. output: the same shape; part r is what rank r sent here.
+        """Sends one part of `tensor` to each rank and receives one from each.
 
+        tensor: [world_size, ...]; part r goes to rank r.
+        output: the same shape; part r is what rank r sent here.
         They share no memory. A rank sends and receives each part once, its own not at all.
         """
 
@@ -220,16 +236,20 @@ class Communicator(ABC):
         output_splits: Sequence[int],
         input_splits: Sequence[int],
     ) -> Pending:
-        """alltoall of unequal parts: rows of `tensor` (along its first dimension) go to the ranks in order, as many as
-        input_splits says; output_splits says how many arrive from each. All ranks' rows have one shape and dtype,
-        and what r expects from s is what s has for r."""
+        """Sends rows of `tensor` to each rank and receives rows from each: an alltoall of unequal parts.
+
+        Rows of `tensor` (along its first dimension) go to the ranks in order. input_splits: the number of rows for each
+        rank; output_splits: the number of rows that arrive from each. All ranks' rows have one shape and dtype, and
+        what r expects from s is what s has for r.
+        """
 
     @abstractmethod
     def reduce_scatter(
         self, output: torch.Tensor, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
     ) -> Pending:
-        """tensor: [world_size, *output.shape]; output: part `global_rank` of the reduction over all ranks.
+        """Reduces `tensor` over all ranks and gives each rank its part of the result.
 
+        tensor: [world_size, *output.shape]; output: part `global_rank` of the reduction over all ranks.
         Half precision is added in float32. They share no memory.
         """
 
@@ -242,7 +262,7 @@ class Communicator(ABC):
     def swap(
         self, outgoing: Sequence[torch.Tensor], incoming: Mapping[int, Sequence[torch.Tensor]], tag: int
     ) -> list[Pending]:
-        """Send `outgoing` to each rank in `incoming`, and receive what it sends: as many tensors, of the same sizes.
+        """Sends `outgoing` to each rank in `incoming`, and receives as many tensors of the same sizes from each.
 
         No rank waits for another to go first. The tensors get tags from `tag` on; swaps with one tag between two ranks
         keep their order. All pendings must be waited for.
@@ -255,27 +275,30 @@ class Communicator(ABC):
         return begun
 
     def barrier(self) -> Pending:
-        """Done when every rank has called it."""
+        """Starts a barrier, which is done when every rank has called this."""
         return self.allreduce(torch.zeros(1, dtype=torch.uint8, device="cpu"), ReduceOp.MAX)
 
     def drain(self) -> list[Pending]:
-        """Operations that are done once a device has nothing left of what this communicator, its lanes and those that
-        it adopted were given. None where no device runs anything. From the thread that starts collectives."""
+        """Returns operations that are done once a device has finished all work of this communicator, of its lanes and
+        of those that it adopted. The list is empty if no device runs anything. Call it from the thread that starts
+        collectives."""
         return [p for other in (*self.lanes.values(), *self.adopted.values()) for p in other.drain()]
 
     def adopt(self, name: str, other: Communicator) -> None:
-        """From now on `other` is closed and aborted with this one. From the thread that starts collectives."""
+        """Makes `other` be closed and aborted with this communicator. Call it from the thread that starts
+        collectives."""
         self.adopted = MappingProxyType({**self.adopted, name: other})
         if self.abort_flag.is_set():  # after the line above: an abort meanwhile saw it, or is seen here
             other.abort(self.abort_flag.reason or "aborted")
 
     def close(self) -> None:
-        """Give back connections and threads. Only when every member is known to be done with it."""
+        """Releases connections and threads. Call it only when every member is known to be done with the
+        communicator."""
         for other in (*self.lanes.values(), *self.adopted.values()):
             other.close()
 
     def abort(self, reason: str) -> None:
-        """Release every wait; afterwards neither the communicator nor its lanes are of any use."""
+        """Releases every wait; afterwards neither the communicator nor its lanes can be used."""
         self.abort_flag.set(reason)  # first: a lane that alone is of no use was given up by its user
         for lane in self.lanes.values():
             lane.abort(reason)

@@ -1,10 +1,10 @@
 """Keeps the newest operations of each communicator of this worker, for a person who asks what is under way.
 
 A collective has a number, which is the same on all members of its communicator, so that answers of several workers show
-which of them have not begun it. Messages between two have none. A record holds no operation and no tensor: one that
-its caller has let go is not under way any more. Recording an operation takes a counter and one entry of a ring; all
-else is done when a person asks, in a thread of its own (worker/collectives_answer.py). Nothing there moves an operation
-on.
+which of them have not begun it. Messages between two workers have none. A record holds no operation and no tensor: an
+operation that its caller has let go is not under way any more. Recording an operation takes a counter and one entry of
+a ring; all else is done when a person asks, in a thread of its own (worker/collectives_answer.py). Nothing there moves
+an operation on.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _Entry = tuple[int, str, int, int, int | None, "weakref.ref[Pending]"]  # number
 
 
 class FlightRecord:
-    """Of one communicator. name and ranks: set once it is known which workers it joins; ranks are global ranks, by
-    place in the communicator."""
+    """The newest operations of one communicator. name and ranks: set once it is known which workers it joins; ranks are
+    global ranks, by place in the communicator."""
 
     def __init__(self, transport: str, generation: int, place: int, abort_flag: AbortFlag) -> None:
         self.transport = transport
@@ -47,18 +47,22 @@ class FlightRecord:
         self.name, self.ranks = name, tuple(ranks)
 
     def collective(self, what: str, size_bytes: int, pending: Pending) -> Pending:
-        """A collective of all members has begun. From the thread that starts them. Returns `pending`."""
+        """Records that a collective of all members has begun, and returns `pending`. Call it from the thread that
+        starts collectives."""
         self._begun += 1
         self._entries.append((self._begun, what, size_bytes, time.monotonic_ns(), None, weakref.ref(pending)))
         return pending
 
     def message(self, what: str, size_bytes: int, peer: int | None, pending: Pending) -> Pending:
-        """Between this worker and `peer`, a place in the communicator; None: several. From any thread."""
+        """Records a message between this worker and `peer`, and returns `pending`. Any thread may call it.
+
+        peer: a place in the communicator; None: several.
+        """
         self._entries.append((0, what, size_bytes, time.monotonic_ns(), peer, weakref.ref(pending)))
         return pending
 
     def answer(self, now_ns: int) -> dict[str, Any]:
-        """JSON-like. under_way: oldest first."""
+        """Returns the record as a JSON-like value. under_way: oldest first."""
         under_way = [entry for entry in list(self._entries) if _is_under_way(entry[-1])]
         return {
             "name": self.name,
@@ -83,7 +87,7 @@ class FlightRecord:
 
     @property
     def is_over(self) -> bool:
-        """Its generation was given up: nothing in it is awaited any more."""
+        """Whether the generation was given up, so that nothing in it is awaited any more."""
         return self._abort_flag.is_set()
 
 
@@ -93,12 +97,12 @@ _buckets: deque[tuple[int, int, int, weakref.ref[Pending]]] = deque(maxlen=KEPT_
 
 
 def bucket_launched(number: int, size_bytes: int, pending: Pending) -> None:
-    """A full bucket of gradients left for the other ranks; it may take several collectives."""
+    """Records that a full bucket of gradients was sent to the other ranks; it may take several collectives."""
     _buckets.append((number, size_bytes, time.monotonic_ns(), weakref.ref(pending)))
 
 
 def answer() -> dict[str, Any]:
-    """What of this worker is under way. JSON-like, and bounded."""
+    """Returns the operations of this worker that are under way, as a JSON-like value of bounded size."""
     now_ns = time.monotonic_ns()
     with _lock:
         found = [record for kept in _records if (record := kept()) is not None and not record.is_over]

@@ -13,7 +13,8 @@ _IPV6_ADDRESSES = Path("/proc/net/if_inet6")  # a line each: address, index, pre
 
 
 def interface_of(host: str) -> str | None:
-    """The name of the interface with this address; None if there is none. A name stands for its first IPv4 address."""
+    """Returns the name of the interface with this address; None if there is none. A host name is resolved to its first
+    IPv4 address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -25,18 +25,18 @@ class WakeablePending(Pending):
 
     @abstractmethod
     def _call_when_done(self, wake: Callable[[object], None]) -> None:
-        """Call `wake` with anything once the operation is done; at once if it is."""
+        """Calls `wake` with any argument once the operation is done; at once if it is done already."""
 
     @abstractmethod
     def _collect(self) -> None:
-        """The operation is done: finish it, or raise CollectiveFailed. Called once or more."""
+        """Finishes an operation that is done, or raises CollectiveFailed. Called once or more."""
 
     def _wait_briefly(self) -> bool:
-        """Block in the transport for a few milliseconds at most, if it can; whether the operation is done."""
+        """Blocks in the transport for a few milliseconds at most, if it can; returns whether the operation is done."""
         return False
 
     def _abandoned(self) -> None:
-        """A wait was given up while the operation still ran."""
+        """Handles a wait that was given up while the operation still ran; does nothing by default."""
         return None
 
     def wait(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
@@ -68,7 +68,7 @@ class WakeablePending(Pending):
 
 
 class _AbortWake:
-    """Puts itself on the queue, so that the wait can tell an abort from completion."""
+    """A callable that puts itself on the queue, so that the wait can tell an abort from completion."""
 
     def __init__(self, wakes: SimpleQueue[Any]) -> None:
         self._wakes = wakes
@@ -78,8 +78,8 @@ class _AbortWake:
 
 
 def trace_operation(pending: Pending, name: str, value: int) -> None:
-    """Record the span from now to the operation's end. Of one that is done already, or whose transport does not call
-    back (NCCL: it runs on a device), nothing is recorded."""
+    """Records the span from now to the operation's end. It records nothing for an operation that is not a
+    WakeablePending, such as one of NCCL, which runs on a device and does not call back."""
     recorder = tracing.active
     if recorder is None or not isinstance(pending, WakeablePending):
         return
@@ -92,7 +92,7 @@ def trace_operation(pending: Pending, name: str, value: int) -> None:
 
 
 class Completion:
-    """The end of an operation that another thread carries out, with an error or without. Its first end counts."""
+    """The end of an operation that another thread carries out, with an error or without. Only the first end counts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,7 +110,7 @@ class Completion:
             wake(None)
 
     def call_when_over(self, wake: Callable[[object], None]) -> None:
-        """Call `wake` with None once the operation is over; at once if it is."""
+        """Calls `wake` with None once the operation is over; at once if it is over already."""
         with self._lock:
             if not self.is_over:
                 self._wakes.append(wake)
@@ -119,7 +119,7 @@ class Completion:
 
 
 class DonePending(Pending):
-    """Nothing was left to do, for example on an empty tensor."""
+    """An operation that had nothing to do, for example on an empty tensor."""
 
     def wait(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
         return None
@@ -129,7 +129,7 @@ class DonePending(Pending):
 
 
 class FailedPending(Pending):
-    """The operation could not even start. Only `wait` raises, so that callers have one place to look."""
+    """An operation that could not start. Only `wait` raises its error, so that callers have one place to check."""
 
     def __init__(self, error: CollectiveFailed) -> None:
         self._error = error

@@ -53,7 +53,8 @@ _HALVES = frozenset({torch.float16, torch.bfloat16})
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """Reduce `tensor` (contiguous, of a NATIVE type) with `op`, then call `bring_back` if there is one."""
+    """A tensor to reduce in place of another: reduce `tensor` (contiguous, of a NATIVE type) with `op`, then call
+    `bring_back` if there is one."""
 
     tensor: torch.Tensor
     op: ReduceOp
@@ -61,7 +62,7 @@ class Carrier:
 
 
 def carrier_of(tensor: torch.Tensor, op: ReduceOp) -> Carrier:
-    """tensor: contiguous; it is what the result is to be in."""
+    """Returns the carrier of `tensor` for `op`. tensor: contiguous; the result of the reduction is to be in it."""
     dtype = tensor.dtype
     if op in BITWISE and (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"{op.value} works on whole numbers and booleans, not on {dtype}")
@@ -92,12 +93,12 @@ def carrier_of(tensor: torch.Tensor, op: ReduceOp) -> Carrier:
 
 
 def check_reducible(dtype: torch.dtype, op: ReduceOp) -> None:
-    """Raises TypeError where `op` means nothing for tensors of `dtype`."""
+    """Raises TypeError if `op` is not defined for tensors of `dtype`."""
     carrier_of(torch.empty(0, dtype=dtype, device="cpu"), op)
 
 
 def sums_in(dtype: torch.dtype, op: ReduceOp) -> torch.dtype:
-    """The type in which parts are added where that is done here: half precision is rounded once, at the end."""
+    """Returns the type in which parts are added by code of this project: half precision is rounded once, at the end."""
     return torch.float32 if dtype in _HALVES and op not in (ReduceOp.MIN, ReduceOp.MAX) else dtype
 
 

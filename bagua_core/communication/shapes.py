@@ -8,12 +8,12 @@ import torch
 
 
 def check_allgather(world_size: int, output: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Raises ValueError unless output is [world_size, *tensor.shape]."""
+    """Checks the tensors of an allgather. Raises ValueError unless output is [world_size, *tensor.shape]."""
     _check_pair("allgather", output, (world_size, *tensor.shape), tensor, world_size)
 
 
 def check_alltoall(world_size: int, output: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Raises ValueError unless both are [world_size, ...] and lie apart."""
+    """Checks the tensors of an alltoall. Raises ValueError unless both are [world_size, ...] and share no memory."""
     if not tensor.dim() or tensor.shape[0] != world_size:
         raise ValueError(
             f"alltoall among {world_size} sends one part to each, so its tensor is [{world_size}, ...], "
@@ -26,7 +26,8 @@ def check_alltoall(world_size: int, output: torch.Tensor, tensor: torch.Tensor) 
 def check_gather(
     world_size: int, output: torch.Tensor | None, tensor: torch.Tensor, is_destination: bool
 ) -> None:
-    """Raises ValueError unless output is [world_size, *tensor.shape] where it is needed."""
+    """Checks the tensors of a gather. Raises ValueError unless output is [world_size, *tensor.shape] on the
+    destination."""
     if not is_destination:
         return
     if output is None:
@@ -37,7 +38,8 @@ def check_gather(
 def check_scatter(
     world_size: int, output: torch.Tensor, tensor: torch.Tensor | None, is_source: bool
 ) -> None:
-    """Raises ValueError unless tensor is [world_size, *output.shape] where it is needed, and lies apart."""
+    """Checks the tensors of a scatter. Raises ValueError unless, on the source, tensor is [world_size, *output.shape]
+    and the two share no memory."""
     if not is_source:
         return
     if tensor is None:
@@ -57,7 +59,8 @@ def check_alltoall_v(
     output_splits: Sequence[int],
     input_splits: Sequence[int],
 ) -> None:
-    """Raises ValueError unless the splits cut both along their first dimension, and they lie apart."""
+    """Checks the tensors of an alltoall_v. Raises ValueError unless the splits cut both along their first dimension,
+    and they share no memory."""
     for of, whole, splits in (("its input", tensor, input_splits), ("its output", output, output_splits)):
         if not whole.dim() or len(splits) != world_size or sum(splits) != whole.shape[0] or min(splits) < 0:
             raise ValueError(
@@ -70,7 +73,8 @@ def check_alltoall_v(
 
 
 def check_reduce_scatter(world_size: int, output: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Raises ValueError unless tensor is [world_size, *output.shape] and they lie apart."""
+    """Checks the tensors of a reduce_scatter. Raises ValueError unless tensor is [world_size, *output.shape] and they
+    share no memory."""
     if tensor.shape != (world_size, *output.shape) or output.dtype != tensor.dtype:
         raise ValueError(
             f"reduce_scatter of {_said(tensor)} among {world_size} cannot fill an output of {_said(output)}; "

@@ -27,7 +27,8 @@ _DISTINCT = 1 << 14  # all-to-alls; tags are 31 bits
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Send destination's bytes [begin, end) of a message, and receive as many from source."""
+    """One slice to send and one to receive: sends destination's bytes [begin, end) of a message, and receives as many
+    from source."""
 
     round: int  # a rank starts all its own slices of a round before it waits for one, so ranks never wait in a circle
     number: int  # of the slice in its message: the same at its sender and its receiver
@@ -42,17 +43,19 @@ class Turn:
 
 
 def alltoall_pays(world_size: int, part_bytes: int) -> bool:
-    """Whether there is more to send than a window: if not, all at once is as good. part_bytes: for each other rank."""
+    """Tells whether there is more to send than a window; if not, sending all at once is as good. part_bytes: for each
+    other rank."""
     return (world_size - 1) * part_bytes > WINDOW_BYTES
 
 
 def alltoall_tag(alltoall: int) -> int:
-    """Of the all-to-all of that number, counted alike on all ranks."""
+    """Returns the first tag of the all-to-all with this number, which is counted alike on all ranks."""
     return FIRST_TAG + alltoall % _DISTINCT * _TAGS
 
 
 def alltoall_turns(rank: int, world_size: int, part_bytes: int) -> Iterator[Turn]:
-    """Each turn is a round: what one rank sends in it another receives in the same."""
+    """Yields the turns of an all-to-all. Each turn is a round: what one rank sends in it another receives in the
+    same."""
     for number, begin in enumerate(range(0, part_bytes, SLICE_BYTES)):
         end = min(begin + SLICE_BYTES, part_bytes)
         for shift in range(1, world_size):
@@ -61,7 +64,8 @@ def alltoall_turns(rank: int, world_size: int, part_bytes: int) -> Iterator[Turn
 
 
 def swap_turns(peers: Sequence[int], message_bytes: int) -> Iterator[Turn]:
-    """Of one message to each of the peers, and as large a one from each. A round goes to all of them."""
+    """Yields the turns of one message to each of the peers, and of as large a message from each. A round goes to all of
+    them."""
     for number, begin in enumerate(range(0, message_bytes, SLICE_BYTES)):
         end = min(begin + SLICE_BYTES, message_bytes)
         for i, destination in enumerate(peers):

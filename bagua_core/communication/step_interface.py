@@ -18,7 +18,7 @@ from bagua_core.communication.communicator import Communicator, Lane, Pending, R
 
 
 class Stateful(Protocol):
-    """Any object whose state the job keeps, copies and rolls back with the model's."""
+    """An object whose state the job keeps, copies and rolls back with the model's."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -27,7 +27,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The step that begins: who takes part, and who only copies the state meanwhile (share 0)."""
+    """The plan of the step that begins: which workers take part, and which only copy the state meanwhile (share 0)."""
 
     generation: int
     step: int  # steps committed before this one
@@ -42,7 +42,7 @@ class StepPlan:
 
     @property
     def active_index(self) -> int | None:
-        """Place among the ranks that take a share of the batch; None for one that is healing."""
+        """The place among the ranks that take a share of the batch; None for a rank that is healing."""
         if self.global_rank in self.healing:
             return None
         return self.global_rank - sum(1 for r in self.healing if r < self.global_rank)
@@ -52,11 +52,13 @@ class StepPlan:
 class MicroBatch:
     """The part of a step that runs between two yields of the loader on this rank.
 
-    weight: what this rank's mean gradient over the micro-batch counts in the global mean (its samples
-    over the global batch's); 0 means that its gradient is replaced by zero. last: reduce after it.
-    part: by what this worker's gradients are multiplied before those of its replica's workers are averaged; 1 where
-    all of them have equally many samples. shards: of a deterministic job, the virtual shards of the step's batch, else
-    0. shard: the number of the one that the micro-batch is; None for a worker without any.
+    weight: the weight of this rank's mean gradient over the micro-batch in the global mean (its samples over the global
+    batch's); 0 means that its gradient is replaced by zero.
+    last: whether the gradients are reduced after it.
+    part: the factor of this worker's gradients before those of its replica's workers are averaged; 1 where all of them
+    have equally many samples.
+    shards: in a deterministic job the virtual shards of the step's batch, else 0.
+    shard: the number of the virtual shard that the micro-batch is; None for a worker without any.
     """
 
     weight: float
@@ -71,8 +73,8 @@ MOST_LEASE_RANGES = 8  # rows of fixed size say what a worker used
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What one worker did in a round. ranges: half-open intervals of places in the epoch's order, which it trained on;
-    speed: samples per second of its local steps, 0 if it took none."""
+    """The report of what one worker did in a round. ranges: half-open intervals of places in the epoch's order, on
+    which it trained; speed: samples per second of its local steps, 0 if it took none."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     speed: float = 0.0
@@ -87,24 +89,25 @@ class Rounds(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """This worker took local steps that no committed round contains."""
+        """Whether this worker took local steps that no committed round contains."""
 
     @property
     def may_end_early(self) -> bool:
-        """The epoch has places left for another round, so what the leases of this one leave unused is no loss."""
+        """Whether the epoch has places left for another round, so that nothing is lost if this round's leases are not
+        used up."""
 
     @property
     def is_used_up(self) -> bool:
-        """This worker has used its whole lease, which is large enough for the others to end the round by it."""
+        """Whether this worker has used its whole lease, which is large enough for the others to end the round by it."""
 
     def used(self) -> Used:
-        """What this worker did in the round under way."""
+        """Returns what this worker did in the round under way."""
 
     def closed(self, plan: StepPlan, used: Sequence[Used]) -> None:
-        """The round is committed; used: by global rank of `plan`."""
+        """Notes that the round is committed. used: by global rank of `plan`."""
 
     def keep_only(self, positions: Iterable[Mapping[str, int]]) -> None:
-        """Forget the samples of all closed rounds but those at `positions`, which the ledger may still ask for."""
+        """Forgets the samples of all closed rounds except those at `positions`, which the ledger may still ask for."""
 
 
 class DataSource(Protocol):
@@ -112,39 +115,39 @@ class DataSource(Protocol):
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of a batch, at most."""
+        """The samples of a batch, at most."""
 
     @property
     def job_steps(self) -> int:
-        """Steps of all epochs that the script asked for; 0 where this is unknown."""
+        """The steps of all epochs that the script asked for; 0 where this is unknown."""
 
     def fingerprint(self) -> dict[str, str]:
-        """The properties that must agree on all workers: dataset length, seed, global batch size, ..."""
+        """Returns the properties that must agree on all workers: dataset length, seed, global batch size, ..."""
 
     def position(self) -> dict[str, int]:
-        """{"epoch": e, "batch": b}: the global batch that the next step uses."""
+        """Returns {"epoch": e, "batch": b}: the global batch that the next step uses."""
 
     def seek(self, position: dict[str, int]) -> None: ...
 
     def after(self, position: dict[str, int]) -> dict[str, int]:
-        """The position that follows once the batch at `position` is committed. Pure."""
+        """Returns the position that follows once the batch at `position` is committed. Pure."""
 
     def sample_count(self, position: dict[str, int]) -> int:
-        """Samples of all workers in the committed batch, or round, at `position`. Pure."""
+        """Returns the samples of all workers in the committed batch, or round, at `position`. Pure."""
 
     def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
-        """Indices of the dataset that `global_rank` uses at `position` under `plan`. Pure."""
+        """Returns the indices of the dataset that `global_rank` uses at `position` under `plan`. Pure."""
 
     @property
     def place_in_replica(self) -> tuple[int, int]:
-        """This worker's place among those of its replica that get samples of their own, and their number."""
+        """The place of this worker among those of its replica that get samples of their own, and their number."""
 
     @property
     def rounds(self) -> Rounds | None:
         """The leases of a job whose unit of commit is the round; None where it is the step."""
 
     def training_over(self) -> None:
-        """The training whose steps it defined is over: stop what runs for it, and serve no more batches."""
+        """Ends the source's part in a training that is over: stops what runs for it, and serves no more batches."""
 
 
 class Model(Protocol):
@@ -158,73 +161,74 @@ class Model(Protocol):
 
     @property
     def algorithm_name(self) -> str:
-        """With the arguments that must agree on all workers."""
+        """The algorithm's name, with the arguments that must agree on all workers."""
 
     @property
     def equal_states(self) -> bool:
-        """All ranks hold the same parameters after each step."""
+        """Whether all ranks hold the same parameters after each step."""
 
     @property
     def round_steps(self) -> int | None:
-        """Local steps of a round, if the round is the algorithm's unit of commit; see Algorithm.round_steps."""
+        """The local steps of a round, if the round is the algorithm's unit of commit; see Algorithm.round_steps."""
 
     def copy_begins(self) -> None:
-        """See Exchange.copy_begins."""
+        """Prepares the model for a copy of its state; see Exchange.copy_begins."""
 
     def close_round(self, communicator: Communicator | None, weight: float) -> None:
-        """See Exchange.close_round."""
+        """Closes the round under way; see Exchange.close_round."""
 
     def at_round_begin(self) -> AbstractContextManager[None]:
-        """See Exchange.at_round_begin."""
+        """Returns a context in which the model has the parameters of the round's beginning; see
+        Exchange.at_round_begin."""
 
     @property
     def has_local_gradients(self) -> bool:
-        """See Exchange.has_local_gradients."""
+        """Whether .grad holds contributions of this rank alone; see Exchange.has_local_gradients."""
 
     @property
     def lanes(self) -> frozenset[Lane]:
-        """What each generation's communicator must bring for it."""
+        """The lanes that each generation's communicator must have for this model."""
 
     def use_settings(self, settings: StepSettings) -> str:
-        """Those of the generation that this worker enters; `communicator_changed` follows. Why they have no effect on
-        this model; empty: they have."""
+        """Applies the settings of the generation that this worker enters; `communicator_changed` follows. Returns why
+        they have no effect on this model; empty if they have one."""
 
     @property
     def readiness(self) -> tuple[int, ...]:
-        """See Exchange.readiness."""
+        """The measured order of the gradients; see Exchange.readiness."""
 
     @property
     def bucket_times(self) -> tuple[tuple[int, float], ...]:
-        """See Exchange.bucket_times."""
+        """The bytes and seconds of each bucket's sum; see Exchange.bucket_times."""
 
     @property
     def warms_up(self) -> bool:
-        """A QAdamOptimizer of it still is in its warm-up, in which QAdam compresses nothing."""
+        """Whether a QAdamOptimizer of the model still is in its warm-up, in which QAdam compresses nothing."""
 
     def travelling(self) -> Mapping[str, torch.Tensor]:
-        """See Exchange.travelling."""
+        """Returns further tensors that belong to the job's state; see Exchange.travelling."""
 
     def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
-        """Make `value` the .grad of `parameter`, in the memory where the next backward expects it."""
+        """Makes `value` the .grad of `parameter`, in the memory where the next backward expects it."""
 
     def step_committed(self) -> None:
-        """The step is final and the optimizer has stepped."""
+        """Tells the model that the step is final and the optimizer has stepped."""
 
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """See Exchange.finish."""
+        """Makes the replicas equal at the end of training; see Exchange.finish."""
 
     @property
     def is_unfinished(self) -> bool:
-        """A backward pass began and was not finished."""
+        """Whether a backward pass began and was not finished."""
 
     def step_rolled_back(self) -> None:
-        """The step did not happen: forget its gradients and accumulations."""
+        """Tells the model that the step did not happen: it forgets the step's gradients and accumulations."""
 
     def communicator_changed(self) -> None:
-        """Another communicator is in force, or none: cache nothing of the old one."""
+        """Tells the model that another communicator, or none, is in force: it keeps nothing of the old one."""
 
     def detach(self) -> None:
-        """The training is over: remove all hooks."""
+        """Removes all hooks once the training is over."""
 
 
 class StepReductions(Protocol):
@@ -238,52 +242,53 @@ class StepReductions(Protocol):
 
     @property
     def plan(self) -> StepPlan:
-        """Of the step under way."""
+        """The plan of the step under way."""
 
     def communicator(self) -> Communicator | None:
-        """The generation's communicator; None in a world of one (nothing to reduce)."""
+        """Returns the generation's communicator; None in a world of one (nothing to reduce)."""
 
     @property
     def replica_size(self) -> int:
-        """Workers that hold one copy of the model together."""
+        """The number of workers that hold one copy of the model together."""
 
     @property
     def step_failed(self) -> bool:
-        """A collective of this step failed: no more are started, gradients are zeroed."""
+        """Whether a collective of this step failed: no more are started, and gradients are zeroed."""
 
     @property
     def is_final(self) -> bool:
-        """The latest reduction of this step is in: unless something of it fails later, it is committed."""
+        """Whether the latest reduction of this step is complete: the step is committed unless something of it fails
+        later."""
 
     def switch_value(self) -> float:
-        """v of the switch pair: pending minus current generation if built here, else 0."""
+        """Returns v of the switch pair: pending minus current generation if built here, else 0."""
 
     def loss_numbers(self) -> tuple[float, float]:
-        """What this rank adds to the sums of reported_loss.py."""
+        """Returns the numbers that this rank adds to the sums of reported_loss.py."""
 
     def losses_reduced(self, sums: tuple[float, float]) -> None:
-        """sums: of all ranks' loss_numbers, in a reduction of this step."""
+        """Takes the sums of all ranks' loss_numbers, from a reduction of this step."""
 
     def reduction_done(self, pair: tuple[float, float] | None) -> None:
-        """All buckets of the step's reduction are in. pair: sums of v and v*v over the ranks.
+        """Tells the engine that all buckets of the step's reduction are done. pair: sums of v and v*v over the ranks.
         Blocks until a copy that this rank receives in the shadow step has been swapped in."""
 
     def reduction_failed(self, error: Exception) -> None: ...
 
     def reduction_given_up(self) -> None:
-        """A reduction of the step that was due here was not done, for the step has failed: each one ends with
-        `reduction_done` or this, so that the other shards of the replica hear of it."""
+        """Tells the engine that a reduction that was due here was not done because the step has failed. Each reduction
+        ends with `reduction_done` or this, so that the other shards of the replica hear of it."""
 
     def parameters_change(self) -> None:
-        """Call it before parameters change other than by the optimizer: blocks until copies of the state that are
-        being sent to others no longer read them."""
+        """Blocks until copies of the state that are being sent to others no longer read the parameters. Call it before
+        parameters change other than by the optimizer."""
 
     def exchange_is_final(self) -> None:
-        """Behind the step's vote an exchange has changed the job's state, which stays if the step fails later: whether
-        other ranks saw the vote is unknown."""
+        """Tells the engine that an exchange behind the step's vote has changed the job's state. The change stays if the
+        step fails later, because it is unknown whether other ranks saw the vote."""
 
     def wait(self, pending: Pending) -> None:
-        """pending.wait with the engine's own stall reports. Raises CollectiveFailed."""
+        """Waits for `pending` with the engine's own stall reports. Raises CollectiveFailed."""
 
 
 class StepEngine(StepReductions, Protocol):
@@ -292,67 +297,77 @@ class StepEngine(StepReductions, Protocol):
     def attach_model(self, model: Model) -> None: ...
 
     def share_in_replica(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Give all workers of this worker's replica shard 0's values of `tensors`, which are whole on each of them."""
+        """Gives all workers of this worker's replica shard 0's values of `tensors`, which are whole on each of them."""
 
     def detach_model(self, model: Model) -> None:
-        """`model` takes part in no step from now on. Between two steps, on all workers alike."""
+        """Removes `model` from all further steps. Called between two steps, on all workers alike."""
 
     @property
     def answered_collectives(self) -> int:
-        """The script's own collectives within steps that other workers have answered, since the training began."""
+        """The number of the script's own collectives within steps that other workers have answered, since the training
+        began."""
 
     @property
     def virtual_shards(self) -> int:
-        """Most virtual shards of a batch in a deterministic job; 0 in any other."""
+        """The most virtual shards of a batch in a deterministic job; 0 in any other."""
 
     # -- for the loader
     @property
     def round_steps(self) -> int | None:
-        """Local steps of a round, where the round is the models' unit of commit. Raises ValueError if only some of them
-        have rounds, or rounds of another length."""
+        """The local steps of a round, where the round is the models' unit of commit. Raises ValueError if only some of
+        them have rounds, or rounds of another length."""
 
     def closes_round_early(self) -> bool:
-        """Another member has ended the round, or a change of membership waits for that: take no further local step."""
+        """Tells whether the loader must take no further local step: another member has ended the round, or a change of
+        membership waits for its end."""
 
     def attach_source(self, source: DataSource) -> None: ...
 
     def shard_place(self) -> tuple[int, int]:
-        """This worker's place in its replica, and the workers of that."""
+        """Returns this worker's place in its replica, and the number of workers of the replica."""
 
     def register_state(self, name: str, stateful: Stateful) -> None:
-        """See bagua_core.register_state."""
+        """Registers an object whose state the job keeps; see bagua_core.register_state."""
 
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """See bagua_core.allreduce. In a step it is part of it, and fails with it."""
+        """Reduces `tensor` over all workers; see bagua_core.allreduce. Within a step it is part of the step, and fails
+        with it."""
 
     def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
-        """End the step before (commit, or roll back), follow a new generation if there is one, and
-        begin the next step. May block while this worker waits for the job; may raise SystemExit(0)
-        when the node leaves. The source's position is right when it returns.
-        goes_on: what the script does from here to the next boundary belongs to the step; a last checkpoint waits for
-        it. confirmed: a step that is committed here is committed by all members before this returns. Both hold at an
-        epoch's end."""
+        """Ends the step before (commit, or roll back), follows a new generation if there is one, and begins the next
+        step.
+
+        May block while this worker waits for the job; may raise SystemExit(0) when the node leaves. The source's
+        position is right when it returns.
+        goes_on: whether the script's work from here to the next boundary belongs to the step; a last checkpoint waits
+        for it.
+        confirmed: whether a step that is committed here is committed by all members before this returns.
+        Both hold at an epoch's end.
+        """
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None: ...
 
     def finish(self) -> bool:
-        """True: every rank of the job has committed its last step. False: the job took this worker elsewhere
-        meanwhile, and the source's position says where to go on."""
+        """Ends the training and returns whether every rank of the job has committed its last step. False: the job took
+        this worker elsewhere meanwhile, and the source's position says where to go on."""
 
     # -- for models and optimizers
     def forward_begins(self) -> None:
-        """A forward that computes gradients begins."""
+        """Tells the engine that a forward that computes gradients begins."""
 
     def backward_begins(self) -> None:
-        """A backward is about to add to .grad. Called at least once in a step that has a backward."""
+        """Tells the engine that a backward is about to add to .grad. Called at least once in a step that has a
+        backward."""
 
     def takes_optimizer_step(self, final: bool = True) -> bool:
-        """Whether the optimizer's step, the next one in this step, is to be done here and now. Blocks until copies of
-        the state that are being sent to others no longer read the parameters. final: it can't fail any more; if False,
-        `optimizer_step_is_final` follows unless it fails."""
+        """Returns whether the optimizer's step, the next one in this step, is to be done here and now.
+
+        Blocks until copies of the state that are being sent to others no longer read the parameters.
+        final: whether it can no longer fail; if False, `optimizer_step_is_final` follows unless it fails.
+        """
 
     def optimizer_step_is_final(self) -> None:
-        """The optimizer's step that was taken with final=False is done."""
+        """Tells the engine that the optimizer's step that was taken with final=False is done."""
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer's step that was taken has returned: its parameters have new values."""
+        """Tells the engine that an optimizer's step that was taken has returned: its parameters have new values."""

@@ -10,7 +10,7 @@ import threading
 
 
 class Counter:
-    """Bytes. Any thread may add and read."""
+    """A counter of bytes. Any thread may add and read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,8 @@ class Counter:
 
 
 class Copies(Counter):
-    """Of the state, received. seconds: from the first byte of each to its last, whatever the script did meanwhile."""
+    """A counter of the bytes and seconds of received copies of the state. seconds: from the first byte of each copy to
+    its last, whatever the script did meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()

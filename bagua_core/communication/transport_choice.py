@@ -1,7 +1,7 @@
 """Chooses the transport of a generation's GPU tensors: a registered one, or Gloo by way of the CPU. Pure.
 
-Takes what every member says about itself; one member asks, and tells the others (transport_agreement.py), so all do the
-same. Tensors of the CPU travel by Gloo in any case.
+Takes the statement that every member makes about itself. One member collects the statements and sends the choice to the
+others (transport_agreement.py), so all do the same. Tensors of the CPU travel by Gloo in any case.
 
 A member wants a transport for GPUs when its script has something on a GPU by the time it joins (gpu_in_use.py), and not
 because its machine has one: such a transport takes memory of each GPU and seconds to begin, which a job on the CPU must
@@ -28,7 +28,7 @@ Facts = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """What a member says of one transport. obstacle: why it can't be used here, and what to do about it; empty if it
+    """A member's report about one transport. obstacle: why it can't be used here, and what to do about it; empty if it
     can. facts: what the other members must know of it; only where there is no obstacle."""
 
     obstacle: str = ""
@@ -36,20 +36,22 @@ class Ability:
 
 
 class Compared(Protocol):
-    """What a choice needs of a transport."""
+    """The part of a transport that a choice needs."""
 
     name: str
     """In BAGUA_TRANSPORT."""
 
     def title(self, said: Sequence[Facts]) -> str:
-        """Its name for people."""
+        """Returns the transport's name for people."""
 
     def against(self, said: Sequence[Facts]) -> str | None:
-        """Why members with these facts (by global_rank) can't use it together, and what to do; None if they can."""
+        """Returns why members with these facts (by global_rank) can't use it together, and what to do; None if they
+        can."""
 
 
 def check_setting(setting: str, transports: Sequence[Compared]) -> str:
-    """Raises ValueError naming the variable and what it may be."""
+    """Returns `setting` if it is a valid value of the variable. Raises ValueError with the variable and its possible
+    values."""
     choices = [AUTO, GLOO, *(t.name for t in transports)]
     if setting not in choices:
         raise ValueError(f"{VARIABLE}={setting!r} is none of {', '.join(choices)}")
@@ -69,7 +71,7 @@ class Statement:
 
     @staticmethod
     def from_text(text: str) -> Statement:
-        """Raises ValueError, TypeError, KeyError, AttributeError for what is none."""
+        """Reads a statement. Raises ValueError, TypeError, KeyError or AttributeError if the text is not one."""
         found = json.loads(text)
         abilities = {str(name): Ability(**ability) for name, ability in found["abilities"].items()}
         return Statement(**{**found, "abilities": abilities})
@@ -77,8 +79,9 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """transport: its name; empty for Gloo by way of the CPU. is_refused: a member insists on a transport, and it can't
-    be. is_notable: a member's GPU is slower for it, so the user should read `reason`, which says what to do."""
+    """The transport that all members use. transport: its name; empty for Gloo by way of the CPU. is_refused: a member
+    insists on a transport that can't be used. is_notable: a member's GPU is slower for it, so the user should read
+    `reason`, which says what to do."""
 
     transport: str
     reason: str
@@ -90,12 +93,13 @@ class Choice:
 
     @staticmethod
     def from_text(text: str) -> Choice:
-        """Raises ValueError, TypeError for what is none."""
+        """Reads a choice. Raises ValueError or TypeError if the text is not one."""
         return Choice(**json.loads(text))
 
 
 def choose(said: Sequence[Statement], transports: Sequence[Compared]) -> Choice:
-    """said: by all members of the generation, by global_rank. transports: the preferred one first."""
+    """Chooses the transport of a generation. said: the statements of all its members, by global_rank. transports: the
+    preferred one first."""
     insisting = _ranks(said, lambda s: s.setting not in (AUTO, GLOO))
     wanted = [t for t in transports if not insisting or t.name == said[insisting[0]].setting]
     obstacles = []
@@ -123,7 +127,7 @@ def choose(said: Sequence[Statement], transports: Sequence[Compared]) -> Choice:
 
 
 def _against(transport: Compared, said: Sequence[Statement], insisting: list[int]) -> str | None:
-    """Why it can't be this transport, with what to do; None if it can."""
+    """Returns why the members can't use this transport, with what to do; None if they can."""
     for setting in sorted({s.setting for s in said} - {AUTO, transport.name}):
         return f"{VARIABLE}={setting} on global ranks {_ranks(said, lambda s, of=setting: s.setting == of)}"  # type: ignore[misc]
     users = _ranks(said, lambda s: s.uses_gpu)
