@@ -37,7 +37,8 @@ DETERMINISTIC = {
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentOfWorkers:
-    """base: the variables that are not the workers' own."""
+    """Makes the environment of each worker of this node and of their helper processes. base: the variables that are not
+    the workers' own."""
 
     config: JobConfig
     agent_id: str
@@ -47,7 +48,8 @@ class EnvironmentOfWorkers:
 
     @property
     def timer_file(self) -> Path | None:
-        """The pipe by which torchrun's timers of a script speak to the agent, if it is to have them."""
+        """The path of the pipe by which torchrun's timers in a script send requests to the agent; None if timers are
+        off."""
         return timer_file(launcher_variables(self.config, self.base), self.runtime_directory)
 
     def of_worker(
@@ -59,7 +61,8 @@ class EnvironmentOfWorkers:
         place: TorchrunPlace | None,
         restarts: int,
     ) -> Mapping[str, str]:
-        """place: None before a generation is formed. restarts: of workers on this node, so far."""
+        """Returns the whole environment of one worker. place: None before a generation is formed. restarts: the
+        restarts of workers on this node so far."""
         config = self.config
         # What torchrun's variables can say before a generation is formed: this node alone. The core
         # knows the ranks in force; see bagua_core.get_rank().
@@ -104,7 +107,7 @@ class EnvironmentOfWorkers:
         return {**NO_GRPC_FORK_HANDLERS, **fixed, **self.base, **whose, **torchrun, **own.encode()}
 
     def of_helper(self, error_file: Path, bind_host: str) -> Mapping[str, str]:
-        """A worker's, without what makes it one."""
+        """Returns a worker's environment without the variables that make a process a worker."""
         env = dict(self.of_worker("", 0, error_file, bind_host, None, 0))
         del env[PREFIX + "WORKER_ID"]
         return env

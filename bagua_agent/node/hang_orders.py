@@ -21,7 +21,8 @@ _TOPIC = "hang"
 
 
 class HangOrders:
-    """on_disagreement(difference): this node's workers should raise it."""
+    """Carries out each order of the leader once. on_disagreement(difference): called if this node's workers should
+    raise it."""
 
     def __init__(
         self, job: JoinedJob, workers: NodeWorkers, on_disagreement: Callable[[str], None] = lambda what: None
@@ -33,7 +34,7 @@ class HangOrders:
         self._taken = 0
 
     def take(self, order: HangOrder | None) -> None:
-        """The order is new. From the loop's thread."""
+        """Carries out a new order. Called from the loop's thread."""
         if order is None:
             return
         self._job.narrator.tell_once(_TOPIC, order.reason)

@@ -18,7 +18,7 @@ ENDS_WITHIN_S = (
 
 
 class KilledWorkers:
-    """From construction on."""
+    """Watches the workers that got SIGKILL, from construction on."""
 
     def __init__(self, workers: NodeWorkers, timers: Timers, narrator: Narrator) -> None:
         self._workers = workers

@@ -18,8 +18,8 @@ _LOCAL_NAME = "localhost"
 
 
 def listening_host(host: str, own: Sequence[str]) -> str:
-    """An address to bind. host: a name or an address, without brackets. own: addresses of this host that the name
-    resolves to here. Pure."""
+    """Returns the address to bind. host: a name or an address, without brackets. own: addresses of this host that the
+    name resolves to here. Pure."""
     if host == _LOCAL_NAME or (_is_address(host) and own):
         return host
     if _is_address(host):  # translated on the way, too: as that of the machine around a container
@@ -29,19 +29,19 @@ def listening_host(host: str, own: Sequence[str]) -> str:
 
 
 def listening_target(target: str) -> str:
-    """host:port to bind, for nodes that connect to `target`."""
+    """Returns the host:port to bind, for nodes that connect to `target`."""
     host, port = parted(target)
     return joined(listening_host(host, own_addresses(host)), port)
 
 
 def own_addresses(host: str) -> list[str]:
-    """Addresses of this host that `host` resolves to; none if it can't be resolved."""
+    """Returns the addresses of this host that `host` resolves to; none if it can't be resolved."""
     return [str(address[0]) for family, _, _, _, address in _resolved(host) if _can_bind(family, address)]
 
 
 def is_this_host(host: str, own_name: str) -> bool:
-    """Whether `host` names this host, whose name is own_name. The DNS of a cluster may learn the fully qualified name
-    of a host only after its start, so an unknown name counts if it is own_name with a domain, or without one."""
+    """Tells whether `host` names this host, whose name is own_name. The DNS of a cluster may learn the fully qualified
+    name of a host only after its start, so an unknown name counts if it is own_name with a domain, or without one."""
     if host.lower() == own_name.lower():
         return True
     if found := _resolved(host):

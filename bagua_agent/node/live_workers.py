@@ -37,12 +37,14 @@ LONGEST_PROBLEM = 500  # characters of a worker's text inside a record
 
 
 def workers_share_s(grace_s: float) -> float:
-    """How much of the node's grace period its workers have. Of a short one half: never time that the node lacks."""
+    """Returns how much of the node's grace period its workers get. Half of a short one: never time that the node itself
+    needs."""
     return max(grace_s - MARGIN_S, grace_s / 2)
 
 
 def usable_last_checkpoint(told: pb.LastCheckpoint) -> pb.LastCheckpoint | None:
-    """What a worker told of its part of the last checkpoint, fit for a record; None if no reader would take it."""
+    """Returns a worker's report of its part of the last checkpoint, fit for a record; None if no reader would accept
+    it."""
     if told.parts and told.part >= told.parts:
         return None
     kept = pb.LastCheckpoint()
@@ -54,9 +56,12 @@ def usable_last_checkpoint(told: pb.LastCheckpoint) -> pb.LastCheckpoint | None:
 def must_start_again(
     stage: Stage, worker_id: str, listed_in: int, gathering: Generation, *, answered: bool = False
 ) -> bool:
-    """Whether a worker has gone further in its script than `gathering` begins. listed_in: number of the newest
-    generation before that listed it; 0: none did. answered: a job that trained answered it before its loop. The leader
-    may list such a worker, because its key said WAITING until a moment ago."""
+    """Tells whether a worker has gone further in its script than the point at which `gathering` begins. The leader may
+    list such a worker, because its key said WAITING until a moment ago.
+
+    listed_in: the number of the newest generation before that listed it; 0: none did. answered: a job that trained
+    answered it before its loop.
+    """
     if answered or 0 < listed_in < gathering.number:
         return True
     return stage not in (Stage.WAITING, Stage.ASSEMBLING) and gathering.placement_of(worker_id) is None
@@ -66,8 +71,8 @@ _STAGES = frozenset(stage.value for stage in Stage)
 
 
 class LiveWorkers:
-    """on_suspicion(now_s): a worker here can't go on, whatever the cause. on_slot_given_up(): this node runs one worker
-    less from now on."""
+    """Runs this node's workers in live mode; implements WorkerWay. on_suspicion(now_s): a worker here can't go on,
+    whatever the cause. on_slot_given_up(): this node runs one worker less from now on."""
 
     def __init__(
         self,
@@ -143,8 +148,8 @@ class LiveWorkers:
                 self._clear_suspicion(worker_id)
 
     def _end_those_before(self, gathering: Generation) -> None:
-        """The first workers gather anew: end those here that are ahead of it. Their successors come from the script's
-        begin, as all others do."""
+        """Ends the workers here that are ahead of `gathering`, in which the first workers meet anew. Their successors
+        start from the beginning of the script, as all others do."""
         for worker_id, member in self._members.items():
             listed_in = self._listed.get(worker_id, (0, 0))[0]
             answered = worker_id in self._answered
@@ -169,7 +174,8 @@ class LiveWorkers:
         self._replicas.lost_touch(agent_id, now_s)
 
     def _assembled(self, replica: Replica) -> None:
-        """Its workers' ends explain each other's from now on, before a generation lists them too."""
+        """Records who shares the replica with each worker here. So their ends explain each other before a generation
+        lists them."""
         for worker_id in replica.worker_ids:
             if self._workers.get(worker_id) is not None and worker_id not in self._company:
                 self._company[worker_id] = company_in(replica, worker_id)
@@ -183,7 +189,7 @@ class LiveWorkers:
             self._sessions.tell_refused(worker_id, difference)
 
     def met(self, generation: int, address: str) -> None:
-        """Restart mode alone has meetings."""
+        """Does nothing: only jobs in restart mode have meetings."""
 
     def leave(self) -> str:
         self._tell_leave()
@@ -387,7 +393,7 @@ class LiveWorkers:
             self._job.timers.set("leader asked for", now_s + LEADER_AGAIN_S, self._ask_for_the_leader)
 
     def _went_on(self, worker_id: str, generation: int) -> None:
-        """A stall is over; other suspicions remain until a generation ends them."""
+        """Withdraws the suspicion of a stall, which is over; other suspicions remain until a generation ends them."""
         self._job.timers.cancel(f"suspicion {worker_id}")
         if self._suspected.get(worker_id) == (generation, pb.Suspicion.STALLED):
             self._clear_suspicion(worker_id)

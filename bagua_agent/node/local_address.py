@@ -18,9 +18,10 @@ _DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)  # RFC 5737: nothing is ever sent ther
 
 
 def local_address(given: str | None, store_target: str | None, single_node: bool) -> str:
-    """given: --local-addr. store_target: host:port of the store, None or a Unix socket if it is on this node.
+    """Returns the address at which other nodes reach this one.
 
-    Raises UserError if `given` is not a name or address of anything, UnknownStoreName if the store's host is not.
+    given: --local-addr. store_target: host:port of the store, None or a Unix socket if it is on this node. Raises
+    UserError if `given` is not a name or address of anything, UnknownStoreName if the store's host is not.
     """
     if given:
         return _resolved(given, "--local-addr")
@@ -39,8 +40,8 @@ def local_address(given: str | None, store_target: str | None, single_node: bool
 
 
 def _means_this_host(host: str, address: str) -> bool:
-    """Whether `host` is a name that leads to a loopback address on this host alone, as /etc/hosts often has it for a
-    host's own name. The other nodes know it by another address."""
+    """Tells whether `host` is a name that leads to a loopback address on this host alone, as /etc/hosts often has it
+    for a host's own name. The other nodes know it by another address."""
     return host != address and not is_loopback(host) and is_loopback(address)
 
 

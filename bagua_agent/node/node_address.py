@@ -11,7 +11,8 @@ from bagua_contract.addresses import is_loopback
 
 
 def node_address(config: JobConfig, *, hosts_store: bool = False) -> str:
-    """hosts_store: the store is on this node, so its name need not be known here.
+    """Returns the address at which other nodes reach this one. hosts_store: the store is on this node, so its name need
+    not be known here.
 
     Raises UnknownStoreName if no endpoint's host name has an address; UserError, see local_address.
     """
@@ -27,7 +28,8 @@ def node_address(config: JobConfig, *, hosts_store: bool = False) -> str:
 
 
 def address_towards(given: str | None, targets: Sequence[str], *, single_node: bool) -> str:
-    """By the first target whose name is known and whose route leaves this host; a loopback address only if none does.
+    """Returns this host's address on the route to the first target whose name is known and whose route leaves this
+    host. Returns a loopback address only if no target has such a route.
 
     given: --local-addr. targets: host:port, or a Unix socket. Raises UnknownStoreName if no target has a known name;
     UserError, see local_address.

@@ -14,11 +14,14 @@ RESULT_GRACE_S = 5.0  # between SIGTERM and SIGKILL for workers of a job that fa
 
 @dataclass(frozen=True, slots=True)
 class EndingSituation:
-    """result: outcome and exit code once the job has them. closed: every worker has committed its last step, and those
-    here have been told. leaving_for_s: since the first signal; infinite once workers are to end at once. leave_known:
-    etcd has that this node leaves, so of several that leave at once the last sees the others. job_goes_on: other
-    nodes stay. awaits_result: the leader is about to say how the job ended. prospect: the future of the job without
-    this node. trained: a worker here confirmed the last commit."""
+    """The facts that decide whether this node's part is over.
+
+    result: outcome and exit code once the job has them. closed: every worker has committed its last step, and those
+    here know it. leaving_for_s: the time since the first signal; infinite once workers are to end at once. leave_known:
+    etcd has that this node leaves, so of several that leave at once the last sees the others. job_goes_on: other nodes
+    stay. awaits_result: the leader is about to say how the job ended. prospect: the future of the job without this
+    node. trained: a worker here confirmed the last commit.
+    """
 
     workers_running: int
     result: tuple[int, int] | None
@@ -37,7 +40,8 @@ class EndingSituation:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """end_workers_within_s: grace for workers that still run; None if there are none."""
+    """The decision that this node's part is over. end_workers_within_s: grace for workers that still run; None if there
+    are none."""
 
     exit_code: int
     reason: str
@@ -45,7 +49,7 @@ class Ending:
 
 
 def how_it_ends(s: EndingSituation) -> Ending | None:
-    """None: go on."""
+    """Returns how this node's part ends; None if it goes on."""
     if s.leaving_for_s is not None:
         return _leaving(s, s.leaving_for_s)
     if s.result is not None:

@@ -14,7 +14,8 @@ MOST_AGENTS = 64  # of a job on one host that get names of their own
 
 
 def hold_name(host_name: str, job_id: str) -> tuple[str, socket.socket | None]:
-    """The name of this agent's node, and what holds it until it is closed; None if nothing could hold one."""
+    """Returns the name of this agent's node, and the object that holds the name until it is closed; None if no socket
+    could be bound."""
     job = hashlib.sha256(job_id.encode()).hexdigest()[:32]
     for number in range(1, MOST_AGENTS + 1):
         holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

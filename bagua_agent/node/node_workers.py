@@ -61,17 +61,20 @@ CLOSING_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class StartedFor:
-    """A worker of a RESTART generation: its id there, and the place for torchrun's variables."""
+    """A worker's part in a RESTART generation: its id there, and the place for torchrun's variables."""
 
     worker_id: str
     place: TorchrunPlace
 
 
 class NodeWorkers:
-    """on_exit(worker_id, returncode): from a thread of its own, once per worker. on_failed(what, failed): a thread that
-    this node can't do without has ended, from that thread. on_spawning(worker_id), an attribute:
+    """Starts, tracks and ends the workers of this node.
+
+    on_exit(worker_id, returncode): called from a thread of its own, once per worker. on_failed(what, failed): called
+    when a thread that this node can't do without has ended, from that thread. on_spawning(worker_id), an attribute:
     called before the worker can do anything; on_not_spawned(worker_id): there will be none of that id.
-    on_killed(worker_id), an attribute: SIGKILL was sent to it."""
+    on_killed(worker_id), an attribute: SIGKILL was sent to it.
+    """
 
     def __init__(
         self,
@@ -85,7 +88,8 @@ class NodeWorkers:
         *,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        """environment: of the workers, but for the variables of their own; a job's own never becomes the agent's.
+        """Takes the job's configuration; no worker starts yet. environment: the workers' variables, but for those of
+        their own; a job's own environment never becomes the agent's.
 
         bind_host: empty where it is found later, and set as an attribute before a worker is started.
         """
@@ -136,13 +140,13 @@ class NodeWorkers:
         self._meeting_port = 0
 
     def shows_errors_of(self, failure: pb.Failure) -> bool:
-        """Whether this node's terminal has shown what the failed worker wrote to stderr."""
+        """Tells whether this node's terminal has shown what the failed worker wrote to stderr."""
         if failure.agent_id != self._agent_id:
             return False
         return self._output_options.plan(failure.slot, Streams.ERR).terminal
 
     def start(self, at_once: bool = True) -> None:
-        """Whatever takes long before workers can be started begins now. Raises UserError.
+        """Begins whatever takes long before workers can be started. Raises UserError.
 
         at_once: without a warm parent every slot's first worker is started here, held at the gate until `begin`.
         """
@@ -192,12 +196,12 @@ class NodeWorkers:
         self._warming.start()
 
     def admit_to(self, socket: Path) -> None:
-        """Only workers and root may connect to this socket."""
+        """Restricts connections to this socket to workers and root."""
         if self._account is not None:
             self._account.give_socket(socket)
 
     def guard_group(self, pgid: int) -> None:
-        """This process group does not outlive the agent either."""
+        """Registers a process group that must not outlive the agent either."""
         self._guardian.register(pgid)
 
     def begin(self) -> list[int]:
@@ -209,7 +213,7 @@ class NodeWorkers:
         return [slot for slot in range(self._config.slots) if slot not in taken]
 
     def dismiss(self) -> None:
-        """Workers that wait at the gate are not needed and end."""
+        """Ends the workers that wait at the gate, because they are not needed."""
         self._gate_open = True
         for worker in self._workers.values():
             worker.process.refuse_gate()
@@ -222,7 +226,7 @@ class NodeWorkers:
         return self._workers.get(worker_id)
 
     def spawn(self, slot: int, started_for: StartedFor | None = None) -> str:
-        """The id of the slot's new worker. Nothing of it is left when this raises.
+        """Starts a worker in the slot and returns its id. Nothing of it is left when this raises.
 
         Raises UserError if what the command or the options name can't be used, InfrastructureLost if the host has no
         process, memory, descriptor or disk left for it.
@@ -248,7 +252,8 @@ class NodeWorkers:
     def _start(
         self, worker_id: str, slot: int, place: TorchrunPlace | None, undo: ExitStack
     ) -> tuple[WorkerProcess, WorkerFiles]:
-        """undo: takes what has to be done if the worker is not to be. Raises OSError too."""
+        """Makes the worker's files and starts its process. undo: gets the callbacks that discard the worker if a later
+        step fails. Raises OSError too."""
         files = self._layout.make_worker_directory(slot, worker_id)
         if self._account is not None:  # which can make no file there
             os.close(open_file(files.error, self._account, new=True))
@@ -277,7 +282,7 @@ class NodeWorkers:
         return process, files
 
     def _discard(self, process: WorkerProcess) -> None:
-        """End one that never became a worker of this node."""
+        """Ends a process that never became a worker of this node."""
         kill_group(process)
         self._guardian.unregister(process.pid)
         for descriptor in (process.stdout_fd, process.stderr_fd):
@@ -289,7 +294,8 @@ class NodeWorkers:
         return self._environment.of_helper(self._layout.worker_files(0, "").error, self.bind_host)
 
     def ended(self, worker_id: str, returncode: int) -> tuple[NodeWorker, ExitCause]:
-        """Take an exited worker off the books; what it left in its pipes is written first."""
+        """Removes an exited worker from the table and returns it with the cause of its end. What it left in its pipes
+        is written first."""
         worker = self._workers.pop(worker_id)
         stderr_tail = self.output.finish(worker_id)
         self._guardian.unregister(worker.process.pid)
@@ -298,14 +304,14 @@ class NodeWorkers:
         return worker, cause
 
     def an_exit_is_on_its_way(self) -> bool:
-        """Whether a worker is over whose exit has not been taken off the books yet."""
+        """Tells whether a worker has ended whose exit is not handled yet."""
         return any(w.process.has_ended() for w in self._workers.values())
 
     def early_crashes(self, slot: int) -> int:
         return self._ends.early_crashes(slot)
 
     def signal_all(self, number: signal.Signals) -> None:
-        """To every worker's whole group; returns at once."""
+        """Sends the signal to every worker's whole process group; returns at once."""
         for worker in self._workers.values():
             worker.asked_to_end = True
             worker.process.refuse_gate()
@@ -314,7 +320,8 @@ class NodeWorkers:
                 self.on_killed(worker.worker_id)
 
     def _signal_process(self, pid: int, number: int) -> bool:
-        """If it belongs to a worker here: each leads a session. From any thread."""
+        """Sends a signal to a process that belongs to a worker here, and tells whether it did: each worker leads a
+        session. May be called from any thread."""
         try:
             if not any(w.process.pid == os.getsid(pid) for w in list(self._workers.values())):
                 return False
@@ -324,7 +331,7 @@ class NodeWorkers:
         return True
 
     def kill(self, worker_id: str, why: str) -> None:
-        """SIGKILL to one worker's group; its exit cause will say why."""
+        """Sends SIGKILL to one worker's group; its exit cause will give `why`."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             self._ends.will_be_killed(worker_id, why)
@@ -332,7 +339,7 @@ class NodeWorkers:
             self.on_killed(worker_id)
 
     def stack_target_of(self, slot: int) -> StackTarget | None:
-        """Of the slot's worker; None without one. From any thread."""
+        """Returns the stack target of the slot's worker; None if the slot has none. May be called from any thread."""
         for w in list(self._workers.values()):
             if w.slot == slot:
                 return self._stack_target(w)
@@ -347,9 +354,9 @@ class NodeWorkers:
         )
 
     def open_meeting(self) -> str:
-        """host:port of a new store for one RESTART generation; the one before is closed. Bounded.
+        """Opens a new store for one RESTART generation, closes the one before, and returns its host:port. Bounded.
 
-        From threads that live as long as the agent. Raises InfrastructureLost.
+        Call it from threads that live as long as the agent. Raises InfrastructureLost.
         """
         if self._store_host is None:
             self._store_host = StoreHost(self._helper_environment(), warm=self._warm, account=self._account)
@@ -361,7 +368,8 @@ class NodeWorkers:
         return joined(self.bind_host, self._meeting_port)
 
     def end_all(self, grace_s: float) -> bool:
-        """SIGTERM, after grace_s SIGKILL, to every worker's whole group; bounded. What is left then is reported."""
+        """Sends SIGTERM, after grace_s SIGKILL, to every worker's whole group; bounded. What is left then is
+        reported."""
         processes = [w.process for w in self._workers.values()]
         for process in processes:
             process.refuse_gate()
@@ -377,7 +385,7 @@ class NodeWorkers:
         return have_ended
 
     def close(self) -> None:
-        """Nothing of the workers is left when it returns."""
+        """Ends and removes everything of the workers; nothing of them is left when it returns."""
         self.end_all(CLOSING_GRACE_S)
         self._exit_watch.stop()
         for worker in self._workers.values():
@@ -399,7 +407,7 @@ class NodeWorkers:
 
 
 def _remove_empty(directory: Path) -> None:
-    """Remove a temporary log directory as far as nothing was written into it."""
+    """Removes a temporary log directory as far as nothing was written into it."""
     for path, _, _ in os.walk(directory, topdown=False):
         try:
             os.rmdir(path)

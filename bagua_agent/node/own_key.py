@@ -24,8 +24,8 @@ class OwnKey:
         slots: int,
         node_rank: int | None = None,
     ) -> None:
-        """node_rank: torchrun's --node-rank. Nodes that come together are ranked by it, and without it in the order
-        they came."""
+        """Prepares the key; `put` writes it. node_rank: torchrun's --node-rank. Nodes that come together are ranked by
+        it, and without it in the order they came."""
         self._leased = leased
         self._key = keys.agent(agent_id)
         self._agent = pb.Agent(
@@ -38,11 +38,11 @@ class OwnKey:
         )
 
     def put(self) -> None:
-        """Stand in the job from now on."""
+        """Writes the key, by which the job sees this node from now on."""
         self._leased.put(self._key, self._agent.SerializeToString())
 
     def remove(self) -> None:
-        """Stand in the job no more."""
+        """Removes the key: this node is no longer in the job."""
         self._leased.remove(self._key)
 
     def leaving(self) -> None:
@@ -54,19 +54,19 @@ class OwnKey:
         self.put()
 
     def cut_off(self, agent_ids: frozenset[str]) -> None:
-        """These agents' hosts do not answer this one: no worker here can be in a replica with theirs."""
+        """Records the agents whose hosts do not answer this one: no worker here can be in a replica with theirs."""
         if frozenset(self._agent.cut_off) != agent_ids:
             self._agent.cut_off[:] = sorted(agent_ids)
             self.put()
 
     def ready(self) -> None:
-        """Workers can be started here at once."""
+        """Records that workers can be started here at once."""
         if not self._agent.ready:
             self._agent.ready = True
             self.put()
 
     def runs(self, generation: int, run: Run) -> None:
-        """How far this node's workers of a RESTART generation are."""
+        """Records how far this node's workers of a RESTART generation are."""
         if (self._agent.run_generation, self._agent.run) != (generation, run.value):
             self._agent.run_generation, self._agent.run = generation, run.value
             self.put()

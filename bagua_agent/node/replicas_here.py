@@ -28,15 +28,15 @@ FORGOTTEN_AFTER_S = 600.0  # much longer than the longest patience: see lost_tou
 
 @dataclass(slots=True)
 class _Cuts:
-    """Of one agent."""
+    """Counts the replicas that `lost_touch` ended because of one agent, and holds when it was last silent."""
 
     ended: int  # replicas with a part there that `lost_touch` ended
     silent_s: float  # when it last did not answer
 
 
 class ReplicasHere:
-    """on_assembled(replica): workers here are in it. leave_within_s: how long a worker has that leaves because another
-    node does."""
+    """Applies the records of replicas to this node's workers. on_assembled(replica): workers here are in it.
+    leave_within_s: how long a worker has that leaves because another node does."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ReplicasHere:
         ] = {}  # workers here that leave with another node, with their deadlines
 
     def look(self, now_s: float) -> None:
-        """Do what the picture calls for now. Doing it twice does no harm."""
+        """Does what the picture calls for now. Calling it twice does no harm."""
         for replica in groups(self._job.seen.view).records.values():
             here = [w for w in replica.worker_ids if self._workers.get(w) is not None]
             if not here:
@@ -100,7 +100,8 @@ class ReplicasHere:
                 self._workers.kill(worker_id, f"{REPLICA_OVER}: {replica.over}")
 
     def _leave_with_others(self, replica: Replica, here: list[str], now_s: float) -> None:
-        """Its node may stay, but the replica can't go on without the parts on the node that leaves."""
+        """Asks the workers here to leave if another node of their replica leaves. This node may stay, but the replica
+        can't go on without the parts on the node that leaves."""
         agents = self._job.seen.view.agents
         leaving = [
             m.node_name
@@ -114,15 +115,17 @@ class ReplicasHere:
             self._job.narrator.tell(console.replica_leaves(replica, leaving[0], len(asked)))
 
     def lost_touch(self, agent_id: str, now_s: float) -> None:
-        """Its host does not answer this one, for a second and a half. The parts here wait in collectives of their
-        replica, which report nothing, so they are ended; the others' part ends by their agent's word, or as a loss.
-        Called again in each round of touches while the host is silent; a replica is ended once.
+        """Ends the parts here of replicas that agent_id has a part in, since its host has not answered this one for a
+        second and a half. These parts wait in collectives of their replica, which report nothing, so they are ended;
+        the others' part ends by their agent's word, or as a loss. Called again in each round of touches while the host
+        is silent; a replica is ended once.
 
         A young replica is spared for a while, as its hosts may have formed it across a cut that comes and goes. Each
         attempt has twice the time of the one before, up to LONGEST_PATIENCE_S, so that one outlives such a cut. An
-        answer alone changes nothing: a link that fails again after each answer would end replicas without end. Once
-        the host has not been silent for FORGOTTEN_AFTER_S, the next attempt is a first one: on a link that works for so
-        long a replica reaches an age at which no patience counts."""
+        answer alone changes nothing: a link that fails again after each answer would end replicas without end. Once the
+        host has not been silent for FORGOTTEN_AFTER_S, the next attempt is a first one: on a link that works for so
+        long a replica reaches an age at which no patience counts.
+        """
         self._cuts = {a: c for a, c in self._cuts.items() if now_s - c.silent_s <= FORGOTTEN_AFTER_S}
         cuts = self._cuts.get(agent_id, _Cuts(0, now_s))
         cuts.silent_s = now_s
@@ -143,7 +146,7 @@ class ReplicasHere:
                     self._workers.kill(worker_id, f"{REPLICA_OVER}: {why}")
 
     def greet(self, worker_id: str) -> None:
-        """Its session is new."""
+        """Sends a worker with a new session its replica, and the request to leave if there is one."""
         replica = self._replica_of.get(worker_id)
         if replica is not None:
             self._sessions.tell_replica(replica, [worker_id])
@@ -152,11 +155,11 @@ class ReplicasHere:
             self._sessions.tell_leave(left_s, worker_ids=[worker_id])
 
     def leaves_alone(self, worker_id: str) -> bool:
-        """Whether it was asked to leave though its node stays."""
+        """Tells whether the worker was asked to leave though its node stays."""
         return worker_id in self._leave_by_s
 
     def ended(self, worker_id: str, *, unexpected: bool) -> None:
-        """A worker here has ended. unexpected: so its replica is over, whatever the leader knows by now."""
+        """Handles the end of a worker here. unexpected: its replica is over, whatever the leader knows by now."""
         self._leave_by_s.pop(worker_id, None)
         self._job.timers.cancel(f"leave {worker_id}")
         replica = self._replica_of.pop(worker_id, None)

@@ -79,10 +79,10 @@ class RestartedWorkers:
             self._meet()
 
     def follow_replicas(self, now_s: float) -> None:
-        """A job with replicas is live."""
+        """Does nothing: a job with replicas is live."""
 
     def lost_touch(self, agent_id: str, now_s: float) -> None:
-        """A job with replicas is live."""
+        """Does nothing: a job with replicas is live."""
 
     def met(self, generation: int, address: str) -> None:
         """The agent of rank 0 says where the workers of that generation meet."""
@@ -91,13 +91,13 @@ class RestartedWorkers:
             self._start()
 
     def close_joins(self) -> None:
-        """Live jobs alone close."""
+        """Does nothing: only live jobs close."""
 
     def refuse(self, worker_id: str, difference: str) -> None:
-        """Live jobs alone look at fingerprints."""
+        """Does nothing: only live jobs compare fingerprints."""
 
     def leave(self) -> str:
-        """The leader sees it in this node's key and writes a generation without it."""
+        """Does nothing: the leader sees the leave in this node's key and writes a generation without it."""
         return "as soon as the others go on without it"
 
     def interrupt(self) -> None:
@@ -145,7 +145,7 @@ class RestartedWorkers:
     # -- what the node's end depends on
 
     def progress_of(self, worker_id: str) -> session_pb2.Progress | None:
-        """None: these scripts report nothing."""
+        """Returns None: these scripts report nothing."""
         return None
 
     @property
@@ -173,8 +173,8 @@ class RestartedWorkers:
         return [m for m in generation.members if m.agent_id == self._job.agent_id]
 
     def _end_running(self) -> None:
-        """SIGTERM to all workers here, or SIGINT if the node leaves because of one; workers that still run after the
-        timeout are killed."""
+        """Sends SIGTERM to all workers here, or SIGINT if the node leaves because of one; workers that still run after
+        the timeout are killed."""
         interrupted = self._job.seen.leaving_signal == signal.SIGINT
         self._workers.signal_all(signal.SIGINT if interrupted else signal.SIGTERM)
         self._job.timers.set(
@@ -184,7 +184,8 @@ class RestartedWorkers:
         )
 
     def _meet(self) -> None:
-        """No worker runs here: open the meeting store if that is this node's part, else wait for its address."""
+        """Opens the meeting store if that is this node's part, else waits for its address. No worker runs here at this
+        point."""
         wanted = self._wanted
         if wanted is None or self._job.seen.stopping or not self._placements(wanted):
             return
@@ -245,7 +246,8 @@ class RestartedWorkers:
         self._own_key.runs(wanted.number, Run.RUNNING)
 
     def _record_finished(self, worker_id: str, generation: int) -> None:
-        """This node's own key goes with its lease, and whether the others may end without it is decided later."""
+        """Records that a worker here has finished. This node's own key is removed with its lease, and whether the
+        others may end without it is decided later."""
         job = self._job
         value = pb.Finished(
             worker_id=worker_id,
@@ -265,7 +267,8 @@ class RestartedWorkers:
             self._job.timers.set("leader asked for", now_s + LEADER_AGAIN_S, self._ask_for_the_leader)
 
     def _not_started(self, placement: Placement, error: BaguaError, wanted: Generation) -> None:
-        """The generation lacks a worker, so another one is needed; this node's others end when it comes."""
+        """Reports a worker that could not be started. The generation lacks it, so another one is needed; this node's
+        others end when it comes."""
         self._job.narrator.tell(f"no worker could be started in slot {placement.slot}: {error}")
         self._failed = True
         self._exit_code = error.exit_code
@@ -290,7 +293,8 @@ class RestartedWorkers:
         )
 
     def _report_failure(self, failure: pb.Failure, generation: int) -> None:
-        """The record first, then the report that it exists: a reader of the report finds the record."""
+        """Writes the record of the failure first, then the report that it exists: a reader of the report finds the
+        record."""
         job = self._job
 
         def write() -> None:
@@ -308,5 +312,6 @@ class RestartedWorkers:
 
 
 def _not_begun(error: BaguaError) -> ExitCause:
-    """Counts as the script's: retrying without end would not help."""
+    """Returns the cause of a worker that could not be started. It counts as the script's: retrying without end would
+    not help."""
     return ExitCause(error.exit_code, None, str(error), "", True)

@@ -27,9 +27,9 @@ _ANSWERS_WITHIN_S = 1.0
 
 
 def make_runtime_directory(for_account: str | None = None) -> Path:
-    """A fresh one, whose path leaves room for the names of sockets. Raises UserError.
+    """Makes a fresh directory whose path leaves room for the names of sockets. Raises UserError.
 
-    for_account: of the workers, if it is not the agent's own: then the job chooses TMPDIR, and the owner of the
+    for_account: the workers' account, if it is not the agent's own: then the job chooses TMPDIR, and the owner of the
     directory that it names could replace this one.
     """
     for parent in (None, "/tmp") if for_account is None else ("/tmp",):
@@ -45,12 +45,12 @@ def session_socket(directory: Path) -> Path:
 
 
 def store_directory(directory: Path) -> Path:
-    """For the data of an etcd that this agent hosts."""
+    """Returns the directory for the data of an etcd that this agent hosts."""
     return directory / "store"
 
 
 def own(directory: Path) -> BufferedRandom:
-    """The directory is in use until the file that this returns is closed, which the end of the process does too."""
+    """Marks the directory as in use until the returned file is closed, which the end of the process does too."""
     draft = directory / f".{_OWNER}"
     file = os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "r+b")
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -59,7 +59,7 @@ def own(directory: Path) -> BufferedRandom:
 
 
 def remove_left(parent: Path) -> list[Path]:
-    """Remove the directories in `parent` whose owners are gone; of this account alone. Returns those."""
+    """Removes the directories in `parent` whose owners are gone and that belong to this account. Returns those."""
     removed = []
     for directory in parent.glob(f"{PREFIX}*"):
         try:
@@ -74,7 +74,7 @@ def remove_left(parent: Path) -> list[Path]:
 
 
 def _is_left(directory: Path) -> bool:
-    """Whether its owner was gone; then it is removed. Raises OSError."""
+    """Removes the directory if its owner is gone, and tells whether it did. Raises OSError."""
     with os.fdopen(os.open(directory / _OWNER, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,7 +20,7 @@ SILENT_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class SilentJoiner:
-    """reason: of its end, for people."""
+    """A worker that has been silent for too long. reason: why it ends, for people."""
 
     worker_id: str
     reason: str
@@ -28,17 +28,18 @@ class SilentJoiner:
 
 @dataclass(slots=True)
 class SilentJoiners:
-    """since: by worker, the generation that first listed it since it last said anything, and when."""
+    """Remembers which workers have said nothing since they were listed. since: by worker, the generation that first
+    listed it since it last said anything, and when."""
 
     since: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def heard(self, worker_id: str) -> None:
-        """It said something, or has ended."""
+        """Forgets a worker that said something, or has ended."""
         self.since.pop(worker_id, None)
 
     def follow(self, number: int, listed: Iterable[str], now_s: float) -> list[SilentJoiner]:
-        """Which workers have been silent for too long, now that generation `number` is written. They should end if
-        members could not build the generation before. listed: workers of this node in it."""
+        """Returns the workers that have been silent for too long, now that generation `number` is written. They should
+        end if members could not build the generation before. listed: workers of this node in it."""
         found = [
             SilentJoiner(
                 worker_id,
@@ -54,8 +55,8 @@ class SilentJoiners:
 
 
 def written_again(before: Generation | None, record: Generation) -> bool:
-    """Whether `record` shows that members could not build `before`, the newest one seen before it: that one never came
-    into force, and all its workers are listed again."""
+    """Tells whether `record` shows that members could not build `before`, the newest one seen before it: that one never
+    came into force, and all its workers are listed again."""
     if before is None or not before.kind is record.kind is GenerationKind.PLANNED:
         return False
     # if one of its joiners had died, the record would lack that one

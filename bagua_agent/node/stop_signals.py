@@ -14,7 +14,8 @@ class Reaction(Enum):
 
 
 def reaction(earlier: Sequence[int], number: int) -> Reaction:
-    """Ctrl-C: leave, interrupt, kill. Any other second signal kills: its sender does not wait for long."""
+    """Returns what a signal causes. Ctrl-C: leave, interrupt, kill. Any other second signal kills: its sender does not
+    wait for long."""
     if not earlier:
         return Reaction.LEAVE
     if [*earlier, number] == [signal.SIGINT, signal.SIGINT]:

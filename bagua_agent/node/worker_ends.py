@@ -22,9 +22,7 @@ KILLS_FORGOTTEN_S = 600.0
 @dataclass(slots=True)
 class NodeWorker:
     """One started worker. was_ready: it reached its first step boundary. has_committed: it has committed a step.
-
-    asked_to_end: the agent signalled it. kills_in_a_row: see Failure; known once it has ended.
-    """
+    asked_to_end: the agent signalled it. kills_in_a_row: see Failure; known once it has ended."""
 
     process: WorkerProcess
     files: WorkerFiles
@@ -41,7 +39,7 @@ class NodeWorker:
 
 
 class WorkerEnds:
-    """count: of all workers that ended."""
+    """Records the ends of this node's workers. count: how many workers ended."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -51,15 +49,15 @@ class WorkerEnds:
         self._memory_kills = MemoryKills()
 
     def will_be_killed(self, worker_id: str, why: str) -> None:
-        """By this agent."""
+        """Records that this agent is about to kill the worker, and why."""
         self._killed_for[worker_id] = why
 
     def early_crashes(self, slot: int) -> int:
-        """Workers of this slot in a row that ended before their first step boundary."""
+        """Returns how many workers of this slot in a row ended before their first step boundary."""
         return self._early_crashes.get(slot, 0)
 
     def add(self, worker: NodeWorker, returncode: int, stderr_tail: str) -> ExitCause:
-        """Why it ended. Sets kills_in_a_row of the worker."""
+        """Records the end of a worker and returns its cause. Sets kills_in_a_row of the worker."""
         slot = worker.slot
         killed_for = self._killed_for.pop(worker.worker_id, "")
         self.count += 1
@@ -87,7 +85,7 @@ class WorkerEnds:
 
 
 def kills_after(before: int, *, killed: bool, has_committed: bool, ran_s: float) -> int:
-    """How many workers of a slot were killed in a row without progress, once one more has ended.
+    """Returns how many workers of a slot were killed in a row without progress, once one more has ended.
 
     before: the count when it started. killed: by a signal from outside.
     """
@@ -96,7 +94,7 @@ def kills_after(before: int, *, killed: bool, has_committed: bool, ran_s: float)
 
 
 def _error_text(worker: NodeWorker) -> str | None:
-    """Content of its error file; None if there is none that can be used."""
+    """Returns the content of the worker's error file; None if there is none that can be used."""
     try:
         return read_ordinary(worker.files.error).decode(errors="replace") or None
     except FileNotFoundError:

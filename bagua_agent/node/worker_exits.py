@@ -35,10 +35,12 @@ END_BYTES = 4 << 10  # in etcd, of the keys that come and go with a worker, and 
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """What is known of a worker at its end. generation, steps: of its last report. was_member: its member key exists.
-    trained: it confirmed the last commit. company: its fellows in generations. listed: the newest generation that
-    listed it, and its world size. last_checkpoint: its report when it left. left_alone: it was asked to leave though
-    its node stays."""
+    """The facts known of a worker at its end.
+
+    generation, steps: those of its last report. was_member: its member key exists. trained: it confirmed the last
+    commit. company: its fellows in generations. listed: the newest generation that listed it, and its world size.
+    last_checkpoint: its report when it left. left_alone: it was asked to leave though its node stays.
+    """
 
     was_member: bool
     trained: bool
@@ -59,8 +61,9 @@ class Record(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Consequence:
-    """record: to be written before the keys go. at_once: the keys go without waiting for it. unexpected: it counts
-    for the node's exit code, and the slot may get a successor."""
+    """The decision that follows from a worker's end. record: written before the keys are removed. at_once: the keys are
+    removed without waiting for it. unexpected: the end counts for the node's exit code, and the slot may get a
+    successor."""
 
     record: Record
     at_once: bool = False
@@ -70,7 +73,8 @@ class Consequence:
 def consequence(
     returncode: int, script_failure: bool, last: LastSeen, *, leaving: bool, stopping: bool
 ) -> Consequence:
-    """stopping: ends of workers are expected, since the node leaves or the job has its result."""
+    """Decides what follows from a worker's end. stopping: ends of workers are expected, since the node leaves or the
+    job has its result."""
     if returncode == 0:
         # one that left says nothing about the end of the job
         return Consequence(Record.DEPARTED if leaving and not last.trained else Record.FINISHED)
@@ -96,7 +100,7 @@ class _Unexplained:
 
 
 class WorkerExits:
-    """on_given_up(): a slot will have no more workers."""
+    """Acts on the ends of this node's workers in live mode. on_given_up(): a slot will have no more workers."""
 
     def __init__(
         self,
@@ -114,7 +118,8 @@ class WorkerExits:
         self.exit_code = 0
 
     def take(self, worker_id: str, returncode: int, last: LastSeen, now_s: float) -> bool:
-        """Once per worker, which must be known to `workers`. Whether its end was unexpected."""
+        """Handles the end of a worker, which must be known to `workers`, and tells whether it was unexpected. Called
+        once per worker."""
         worker, cause = self._workers.ended(worker_id, returncode)
         returncode = cause.exit_code
         seen, keys, store = self._job.seen, self._job.keys, self._job.store
@@ -210,7 +215,7 @@ class WorkerExits:
     # -- casualties
 
     def _casualty_of(self, failure: pb.Failure, company: Company) -> str:
-        """The worker whose end explains it; empty: none as far as is known."""
+        """Returns the worker whose end explains the failure; empty if none is known so far."""
         if not failure.script_failure:
             return ""
         seen = self._job.seen
@@ -219,7 +224,7 @@ class WorkerExits:
         return casualty_of(own, company, seen.view, whole=seen.whole)
 
     def records_came(self) -> None:
-        """There is a newer record: look for explanations once the picture has it."""
+        """Notes that there is a newer record: explanations are looked for once the picture has it."""
         if self._unexplained:
             self._look_again_at(float("-inf"))
 
@@ -227,7 +232,7 @@ class WorkerExits:
         self._job.timers.set("casualties", at_s, self._look_again)
 
     def _look_again(self, now_s: float) -> None:
-        """A peer's end is often known only after the failure that it explains."""
+        """Looks again for explanations: a peer's end is often known only after the failure that it explains."""
         if self._job.seen.stopping or self._job.seen.closing:
             self._unexplained.clear()
             return
@@ -252,7 +257,8 @@ class WorkerExits:
             self._look_again_at(now_s + LOOK_AGAIN_S)
 
     def _is_known(self, one: _Unexplained) -> bool:
-        """Whether the leader has the record of the failure. In a large job this agent does not see records of ends."""
+        """Tells whether the leader has the record of the failure. In a large job this agent does not see records of
+        ends."""
         seen = self._job.seen
         return one.failure.worker_id in seen.view.failures or (not seen.whole and one.written.is_set())
 
@@ -267,9 +273,12 @@ class WorkerExits:
         again: bool = False,
         job_goes_on: bool = False,
     ) -> bool:
-        """Whether this has to be decided again, since the job ends with this failure unless another worker's end
-        explains it or another failure, or unless the job has trained, which an agent of a large job may not know.
-        again: it was reported already. job_goes_on: the leader knows of it and has had time to end the job."""
+        """Decides on the slot's successor, and tells whether this has to be decided again. It has to if the job ends
+        with this failure unless another worker's end explains it or another failure, or unless the job has trained,
+        which an agent of a large job may not know.
+
+        again: it was reported already. job_goes_on: the leader knows of it and has had time to end the job.
+        """
         seen, tell, slot = self._job.seen, self._job.narrator.tell, failure.slot
         where = f"worker in slot {slot}"
         known = [f for f in seen.view.failures.values() if f.worker_id != failure.worker_id]

@@ -16,36 +16,37 @@ LEADER_AGAIN_S = 0.5
 
 
 class WorkerWay(Protocol):
-    """Called from the loop's thread only; nothing here waits."""
+    """One way of running a node's workers. All methods are called from the loop's thread only, and none waits."""
 
     # -- what the job says
 
     def begin(self) -> None:
-        """The job is joined: workers may begin."""
+        """Lets workers begin: the job is joined."""
 
     def follow(self, generation: Generation) -> None:
-        """There is a newer record; called once for each."""
+        """Follows a newer record; called once for each."""
 
     def close_joins(self) -> None:
-        """Every worker of the job has committed its last step."""
+        """Ends joining: every worker of the job has committed its last step."""
 
     def refuse(self, worker_id: str, difference: str) -> None:
-        """The leader does not let this worker in; it may be another node's."""
+        """Refuses a worker that the leader does not let in; it may be another node's."""
 
     def follow_replicas(self, now_s: float) -> None:
-        """Replicas may have changed, or nodes that hold parts of one leave. Live mode alone has replicas."""
+        """Follows replicas that may have changed, or nodes that leave with parts of one. Live mode alone has
+        replicas."""
 
     def lost_touch(self, agent_id: str, now_s: float) -> None:
-        """An agent that holds a part of a replica of this node does not answer this host."""
+        """Handles that an agent with a part of a replica of this node does not answer this host."""
 
     def met(self, generation: int, address: str) -> None:
-        """Where the workers of a RESTART generation meet."""
+        """Takes the address at which the workers of a RESTART generation meet."""
 
     def leave(self) -> str:
-        """This node leaves, as JobSeen says. Returns when its workers go, for people."""
+        """Begins the leave of this node, as JobSeen describes it. Returns when its workers go, for people."""
 
     def interrupt(self) -> None:
-        """A second Ctrl-C: the scripts get it at once."""
+        """Passes a second Ctrl-C to the scripts at once."""
 
     # -- what the workers do
 
@@ -54,22 +55,22 @@ class WorkerWay(Protocol):
     def exited(self, worker_id: str, returncode: int, now_s: float) -> None: ...
 
     def progress_of(self, worker_id: str) -> session_pb2.Progress | None:
-        """Its last report; None before the first, and in restart mode."""
+        """Returns the worker's last report; None before the first, and in restart mode."""
 
     @property
     def awaits_generation(self) -> bool:
-        """A worker here takes no step before another generation: a loss ended the one in force."""
+        """Whether a worker here takes no step before another generation: a loss ended the one in force."""
 
     # -- what the node's end depends on
 
     @property
     def ready_workers(self) -> frozenset[str]:
-        """Those that have a member key."""
+        """The workers here that have a member key."""
 
     @property
     def trained(self) -> bool:
-        """A worker here confirmed the last commit."""
+        """Whether a worker here confirmed the last commit."""
 
     @property
     def exit_code(self) -> int:
-        """What the newest unexpected end of a worker says; 0 without one."""
+        """The exit code of the newest unexpected end of a worker; 0 without one."""

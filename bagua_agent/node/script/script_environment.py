@@ -21,7 +21,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def why_a_fresh_interpreter(command: WorkerCommand, directory: Path) -> str | None:
-    """One line for the log; None if the script's text shows no need. directory: where the command runs."""
+    """Returns one line for the log; None if the script's text shows no need. directory: where the command runs."""
     try:
         script = read_script(command, directory)
         variable = set_before_torch(script.source)
@@ -31,7 +31,8 @@ def why_a_fresh_interpreter(command: WorkerCommand, directory: Path) -> str | No
 
 
 def set_before_torch(source: bytes) -> str:
-    """The first variable set in front of the first import of torch, or anywhere if the text does not import it; "".
+    """Returns the first variable set in front of the first import of torch, or anywhere if the text does not import it;
+    "" if there is none.
 
     Raises SyntaxError, ValueError.
     """
@@ -65,7 +66,7 @@ def _imports_torch(node: ast.AST) -> TypeGuard[ast.stmt]:
 
 
 def _changes(node: ast.AST, environ: set[str]) -> Iterator[tuple[int, str]]:
-    """(line, variable) of each change that the node makes; "" for a variable that the text does not name."""
+    """Returns (line, variable) of each change that the node makes; "" for a variable that the text does not name."""
 
     def is_environ(value: ast.expr) -> bool:
         return (isinstance(value, ast.Attribute) and value.attr == "environ") or (
@@ -86,7 +87,7 @@ def _changes(node: ast.AST, environ: set[str]) -> Iterator[tuple[int, str]]:
 
 
 def _given(call: ast.Call) -> list[str]:
-    """Names in the arguments of `update` and the like; "" for what the text does not name."""
+    """Returns the names in the arguments of `update` and the like; "" for what the text does not name."""
     names = [keyword.arg or "" for keyword in call.keywords]
     first = call.args[0] if call.args else None
     if isinstance(first, ast.Dict):

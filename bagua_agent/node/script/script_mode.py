@@ -41,8 +41,8 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """names_bagua: the program's text names a package of Bagua, or is not known; without it only a module that the
-    program imports can open a session."""
+    """The guessed mode of a job and the reason for it. names_bagua: the program's text names a package of Bagua, or is
+    not known; without it only a module that the program imports can open a session."""
 
     mode: Mode
     reason: str
@@ -50,7 +50,8 @@ class Guess:
 
 
 def guess_mode(command: WorkerCommand, directory: Path, search_path: Iterable[str] | None = None) -> Guess:
-    """directory: where the command runs. search_path: where modules are looked for; None: this interpreter's."""
+    """Guesses the mode of the workers that `command` runs. directory: where the command runs. search_path: where
+    modules are looked for; None: this interpreter's."""
     try:
         script = read_script(command, directory, search_path)
     except NoScriptText as why:
@@ -74,7 +75,7 @@ def guess_mode(command: WorkerCommand, directory: Path, search_path: Iterable[st
 
 
 def options_of_steps(config: JobConfig) -> list[str]:
-    """Those of the given options that concern steps, which are not observed in restart mode."""
+    """Returns the given options that concern steps, which are not observed in restart mode."""
     default = {field.name: field.default for field in fields(JobConfig)}
     return [flag for name, flag in _OF_STEPS.items() if getattr(config, name) != default[name]]
 
@@ -82,8 +83,8 @@ def options_of_steps(config: JobConfig) -> list[str]:
 def makes_torch_group(
     command: WorkerCommand, directory: Path, search_path: Iterable[str] | None = None
 ) -> bool:
-    """Whether the script's own text makes torch's default process group, as scripts of torchrun do. Arguments as those
-    of guess_mode."""
+    """Tells whether the script's own text makes torch's default process group, as scripts of torchrun do. Arguments as
+    those of guess_mode."""
     try:
         return calls(read_script(command, directory, search_path).source, TORCH_DISTRIBUTED)
     except (NoScriptText, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -91,13 +92,13 @@ def makes_torch_group(
 
 
 def opens_a_session(source: bytes) -> bool:
-    """Whether the program's text names our `init_process_group`. Raises SyntaxError, ValueError."""
+    """Tells whether the program's text names our `init_process_group`. Raises SyntaxError, ValueError."""
     return calls(source, OWN_PACKAGE)
 
 
 def calls(source: bytes, package: str) -> bool:
-    """Whether the program's text names `init_process_group` of `package` or of a module in it. Raises SyntaxError,
-    ValueError."""
+    """Tells whether the program's text names `init_process_group` of `package` or of a module in it. Raises
+    SyntaxError, ValueError."""
     if any(name.encode() not in source for name in (package.rpartition(".")[2], OPENS_A_SESSION)):
         return False
     tree = ast.parse(source)
@@ -128,7 +129,7 @@ def _is_in(module: str, package: str) -> bool:
 
 
 def _dotted(node: ast.expr) -> str:
-    """a.b.c as text; empty for anything else."""
+    """Returns a.b.c as text; empty for anything else."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (base := _dotted(node.value)):

@@ -23,8 +23,8 @@ class ScriptText:
 
 
 class NoScriptText(UserError):
-    """The command runs no readable Python file; the message says why. is_unusable: there is one, and it is no ordinary
-    file or too large."""
+    """Raised if the command runs no readable Python file; the message says why. is_unusable: there is one, and it is no
+    ordinary file or too large."""
 
     def __init__(self, why: str, *, is_unusable: bool = False) -> None:
         super().__init__(why)
@@ -34,7 +34,8 @@ class NoScriptText(UserError):
 def read_script(
     command: WorkerCommand, directory: Path, search_path: Iterable[str] | None = None
 ) -> ScriptText:
-    """directory: where the command runs. search_path: where modules are looked for; None: this interpreter's.
+    """Reads the text of the program that `command` runs. directory: where the command runs. search_path: where modules
+    are looked for; None: this interpreter's.
 
     Raises NoScriptText.
     """
@@ -62,7 +63,7 @@ def read_script(
 
 
 def _module_file(name: str, directories: Iterable[Path]) -> Path | None:
-    """The file that `python -m name` would run, without importing its parents."""
+    """Returns the file that `python -m name` would run, without importing its parents."""
     relative = Path(*name.split("."))
     for directory in directories:
         for candidate in (directory / relative / "__main__.py", (directory / relative).with_suffix(".py")):

@@ -35,7 +35,7 @@ STOP_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """expires_at_s: by the host's clock, as time.time() gives it. signal: 0 for none."""
+    """One deadline of a worker. expires_at_s: by the host's clock, as time.time() gives it. signal: 0 for none."""
 
     pid: int
     scope: str
@@ -44,7 +44,7 @@ class Timer:
 
 
 def parse_request(line: bytes) -> Timer | None:
-    """None for what torch's client does not write. A negative time releases the timer."""
+    """Parses one request; returns None for what torch's client does not write. A negative time releases the timer."""
     try:
         values = json.loads(line)
         timer = Timer(
@@ -60,17 +60,18 @@ def parse_request(line: bytes) -> Timer | None:
 
 
 def timer_file(environ: Mapping[str, str], directory: Path) -> Path | None:
-    """Where requests are read; None: timers are not asked for."""
+    """Returns the path at which requests are read; None if timers are not asked for."""
     if environ.get(ENABLE_VARIABLE) != "1":
         return None
     return Path(environ.get(FILE_VARIABLE) or directory / "timers")
 
 
 class FileTimers:
-    """signal_process(pid, number): whether that is a process of a worker here, and was signalled."""
+    """Reads requests from the FIFO and signals processes whose timers expire. signal_process(pid, number): tells
+    whether that is a process of a worker here, and was signalled."""
 
     def __init__(self, path: Path, signal_process: Callable[[int, int], bool]) -> None:
-        """Raises UserError if no FIFO can be made there."""
+        """Makes the FIFO at `path`. Raises UserError if none can be made there."""
         self._path = path
         self._signal_process = signal_process
         self._timers: dict[tuple[int, str], Timer] = {}

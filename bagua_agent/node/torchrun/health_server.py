@@ -16,7 +16,7 @@ VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 
 
 def health_port(environ: Mapping[str, str]) -> int | None:
-    """None: no server is asked for. Raises UserError."""
+    """Returns the port of the health checks; None if no server is asked for. Raises UserError."""
     text = environ.get(VARIABLE, "")
     if not text:
         return None
@@ -26,6 +26,6 @@ def health_port(environ: Mapping[str, str]) -> int | None:
 
 
 def health_server(port: int, put: Callable[[HealthAsked], None]) -> SmallHttpServer:
-    """put: gives the agent's loop a message."""
+    """Makes the server that answers health checks. put: gives the agent's loop a message."""
     health = LoopHealth(put)
     return SmallHttpServer(port, "health checks", lambda path: health.answer())

@@ -32,7 +32,8 @@ _NOT_REPLACEABLE = (errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def write_result(environ: Mapping[str, str], result: pb.Result, own_agent_id: str) -> None:
-    """Of a job that failed: the failed worker's error file if it ran here and wrote one, else what its record says."""
+    """Writes the error file of a job that failed: the failed worker's own file if it ran here and wrote one, else what
+    its record says."""
     path = environ.get(VARIABLE)
     if not path or result.outcome != pb.Result.FAILED:
         return
@@ -50,7 +51,7 @@ def write_result(environ: Mapping[str, str], result: pb.Result, own_agent_id: st
 
 
 def write_own_error(environ: Mapping[str, str], error: Exception) -> None:
-    """Of a launcher that can't go on. The error is reported elsewhere too."""
+    """Writes the error file of a launcher that can't go on. The error is reported elsewhere too."""
     if path := environ.get(VARIABLE):
         callstack = "" if isinstance(error, BaguaError) else "".join(traceback.format_exception(error))
         _write(path, _content(f"{type(error).__name__}: {error}", callstack))
@@ -73,7 +74,7 @@ def _written_by_worker(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: str, content: Mapping[str, Any]) -> None:
-    """In place of a file that is there, in one step: a reader finds an old file or the whole new one.
+    """Replaces a file that is there in one step: a reader finds an old file or the whole new one.
 
     A device, a FIFO and the launcher's own output are written to, and stay; so is a file that can't be replaced.
     """
@@ -93,7 +94,8 @@ def _write(path: str, content: Mapping[str, Any]) -> None:
 
 
 def _is_written_to(path: str) -> bool:
-    """Not a link to another ordinary file: as with torch the link is replaced, for another account may have made it."""
+    """Tells whether the file at `path` is written in place. A link to another ordinary file is not: as with torch the
+    link is replaced, for another account may have made it."""
     try:
         found = os.stat(path)
     except OSError:
@@ -102,7 +104,7 @@ def _is_written_to(path: str) -> bool:
 
 
 def _is_own_output(found: os.stat_result) -> bool:
-    """As behind /dev/stderr."""
+    """Tells whether the file is this process's stdout or stderr, as behind /dev/stderr."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             if os.path.samestat(found, os.fstat(descriptor)):
@@ -125,7 +127,7 @@ def _replace(path: str, text: bytes) -> None:
 
 
 def _write_to(path: str, text: bytes, more_flags: int = 0) -> None:
-    """In place, with the end of the line that a terminal or log needs."""
+    """Writes the text in place, with the end of the line that a terminal or log needs."""
     text += b"\n"
     # Without O_NONBLOCK a FIFO would wait for a reader.
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | more_flags
