@@ -76,7 +76,7 @@ _Message = ms.Event | _Changed | _StoreInTouch | _Stop | HelperFailed | HealthAs
 
 
 class NodeDaemon:
-    """`run` until `stop`; units go on after it. say: a line for the log; from any thread."""
+    """The daemon's loop: it runs from `run` until `stop`; units go on after it. say: logs a line; from any thread."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class NodeDaemon:
         look_for_trouble: Callable[[], tuple[str, ...]] = tuple,
         look_for_notes: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """address: host:port of this daemon's service. look_for_trouble: what is wrong with the node; look_for_notes:
-        what people should see to; they may block."""
+        """Creates the daemon; `run` runs it. address: host:port of this daemon's service. look_for_trouble: returns
+        what is wrong with the node; look_for_notes: returns what people should see to; they may block."""
         self._config = config
         self._facts = facts
         self._store = store
@@ -147,12 +147,13 @@ class NodeDaemon:
         )
 
     def runs(self, job_id: str) -> bool:
-        """Whether a unit of it lives here; from any thread."""
+        """Tells whether a living unit of the job is on this node. Can be called from any thread."""
         unit = self._state.units.get(job_id)
         return unit is not None and unit.alive
 
     def metrics_targets(self) -> bytes:
-        """Where the jobs that live here serve their metrics, as Prometheus reads it; from any thread."""
+        """Returns the addresses at which the jobs that live here serve their metrics, in the form that Prometheus
+        reads. Can be called from any thread."""
         found = self._folders.metrics_addresses()
         alive = {job_id: address for job_id, address in found.items() if self.runs(job_id)}
         for job_id, address in alive.items():
@@ -162,21 +163,22 @@ class NodeDaemon:
         return targets(alive, self._config.node_name, parted(self._node.address)[0])
 
     def note(self, text: str) -> None:
-        """What of this node does not work now and keeps no job away; empty for nothing. From any thread."""
+        """Records what of this node does not work now and keeps no job away; empty for nothing. Can be called from any
+        thread."""
         self._inbox.put(ms.Noted(text))
 
     def ask(self, question: HealthAsked | DaemonPictureAsked) -> None:
-        """The loop answers it; from any thread."""
+        """Puts a question to the loop, which answers it. Can be called from any thread."""
         self._inbox.put(question)
 
     def stop(self) -> None:
-        """From any thread, or a signal handler's."""
+        """Stops the loop. Can be called from any thread and from a signal handler."""
         self._stopping.set()
         self._inbox.put(_Stop())
 
     def run(self) -> None:
-        """Raises StoreUnavailable if etcd can't be read at the beginning, NameTaken if another daemon has this node's
-        name."""
+        """Runs the loop until `stop`. Raises StoreUnavailable if etcd can't be read at the beginning, and NameTaken if
+        another daemon has this node's name."""
         try:
             self._watch.start()
             for found in self._runner.found():
@@ -195,7 +197,7 @@ class NodeDaemon:
             self._looks.stop(LOOK_STOP_S)
 
     def _hear(self) -> bool:
-        """Wait for a message or the time, and take all that wait; False: stop."""
+        """Waits for a message or the time, and takes all messages that wait. Returns False if the daemon is to stop."""
         self._notifier.feed()
         due_s = max(0.0, self._state.wake_at_s - time.monotonic())
         try:
@@ -293,14 +295,15 @@ class NodeDaemon:
         self._notifier.status(report.status)
 
     def _claim(self) -> bool:
-        """False: asked to stop before. Raises NameTaken."""
+        """Claims the node's name with this daemon's first record. Returns False if the daemon was asked to stop before.
+        Raises NameTaken."""
         within_s = LEASES_OF_ANOTHER * self._config.times_node_lease_s
         return claim(self._store, self._leased, self._node, within_s, self._stopping)
 
     # -- the hands: what may block
 
     def _by_hand(self, what: str, operation: Callable[[], ms.Event | None]) -> None:
-        """Do something that may block; its event comes to the inbox, NotDone if it raises."""
+        """Runs an operation that may block in the other thread. Its event comes to the inbox, NotDone if it raises."""
 
         def ended(end: OperationEnd[ms.Event | None]) -> None:
             event = ms.NotDone(f"{what} failed: {end.reason}") if isinstance(end, Failed) else end.value
@@ -387,5 +390,5 @@ class NodeDaemon:
 
 
 def _clock_s() -> float:
-    """Goes on while the machine sleeps."""
+    """Returns the seconds of a clock that goes on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -13,7 +13,8 @@ from bagua_contract import cluster_pb2 as pb
 
 
 def write_failure(store: Store, submission: pb.Submission, event: JobEvent, node_name: str) -> bool:
-    """False if the job is over, so that agents end as they should, or was removed. Raises InfrastructureLost."""
+    """Writes the event of an agent's failure. Returns False if the job is over, so that agents end as they should, or
+    was removed. Raises InfrastructureLost."""
     keys = JobKeys(submission.job_id)
     unended = [
         absent(keys.result),

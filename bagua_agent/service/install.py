@@ -38,13 +38,13 @@ _PROGRAM = re.compile(r"/[A-Za-z0-9._/+-]+")
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """changes: what was done, a line each; empty if all was there."""
+    """The result of an installation or a removal. changes: what was done, a line each; empty if all was there."""
 
     changes: tuple[str, ...]
 
 
 def config_text(wanted: Mapping[str, Value]) -> str:
-    """A configuration file that says these keys (paths as in KEYS) and nothing else. Pure."""
+    """Returns a configuration file that sets these keys (paths as in KEYS) and nothing else. Pure."""
     lines = ["# Written by bagua-agent install; bagua-agent example-config shows every key."]
     section = ""
     for key in KEYS:
@@ -58,7 +58,8 @@ def config_text(wanted: Mapping[str, Value]) -> str:
 
 
 def with_revocation_list(wanted: Mapping[str, Value]) -> Mapping[str, Value]:
-    """`wanted`, and the list of revoked certificates beside the daemon's CA file, if none is named and it exists."""
+    """Returns `wanted`, with the list of revoked certificates beside the daemon's CA file if none is named and it
+    exists."""
     ca_file = wanted.get("tls.ca_file")
     if not ca_file or "tls.revoked_file" in wanted:
         return wanted
@@ -67,7 +68,8 @@ def with_revocation_list(wanted: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 def install(config_path: str, wanted: Mapping[str, Value], say: Callable[[str], None]) -> Done:
-    """Raises UserError before anything is changed if it can't be, InfrastructureLost if systemd does not do it."""
+    """Installs the daemon on this node. Raises UserError before anything is changed if it can't be installed, and
+    InfrastructureLost if systemd does not do it."""
     program = _program()
     _need_root_and_systemd()
     config_path = os.path.abspath(config_path)  # the service runs in /
@@ -121,7 +123,8 @@ def install(config_path: str, wanted: Mapping[str, Value], say: Callable[[str], 
 
 
 def uninstall(config_path: str, say: Callable[[str], None], *, force: bool) -> Done:
-    """The configuration, the account and jobs' output stay. Raises UserError while jobs run here, unless force."""
+    """Removes the daemon; the configuration, the account and jobs' output stay. Raises UserError while jobs run here,
+    unless force."""
     _need_root_and_systemd()
     changes = []
     units = SystemdUnits()
@@ -147,7 +150,8 @@ def uninstall(config_path: str, say: Callable[[str], None], *, force: bool) -> D
 
 
 def _make_directories(config: AgentConfig) -> list[str]:
-    """Those that systemd makes for the unit are its own. Raises UserError."""
+    """Makes the daemon's directories, except those that systemd makes for the unit, and returns a line for each that
+    was made. Raises UserError."""
     made = []
     for directory, mode in ((config.directories_state, 0o700), (config.directories_log, 0o751)):
         path = Path(directory)
@@ -218,7 +222,7 @@ def _run(line: list[str]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Writes the file as a whole or not at all."""
     unfinished = path.with_name(path.name + ".new")
     unfinished.write_text(text)
     unfinished.chmod(0o644)

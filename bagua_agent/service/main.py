@@ -1,4 +1,4 @@
-"""`bagua-agent`: the node's daemon, and an operator's commands on a node."""
+"""Implements `bagua-agent`: the node's daemon, and an operator's commands on a node."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def uninstall(config: str, force: bool, as_json: bool) -> int:
 
 
 def _sayer(as_json: bool) -> Callable[[str], None]:
-    """Prints progress as it happens; with --json the result is printed at the end."""
+    """Returns a function that prints progress as it happens; with --json the result is printed at the end."""
     return (lambda line: None) if as_json else click.echo
 
 
@@ -165,7 +165,7 @@ def certs(words: tuple[str, ...]) -> int:
 
 
 def _wanted(typed: dict[str, Any]) -> dict[str, Value]:
-    """Keys of the configuration that were asked for."""
+    """Returns the keys of the configuration that were asked for."""
     wanted: dict[str, Value] = {}
     if typed["insecure"]:
         wanted["insecure"] = True

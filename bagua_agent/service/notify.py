@@ -15,7 +15,7 @@ FEEDS_IN_A_WINDOW = 4
 
 
 class Notifier:
-    """environ: with systemd's NOTIFY_SOCKET and WATCHDOG_USEC, or without."""
+    """Sends the daemon's state to systemd. environ: with systemd's NOTIFY_SOCKET and WATCHDOG_USEC, or without."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
@@ -32,14 +32,14 @@ class Notifier:
         self._send("STOPPING=1")
 
     def status(self, text: str) -> None:
-        """One line for `systemctl status`."""
+        """Sends the line that `systemctl status` shows."""
         line = " ".join(text.split())
         if line != self._status:
             self._status = line
             self._send(f"STATUS={line}")
 
     def feed(self) -> None:
-        """This loop turns; call it every feed_every_s at least."""
+        """Feeds the watchdog: reports that this loop turns. Call it at least every feed_every_s."""
         if self.feed_every_s is None or time.monotonic() < self._fed_s + self.feed_every_s / 2:
             return
         self._fed_s = time.monotonic()

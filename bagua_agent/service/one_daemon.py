@@ -18,7 +18,8 @@ FILE_NAME = "daemon.lock"
 
 @contextmanager
 def only_daemon(state_directory: str) -> Iterator[None]:
-    """Raises UserError if another process has it, UserError or InfrastructureLost if it can't be made or locked."""
+    """Holds the lock of the state directory while the context is open. Raises UserError if another process holds it,
+    UserError or InfrastructureLost if it can't be made or locked."""
     path = Path(state_directory) / FILE_NAME
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

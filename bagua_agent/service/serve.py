@@ -1,4 +1,5 @@
-"""The daemon's process: from its configuration file to the loop, and to an orderly end that keeps units running."""
+"""Runs the daemon's process: from its configuration file to the loop, and to an orderly end that keeps units
+running."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ _SIGNALS = ("SIGTERM", "SIGINT")
 
 
 class _Stop:
-    """What a signal asks for. to: called with it too, to end what takes long."""
+    """Records that a signal asked the daemon to stop. to: called then too, to end what takes long."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
@@ -61,7 +62,7 @@ class _Stop:
         self._to()
 
     def tell(self, to: Callable[[], None]) -> None:
-        """From now on, and at once if it was asked before."""
+        """Calls `to` at each request from now on, and at once if it was asked before."""
         self._to = to
         if self:
             to()
@@ -71,7 +72,8 @@ class _Stop:
 
 
 def serve(config_path: str, *, plain_units: bool = False) -> int:
-    """Until SIGTERM or SIGINT; the exit code. plain_units: also with systemd. Raises UserError."""
+    """Runs the daemon until SIGTERM or SIGINT, and returns the exit code. plain_units: also with systemd. Raises
+    UserError."""
     log_to_stderr(logging.INFO)
     config = read_agent_config(config_path, utc_now())
     facts = look_at_node(config)
@@ -139,7 +141,7 @@ def _serve(
 def _open_page(
     config: AgentConfig, store: Store, daemon: NodeDaemon, scheduler: Scheduler
 ) -> ClusterPage | None:
-    """None: the configuration asks for none, so no memory is taken for it."""
+    """Opens the cluster's page; None if the configuration asks for none, so no memory is taken for it."""
     if not config.dashboard_listen:
         return None
     from bagua_agent.service.node.cluster_page_service import open_page
@@ -165,8 +167,8 @@ def _runner(config: AgentConfig, plain: bool) -> UnitRunner:
 
 
 def _connected(config: AgentConfig, notifier: Notifier, stop: _Stop) -> tuple[Store, str] | None:
-    """The store, and this node's address on the way to it. Tries until etcd answers, or the daemon is asked to stop,
-    which gives None."""
+    """Returns the store, and this node's address on the way to it. Tries until etcd answers; returns None if the daemon
+    is asked to stop before."""
     store = Store(store_config(config.etcd_endpoints, config.store_credentials))
     stop.tell(store.close)
     told = ""

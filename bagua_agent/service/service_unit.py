@@ -85,8 +85,9 @@ WantedBy=multi-user.target
 
 
 def unit_text(program: str, config_path: str, directories: Iterable[str] = ()) -> str:
-    """program: the `bagua-agent` of this installation, an absolute path without blanks. config_path: absolute.
-    directories: that the configuration names; those that systemd does not make for the unit must be there."""
+    """Returns the text of the daemon's systemd unit. program: the `bagua-agent` of this installation, an absolute path
+    without blanks. config_path: absolute. directories: that the configuration names; those that systemd does not make
+    for the unit must be there."""
     own = sorted(d for d in set(directories) if not made_by_systemd(d))
     writable = "".join(f"ReadWritePaths={_quoted(directory)}\n" for directory in own)
     values = {"PROGRAM": program, "CONFIG": _word(config_path), "WRITABLE": writable}
@@ -99,11 +100,11 @@ def made_by_systemd(directory: str) -> bool:
 
 
 def _word(path: str) -> str:
-    """As systemd reads one word of a command line."""
+    """Returns a path in the form that systemd reads as one word of a command line."""
     return path if _PLAIN.fullmatch(path) else _quoted(path).replace("$", "$$")
 
 
 def _quoted(path: str) -> str:
-    """As systemd reads one path, whatever is in it."""
+    """Returns a path in the form that systemd reads as one path, whatever is in it."""
     escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'

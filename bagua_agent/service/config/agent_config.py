@@ -39,7 +39,7 @@ DEFAULT_PATH = "/etc/bagua/agent.toml"
 
 
 class AgentConfig(AgentKeys):
-    """What a valid file says."""
+    """The checked configuration of a daemon: the values of a valid file."""
 
     __slots__ = ()
 
@@ -55,14 +55,14 @@ class AgentConfig(AgentKeys):
 
     @property
     def tls_files(self) -> TlsFiles | None:
-        """Of the daemon's own service; None if it is used without TLS."""
+        """The TLS files of the daemon's own service; None if it is used without TLS."""
         if not self.tls_cert_file:
             return None
         return TlsFiles(self.tls_ca_file, self.tls_cert_file, self.tls_key_file, self.tls_revoked_file)
 
     @property
     def cluster_policy(self) -> ClusterPolicy:
-        """What this daemon, and the scheduler in it, decide with."""
+        """The policy by which this daemon, and the scheduler in it, decide."""
         return ClusterPolicy(
             kill_grace_s=self.times_kill_grace_s,
             ended_kept_jobs=self.jobs_keep_ended,
@@ -73,12 +73,13 @@ class AgentConfig(AgentKeys):
         return account == self.jobs_default_user or account in self.jobs_users
 
     def may_set(self, variable: str) -> bool:
-        """Whether a job may set this variable for its workers."""
+        """Tells whether a job may set this variable for its workers."""
         return any(_matches(variable, pattern) for pattern in self.jobs_environment)
 
 
 def check(content: Mapping[str, object], where: str, host_name: str) -> AgentConfig:
-    """The configuration that a file's `content` says. where: the file, for complaints. Raises UserError. Pure."""
+    """Returns the configuration that a file's `content` holds. where: the file, for complaints. Raises UserError.
+    Pure."""
     said = _flattened(content, where)
     values: dict[str, Any] = {key.field: _value(key, said, where) for key in KEYS}
     if not values["node_name"]:
@@ -128,7 +129,8 @@ def read_agent_config(path: str, now: datetime) -> AgentConfig:
 
 
 def check_named_files(config: AgentConfig, where: str, now: datetime) -> None:
-    """Raises UserError if a certificate does not hold, has another key, or a secret is open to others."""
+    """Checks the files that the configuration names. Raises UserError if a certificate is not valid or has another key,
+    or if a secret is open to others."""
     try:
         if config.etcd_password_file:
             trouble = secret_file_trouble(Path(config.etcd_password_file))
@@ -148,7 +150,8 @@ def check_named_files(config: AgentConfig, where: str, now: datetime) -> None:
 
 
 def check_packages(config: AgentConfig, where: str) -> None:
-    """Raises UserError if what a key asks for needs an extra that is not installed."""
+    """Checks that the packages are installed that the configuration needs. Raises UserError if a key needs an extra
+    that is not installed."""
     if config.jobs_otel and not all(map(_is_installed, OTEL_MODULES)):
         raise UserError(
             f"{where}: jobs.otel {config.jobs_otel!r} needs OpenTelemetry's exporter, which is not installed; "
@@ -157,7 +160,7 @@ def check_packages(config: AgentConfig, where: str) -> None:
 
 
 def _is_installed(module: str) -> bool:
-    """Does not import the module itself."""
+    """Tells whether a module can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # its parent is missing
@@ -165,7 +168,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _flattened(content: Mapping[str, object], where: str) -> dict[str, object]:
-    """Values by path. Raises UserError for unknown keys."""
+    """Returns the values of the file by path. Raises UserError for unknown keys."""
     sections = {key.section for key in KEYS if key.section}
     said: dict[str, object] = {}
     for name, value in content.items():
@@ -197,7 +200,8 @@ def _value(key: Key, said: Mapping[str, object], where: str) -> Value:
 
 
 def _complaint(config: AgentConfig) -> str | None:
-    """What does not go together, or would let anybody in; None if nothing."""
+    """Returns a complaint about values that contradict each other or leave the daemon open to anyone; None if there is
+    none."""
     if not config.etcd_endpoints:
         return "etcd.endpoints [] is empty; name at least one, as etcd-1:2379"
     try:
@@ -293,7 +297,7 @@ def _exposed_dashboard(config: AgentConfig) -> str | None:
 
 
 def _matches(variable: str, pattern: str) -> bool:
-    """`*` is any letters; everything else stands for itself."""
+    """Tells whether a variable matches a pattern, in which `*` is any letters and everything else stands for itself."""
     return re.fullmatch(".*".join(re.escape(part) for part in pattern.split("*")), variable) is not None
 
 

@@ -34,7 +34,7 @@ Value = bool | int | float | str | tuple[str, ...] | Mapping[str, str]
 
 
 class WrongValue(UserError):
-    """What is wrong with one value, and what to write instead."""
+    """Reports one wrong value of the file. what: what is wrong with it. instead: what to write instead."""
 
     def __init__(self, what: str, instead: str) -> None:
         super().__init__(what)
@@ -44,9 +44,8 @@ class WrongValue(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`section.name`, or `name` at the top of the file. default: None if it must be given. example: what the example
-    file gives; it leaves keys without one at their default. read: the checked value, or WrongValue.
-    """
+    """A key of the file: `section.name`, or `name` at the top of the file. default: None if it must be given. example:
+    what the example file gives; it leaves keys without one at their default. read: the checked value, or WrongValue."""
 
     path: str
     read: Callable[[object], Value]
@@ -64,7 +63,7 @@ class Key:
 
     @property
     def field(self) -> str:
-        """Of AgentConfig."""
+        """The name of the key's field in AgentConfig."""
         return self.path.replace(".", "_")
 
 
@@ -92,7 +91,7 @@ def texts(value: object) -> tuple[str, ...]:
 
 
 def matching(is_one: Callable[[str], object], what: str, instead: str) -> Callable[[object], str]:
-    """Reads a text that is_one accepts, or an empty one."""
+    """Returns a reader of texts that accepts those for which is_one is true, and an empty one."""
 
     def read(value: object) -> str:
         found = text(value)
@@ -145,7 +144,7 @@ def slots(value: object) -> int | str:
 
 
 def address(value: object) -> str:
-    """A particular host: the address that others use."""
+    """Reads the address of a particular host, which others use."""
     host = text(value)
     try:
         if not host or not ipaddress.ip_address(host).is_unspecified:
@@ -158,7 +157,7 @@ def address(value: object) -> str:
 
 
 def listening(value: object) -> str:
-    """Where a page is served; empty: nowhere."""
+    """Reads the address at which a page is served; an empty text means that none is served."""
     place = str(value) if isinstance(value, int) and not isinstance(value, bool) else text(value)
     try:
         Listening.parse(place)
@@ -168,7 +167,7 @@ def listening(value: object) -> str:
 
 
 def collector(value: object) -> str:
-    """URL of a collector of OpenTelemetry's protocol; empty: none."""
+    """Reads the URL of a collector of OpenTelemetry's protocol; an empty text means that there is none."""
     url = text(value)
     try:
         OtelSettings.of(url, {})
@@ -229,13 +228,14 @@ def variable_patterns(value: object) -> tuple[str, ...]:
 def _key(
     read: Callable[[object], Value], default: Value | None, help: str, example: Value | None = None
 ) -> Any:
-    """A field that is a key of the file; see Key."""
+    """Declares a field that is a key of the file; see Key."""
     return field(metadata={"read": read, "default": default, "help": help, "example": example})
 
 
 @dataclass(frozen=True, slots=True)
 class AgentKeys:
-    """The keys of the file and their values, `section.key` as section_key. Empty texts: not given."""
+    """The keys of the file and their values; `section.key` is the field section_key. An empty text: the key is not
+    given."""
 
     insecure: bool = _key(
         switch,
@@ -359,8 +359,8 @@ KEYS = tuple(Key(f.name.replace("_", ".", 1), **f.metadata) for f in fields(Agen
 
 
 def single_machine(account: str, home: str) -> Mapping[str, Value]:
-    """What to write for a cluster of this machine alone, which `account` runs for itself: an etcd on loopback, no TLS,
-    a slot for each processor, directories below `home`."""
+    """Returns the values to write for a cluster of this machine alone, which `account` runs for itself: an etcd on
+    loopback, no TLS, a slot for each processor, directories below `home`."""
     state = os.path.join(home, ".bagua")
     # no job may run as root by default, so those that ask for it do
     who: dict[str, Value] = {"jobs.users": ("root",)} if account == "root" else {"jobs.default_user": account}
@@ -374,9 +374,9 @@ def single_machine(account: str, home: str) -> Mapping[str, Value]:
 
 
 def example_config(given: Mapping[str, Value] | None = None) -> str:
-    """A whole configuration file: every key with what it means, and, where most nodes leave it so, its default as a
-    comment. given: values by path; without it, those of a cluster with TLS, which can be used as they are once etcd's
-    hosts are named and the certificates lie there."""
+    """Returns the text of a whole configuration file: every key with what it means, and, where most nodes leave it so,
+    its default as a comment. given: values by path; without it, those of a cluster with TLS, which can be used as they
+    are once etcd's hosts are named and the certificates are in place."""
     if given is None:
         given = {key.path: key.example for key in KEYS if key.example is not None}
     lines = ["# Configuration of Bagua's daemon on this node.", ""]
@@ -395,7 +395,7 @@ def example_config(given: Mapping[str, Value] | None = None) -> str:
 
 
 def toml(value: Value) -> str:
-    """As it is written in the file."""
+    """Returns a value in the notation of the file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):

@@ -26,7 +26,7 @@ _WORKER = re.compile(r"slot[0-9]+-[\w.@=+-]+")
 
 @dataclass(frozen=True, slots=True)
 class WorkerLogFiles:
-    """Bytes: written so far, whether they are kept or not."""
+    """A worker's log files on this node. Bytes: written so far, whether they are kept or not."""
 
     directory: str
     stdout_bytes: int
@@ -41,7 +41,8 @@ class JobLogs:
         self._node_name = node_name
 
     def list(self, job_id: str) -> list[WorkerLogFiles]:
-        """Oldest first; none for a job that was never here. Raises UserError for an id that can't be."""
+        """Returns the workers' log files of a job, oldest first; none for a job that was never here. Raises UserError
+        for an id that no job can have."""
         folder = self._folder(job_id)
         ages = []
         try:
@@ -68,9 +69,9 @@ class JobLogs:
         goes_on: Callable[[float], bool],
         from_bytes: int = 0,
     ) -> Iterator[Piece]:
-        """From the oldest that is kept on, after the first from_bytes, or the last last_bytes. At the end of what is
-        written goes_on(seconds) says, after that time at most, whether more may come. Raises UserError if there is no
-        such file."""
+        """Yields the pieces of a worker's log, from the oldest that is kept on, after the first from_bytes, or the last
+        last_bytes. At the end of what is written, goes_on(seconds) returns, after that time at most, whether more may
+        come. Raises UserError if there is no such file."""
         if not _WORKER.fullmatch(directory):
             raise UserError(f"{directory[:100]!r} is no worker's directory; `bagua-launch logs` lists them")
         files = WorkerFiles(self._folder(job_id) / directory)

@@ -25,7 +25,8 @@ def owners_folder(state_directory: str) -> Path:
 
 
 class KeptLogs:
-    """Blocking; from one thread. owners: the folder for what is known. log_dir, node_name: as units write."""
+    """The jobs' logs on this node, with the submission that each belongs to. Blocking; from one thread. owners: the
+    folder of the records. log_dir, node_name: as units write."""
 
     def __init__(self, owners: Path, log_dir: Path, node_name: str) -> None:
         self._owners = owners
@@ -33,7 +34,8 @@ class KeptLogs:
         self._node_name = node_name
 
     def begin(self, job_id: str, nonce: str) -> None:
-        """A unit of this submission is about to write here: what lies there of an earlier one of its name goes.
+        """Records that a unit of this submission is about to write here, and removes the logs of an earlier submission
+        of its name.
 
         Raises InfrastructureLost.
         """
@@ -51,7 +53,7 @@ class KeptLogs:
             ) from error
 
     def remove(self, job_id: str, nonce: str) -> bool:
-        """Whether there were any of this submission. Raises InfrastructureLost."""
+        """Removes the logs of this submission, and returns whether there were any. Raises InfrastructureLost."""
         if self._owner(job_id) != nonce:
             return False
         try:
@@ -64,7 +66,7 @@ class KeptLogs:
         return found
 
     def _owner(self, job_id: str) -> str:
-        """Empty for none that is known."""
+        """Returns the nonce of the submission to which the job's logs belong; empty if none is known."""
         try:
             with self._file(job_id).open() as file:
                 return file.read(LONGEST_NONCE)

@@ -1,1 +1,1 @@
-"""What a node reports and serves: facts, checks, its gRPC server and log service."""
+"""Collects what a node reports and serves: facts, checks, its gRPC server and log service."""

@@ -25,11 +25,12 @@ REQUEST_TIMEOUT_S = 5.0  # a client sends the request with the call
 
 
 class TooManyReaders(UserError):
-    """Says which limit was reached."""
+    """The error of a caller that has reached a limit; its text says which one."""
 
 
 class CallerLimits:
-    """Any thread may call. callers: how many logs each reads now."""
+    """Counts the logs that each caller reads, and limits them. Any thread may call. callers: how many logs each reads
+    now."""
 
     def __init__(self, most_of_a_caller: int = MOST_OF_A_CALLER, most: int = MOST_READERS) -> None:
         self._most_of_a_caller = most_of_a_caller
@@ -39,7 +40,7 @@ class CallerLimits:
 
     @contextmanager
     def reading(self, caller: str) -> Iterator[None]:
-        """Raises TooManyReaders."""
+        """Counts one more log that the caller reads while the context is open. Raises TooManyReaders."""
         with self._lock:
             if self.callers[caller] >= self._most_of_a_caller:
                 raise TooManyReaders(
@@ -60,8 +61,8 @@ class CallerLimits:
 
 
 class AwaitedRequests(grpc.ServerInterceptor):  # type: ignore[misc]
-    """For methods with one request: ends calls whose request does not come, and refuses a caller more than
-    MOST_AWAITED of them at once."""
+    """Ends calls of methods with one request whose request does not come, and refuses a caller more than MOST_AWAITED
+    of them at once."""
 
     def __init__(self) -> None:
         self._limits = CallerLimits(MOST_AWAITED, MOST_READERS)
@@ -100,6 +101,7 @@ class AwaitedRequests(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 def caller_name(auth_context: Mapping[str, Sequence[bytes]], peer: str) -> str:
-    """The name in the caller's certificate; without one its address. Pure. peer: as gRPC says it, with a port."""
+    """Returns the name in the caller's certificate; without one, its address. Pure. peer: as gRPC gives it, with a
+    port."""
     names = auth_context.get("x509_common_name")
     return names[0].decode("utf-8", "backslashreplace") if names else peer.rpartition(":")[0]

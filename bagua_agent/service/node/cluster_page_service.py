@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClusterPage:
-    """Served until `stop`, which comes before the store is closed."""
+    """The cluster's page, which is served until `stop`. `stop` comes before the store is closed."""
 
     dashboard: Dashboard
     cluster: ClusterCollector
@@ -39,7 +39,8 @@ class ClusterPage:
 def open_page(
     config: AgentConfig, store: Store, daemon: NodeDaemon, account: QueueAccount, say: Callable[[str], None]
 ) -> ClusterPage:
-    """account: of this daemon's scheduler. say: a line for the daemon's log."""
+    """Starts to serve the cluster's page, and returns it. account: of this daemon's scheduler. say: a line for the
+    daemon's log."""
     # the scheduler's daemon tells of records that can't be read; here they are a detail
     cluster = ClusterCollector(store, lambda text: log.debug("cluster page: %s", text), config.node_name)
     targets = daemon.metrics_targets if config.jobs_metrics else None

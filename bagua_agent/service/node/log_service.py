@@ -20,8 +20,9 @@ STOP_TIMEOUT_S = 10.0
 
 
 class LogService:
-    """make: raises while the port can't be had, and is called again whatever it raises. note(text): what does not work
-    now, empty for nothing; from another thread. say: a line for the log."""
+    """Serves the logs in a thread of its own as soon as the server can be made. make: raises while the port can't be
+    had, and is called again whatever it raises. note(text): called from another thread with what does not work now,
+    empty for nothing. say: a line for the log."""
 
     def __init__(
         self,
@@ -54,7 +55,8 @@ class LogService:
                 server.stop()
 
     def _make_server(self) -> NodeServer | None:
-        """None: asked to stop before the port could be had."""
+        """Makes the server, and tries again until it can be made. Returns None if it was asked to stop before the port
+        could be had."""
         told = ""
         while not self._stopping.is_set():
             try:

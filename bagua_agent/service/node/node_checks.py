@@ -59,12 +59,12 @@ class Finding:
 
 
 def troubles(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """As reported to the scheduler."""
+    """Returns the troubles of the findings as they are reported to the scheduler."""
     return tuple(f"{f.what}: {f.text}" for f in findings if f.weight is Weight.TROUBLE)
 
 
 def notes(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """As reported to people: they keep no job away."""
+    """Returns the notes of the findings as they are reported to people; a note keeps no job away."""
     return tuple(f"{f.what}: {f.text}" for f in findings if f.weight is Weight.NOTE)
 
 
@@ -72,12 +72,14 @@ def notes(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 
 def judge_packages(original_beside: str | None) -> list[Finding]:
-    """original_beside: what distribution.py says of the original Bagua in this environment."""
+    """Finds a trouble if the original Bagua is in this environment. original_beside: what distribution.py returns about
+    it."""
     return [Finding("packages", Weight.TROUBLE, original_beside)] if original_beside else []
 
 
 def judge_expiry(path: str, expires: datetime, now: datetime) -> Finding:
-    """Connections outlive it, so nothing else shows it before the node loses etcd, mostly together with all others."""
+    """Judges how soon a certificate expires. Connections outlive it, so nothing else shows it before the node loses
+    etcd, mostly together with all others."""
     if expires - now > EXPIRY_TOLD:
         return Finding("certificate", Weight.FINE, f"{path} is valid until {expires:%Y-%m-%d}")
     verb = "expires" if expires > now else "expired"
@@ -90,7 +92,8 @@ def judge_expiry(path: str, expires: datetime, now: datetime) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """free_files: how many more files may be made; None: the file system has no such limit."""
+    """The size and the free space of a disk. free_files: how many more files may be made; None: the file system has no
+    such limit."""
 
     size_bytes: int
     free_bytes: int
@@ -98,7 +101,8 @@ class DiskSpace:
 
 
 def judge_disk(path: str, space: DiskSpace) -> Finding:
-    """The text of a trouble has no figure that changes from look to look: each new text is written to etcd."""
+    """Judges the free space of a disk. The text of a trouble has no figure that changes from look to look: each new
+    text is written to etcd."""
     least = max(LEAST_FREE_BYTES, min(int(LEAST_FREE_SHARE * space.size_bytes), ENOUGH_FREE_BYTES))
     if space.free_bytes < least:
         text = f"nearly full: less than {least / 1e9:.1f} GB are free in {path}; make room"
@@ -110,8 +114,8 @@ def judge_disk(path: str, space: DiskSpace) -> Finding:
 
 
 def judge_gpus(slots: int | str, driver: int, answer: str | None) -> list[Finding]:
-    """driver: GPUs that the kernel's driver lists. answer: of nvidia-smi, a line a GPU, "index, uncorrected errors";
-    None: it does not answer."""
+    """Judges the GPUs. driver: GPUs that the kernel's driver lists. answer: of nvidia-smi, a line a GPU, "index,
+    uncorrected errors"; None: it does not answer."""
     if not driver:
         if slots == "gpu":
             return [Finding("GPU", Weight.TROUBLE, "none is there; load the driver, or set node.slots")]
@@ -132,7 +136,8 @@ def judge_gpus(slots: int | str, driver: int, answer: str | None) -> list[Findin
 
 
 def judge_account(name: str, exists: bool, why_not: str | None) -> Finding:
-    """why_not: what this interpreter says when it starts under that account; None: nothing."""
+    """Judges an account that jobs may run as. why_not: what this interpreter prints when it can't start under that
+    account; None: it starts."""
     if not exists:
         return Finding("account", Weight.TROUBLE, f"{name!r} does not exist; useradd --create-home {name}")
     if why_not is not None:
@@ -144,7 +149,7 @@ def judge_account(name: str, exists: bool, why_not: str | None) -> Finding:
 
 
 def judge_slow_import(name: str, limit_s: float) -> Finding:
-    """A busy node or a slow disk keeps no worker from running."""
+    """Returns the note of a slow import. A busy node or a slow disk keeps no worker from running."""
     text = (
         f"as {name!r}, bagua_core was not imported within {limit_s:g} s; the node is busy or its disk is slow, "
         "so workers start late"
@@ -156,14 +161,14 @@ def judge_slow_import(name: str, limit_s: float) -> Finding:
 
 
 def look_for_trouble(config: AgentConfig) -> list[Finding]:
-    """What may change while a daemon runs, and is quick to see. For its every look."""
+    """Checks what may change while a daemon runs, and is quick to see. The daemon calls it in every look."""
     found = [judge_disk(path, disk_space(path)) for path in _directories(config)]
     found += judge_gpus(config.node_slots, gpus_of_the_driver(), _nvidia_smi())
     return found
 
 
 def check_certificates(config: AgentConfig, now: datetime) -> list[Finding]:
-    """Those that this node shows, and the authorities. now: in UTC."""
+    """Checks when the certificates that this node shows, and the authorities, expire. now: in UTC."""
     # while one authority replaces another, their file holds both; a certificate's file may hold its authority's too
     of_file = dict.fromkeys((config.etcd_ca_file, config.tls_ca_file), max)
     of_file |= dict.fromkeys((config.etcd_cert_file, config.tls_cert_file), min)
@@ -171,7 +176,7 @@ def check_certificates(config: AgentConfig, now: datetime) -> list[Finding]:
 
 
 def check_revocation(config: AgentConfig) -> list[Finding]:
-    """Whether this daemon refuses certificates that were retired. Empty without TLS."""
+    """Checks whether this daemon refuses certificates that were retired. Returns no finding without TLS."""
     if config.tls_files is None:
         return []
     if config.tls_revoked_file:
@@ -185,12 +190,12 @@ def check_revocation(config: AgentConfig) -> list[Finding]:
 
 
 def check_accounts(config: AgentConfig) -> list[Finding]:
-    """Whether the accounts that jobs may run as can run workers."""
+    """Checks whether the accounts that jobs may run as can run workers."""
     return [_account(name) for name in dict.fromkeys((config.jobs_default_user, *config.jobs_users))]
 
 
 def check_node(config: AgentConfig, *, daemon_runs: bool) -> list[Finding]:
-    """Everything, for a person. daemon_runs: so its port is taken, and rightly."""
+    """Makes all checks, for a person. daemon_runs: the daemon runs, so it rightly has its port."""
     found = [_etcd(config), _clock(), _systemd()]
     if not daemon_runs:
         found.append(_port(config))
@@ -210,7 +215,8 @@ def _directories(config: AgentConfig) -> list[str]:
 
 
 def disk_space(path: str) -> DiskSpace:
-    """Of the disk that holds it, or will once it is made; what is free to accounts other than root."""
+    """Returns the space of the disk that holds the path, or will hold it once it is made; free is what accounts other
+    than root can use."""
     place = Path(path)
     while not place.exists():
         place = place.parent
@@ -253,7 +259,7 @@ def _etcd(config: AgentConfig) -> Finding:
 
 
 def _certificate(path: str, now: datetime, end: Callable[[Iterable[datetime]], datetime]) -> Finding:
-    """end: which of the ends in the file counts."""
+    """Judges the expiry of the certificates of a file. end: chooses the end that counts, of all those in the file."""
     try:
         found = read_certificates(Path(path), "certificate")
     except UserError as error:
@@ -336,7 +342,7 @@ def _nccl() -> list[Finding]:
 def _output(
     line: list[str], run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
 ) -> str | None:
-    """None if it can't be run, fails, or does not end."""
+    """Returns the output of a program; None if it can't be run, fails, or does not end."""
     try:
         done = run(
             line, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False, env=dict(os.environ)

@@ -17,7 +17,7 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """slots: workers it can run."""
+    """The facts of a node. slots: the workers that it can run."""
 
     slots: int
     gpus: int
@@ -25,12 +25,13 @@ class NodeFacts:
 
 
 def gpus_of_the_driver() -> int:
-    """That the kernel's driver lists, whether they work or not."""
+    """Returns the number of GPUs that the kernel's driver lists, whether they work or not."""
     return len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
 
 
 def gpus_by_nvml() -> int | None:
-    """Those that a process here can use, in a container perhaps fewer than the driver lists; None: NVML can't say."""
+    """Returns the number of GPUs that a process here can use, in a container perhaps fewer than the driver lists; None
+    if NVML can't tell."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:  # no driver, or one that does not answer
@@ -44,7 +45,7 @@ def gpus_by_nvml() -> int | None:
 
 
 def look_at_node(config: AgentConfig) -> NodeFacts:
-    """Raises UserError if the configuration asks for what is not there."""
+    """Reads the facts of this node. Raises UserError if the configuration asks for what is not there."""
     by_nvml = gpus_by_nvml()
     # A driver that lists what NVML can't see is in trouble, which is for node_checks.py to say.
     gpus = gpus_of_the_driver() if by_nvml is None else by_nvml

@@ -34,12 +34,12 @@ LEAST_ROLES = {
 
 
 class NodeServer(node_pb2_grpc.NodeServiceServicer):
-    """is_running(job_id): whether a unit of it lives here."""
+    """The gRPC server of a daemon. is_running(job_id): whether a unit of the job lives here."""
 
     def __init__(
         self, address: str, logs: JobLogs, is_running: Callable[[str], bool], tls: RenewedTls | None
     ) -> None:
-        """Raises UserError if the address can't be listened at."""
+        """Starts the server. Raises UserError if it can't listen at the address."""
         self._logs = logs
         self._is_running = is_running
         self._stopping = threading.Event()

@@ -24,7 +24,7 @@ class NameTaken(UserError):
 
 
 def taker(value: bytes, lease_id: int, own: pb.Node) -> pb.Node | None:
-    """The record of another daemon that has the node's key; None if none has it. Pure.
+    """Returns the record of another daemon that has the node's key; None if none has it. Pure.
 
     value, lease_id: of the key in etcd. own: this daemon's record. A daemon keeps the key on a lease; a record without
     one is passed over as any odd record.
@@ -35,7 +35,7 @@ def taker(value: bytes, lease_id: int, own: pb.Node) -> pb.Node | None:
 
 
 def check_own(value: bytes, lease_id: int, own: pb.Node) -> None:
-    """Raises NameTaken if another daemon has the node's key. Pure. Arguments as of `taker`."""
+    """Checks that no other daemon has the node's key. Raises NameTaken if one has it. Pure. Arguments as of `taker`."""
     if (found := taker(value, lease_id, own)) is not None:
         raise NameTaken(
             f"another daemon, at {found.address}, has the node name {own.node_name!r}, and both would run its jobs; "
@@ -44,8 +44,8 @@ def check_own(value: bytes, lease_id: int, own: pb.Node) -> None:
 
 
 def claim(store: Store, leased: LeasedKeys, own: pb.Node, within_s: float, stopping: threading.Event) -> bool:
-    """Write this daemon's first record. False: asked to stop before. True also where etcd does not take it now, for
-    `leased` writes it later.
+    """Writes this daemon's first record. Returns False if it was asked to stop before. Returns True also where etcd
+    does not take the record now, for `leased` writes it later.
 
     within_s: how long to wait for the end of another daemon's lease. Raises NameTaken.
     """

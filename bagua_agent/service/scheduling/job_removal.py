@@ -14,9 +14,9 @@ from bagua_agent.etcd.keys import JobKeys
 
 
 def remove_job(store: Store, job_id: str, nonce: str, now_unix_s: float, *conditions: Compare) -> bool:
-    """False if a condition does not hold, or an agent of the job is there. conditions: at least that the submission is
-    the one of `nonce`, or that there is none; the nonce is empty if it is not known. Raises InfrastructureLost,
-    UserError."""
+    """Removes a job. Returns False if a condition does not hold, or an agent of the job is there. conditions: at least
+    that the submission is the one of `nonce`, or that there is none; the nonce is empty if it is not known. Raises
+    InfrastructureLost, UserError."""
     keys = JobKeys(job_id)
     unused = [*conditions, none_below(keys.agents)]
     removed = write_removal(RemovalView(job_id, now_unix_s))

@@ -38,7 +38,7 @@ PASS_AGAIN_S = 1.0  # when there were more, or a removal was overtaken
 
 
 def ended_by_hand(standing: Mapping[str, KeyValue]) -> list[EndedJob]:
-    """Of all keys, the jobs that have a result and no agent, and that no submission or outcome names. Pure."""
+    """Returns the jobs, of all keys, that have a result and no agent, and that no submission or outcome names. Pure."""
     found = []
     with_agents = {JobKeys.job_in(key) for key in standing if key.split("/")[5:6] == ["agents"]}
     for key in standing:
@@ -55,7 +55,8 @@ def ended_by_hand(standing: Mapping[str, KeyValue]) -> list[EndedJob]:
 
 
 class JobRetention:
-    """One scheduler's. fence: that it still is the scheduler. mirror: of all keys, the source of `picture`."""
+    """Removes what is beyond retention, for one scheduler. fence: that it still is the scheduler. mirror: of all keys,
+    the source of `picture`."""
 
     def __init__(
         self,
@@ -81,11 +82,11 @@ class JobRetention:
 
     @property
     def due_s(self) -> float:
-        """When `tidy` should be called again, if nothing changes until then."""
+        """The time at which `tidy` should be called again, if nothing changes until then."""
         return min(self._pass_due_s, self._compact_due_s)
 
     def tidy(self, now_s: float) -> None:
-        """Do what is due. Raises InfrastructureLost, UserError."""
+        """Does what is due. Raises InfrastructureLost, UserError."""
         try:
             if self._picture.put_back_jobs():
                 self._remove_again()
@@ -101,13 +102,14 @@ class JobRetention:
             self._pass_due_s = now_s + PASS_AGAIN_S
 
     def _remove_again(self) -> None:
-        """A daemon that had not heard of the removal put the submission back, before the removal itself was back."""
+        """Removes jobs that were removed before. A daemon that had not heard of the removal put the submission back,
+        before the removal itself was back."""
         for job in self._picture.put_back_jobs()[:MOST_AT_ONCE]:
             if self._remove(EndedJob(job.job_id, job.nonce, 0.0), may_go_on=True):
                 self._say(f"job {job.job_id} was removed and had been put back, so it is removed again")
 
     def _pass(self) -> bool:
-        """Whether all that was found is done."""
+        """Removes jobs, removals and leftovers that are due, and returns whether all that was found is done."""
         now_unix_s = self._clock_unix_s()
         found = beyond_retention(self._picture.ended_jobs(), now_unix_s, self._policy)
         for each in found[:MOST_AT_ONCE]:
@@ -121,7 +123,7 @@ class JobRetention:
         return len(found) <= MOST_AT_ONCE
 
     def _pass_started_by_hand(self) -> bool:
-        """Jobs without a submission, by the same policy. Whether all that was found is done."""
+        """Removes jobs without a submission, by the same policy. Returns whether all that was found is done."""
         found = beyond_retention(ended_by_hand(self._mirror.state()), self._clock_unix_s(), self._policy)
         for each in found[:MOST_AT_ONCE]:
             job_id = each.job.job_id
@@ -139,7 +141,8 @@ class JobRetention:
         return len(found) <= MOST_AT_ONCE
 
     def _remove_unused_orders(self, now_s: float) -> None:
-        """By the clock of this process: no record says since when a node is gone."""
+        """Removes empty orders of nodes that are gone. Measures by the clock of this process: no record says since when
+        a node is gone."""
         expired = self._unused_orders.expired(self._picture.unused_orders(), now_s)
         for node_name, revision in expired[:MOST_AT_ONCE]:
             key = cluster_keys.orders(node_name)
@@ -148,7 +151,8 @@ class JobRetention:
                 self._say(f"node {node_name} has not come back, so its empty orders are removed")
 
     def _remove(self, job: EndedJob, may_go_on: bool = False) -> bool:
-        """False if it is not as the picture says, or an agent of it is there. may_go_on: also without an outcome."""
+        """Removes a job. Returns False if it differs from the picture, or if an agent of it is there. may_go_on: also
+        without an outcome."""
         key, over = cluster_keys.submission(job.job_id), cluster_keys.outcome(job.job_id)
         found, outcome = self._store.get(key), self._store.get(over)
         if outcome is None and not may_go_on:
@@ -170,7 +174,7 @@ class JobRetention:
         return remove_job(self._store, job.job_id, nonce, self._clock_unix_s(), *unchanged)
 
     def _remove_leftovers(self, removed: Iterable[str]) -> None:
-        """What agents and daemons that were late wrote under the name of a removed job, where no other has begun."""
+        """Removes what late agents and daemons wrote under the name of a removed job, where no other job has begun."""
         standing = self._mirror.state()
         with_keys = {key.split("/")[4] for key in standing if key.startswith((JOBS_PREFIX, RECORDS_PREFIX))}
         for job_id in sorted(with_keys.intersection(removed)):

@@ -19,7 +19,8 @@ _SHOWN = (JobState.QUEUED, JobState.STARTING, JobState.RUNNING, JobState.STOPPIN
 
 
 class QueueAccount:
-    """From an election on: `begin`, then `decided` and `ended` until another `begin`. Counters only grow."""
+    """Counts the jobs of the queue, and how long they wait, from an election on: `begin`, then `decided` and `ended`
+    until another `begin`. Counters only grow."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,12 +32,14 @@ class QueueAccount:
         self._wait_sum_s = 0.0
 
     def begin(self) -> None:
-        """This daemon schedules no more, or has just been elected: what it knew of jobs may be old."""
+        """Forgets the jobs: this daemon schedules no more, or has just been elected, so what it knew of them may be
+        old."""
         with self._lock:
             self._view, self._states, self._since = None, {}, {}
 
     def decided(self, view: ClusterView, made: Plan, now_unix_s: float) -> None:
-        """A plan was made of this view, and written. A job that waited before it, and has nodes, has started."""
+        """Takes a plan that was made of this view, and written. A job that waited before it, and has nodes, has
+        started."""
         with self._lock:
             for job in view.submissions:
                 known, place = self._states.get(job.job_id), made.jobs.get(job.job_id)
@@ -58,7 +61,7 @@ class QueueAccount:
             self._ended[end] += 1
 
     def picture(self, now_unix_s: float) -> QueuePicture | None:
-        """None while this daemon does not schedule."""
+        """Returns a picture of the queue; None while this daemon does not schedule."""
         with self._lock:
             if self._view is None:
                 return None
@@ -77,11 +80,13 @@ class QueueAccount:
             )
 
     def _waits_since(self, job: SubmissionView) -> float:
-        """Another job of the name was submitted later than the wait of the one before began."""
+        """Returns when the wait of a job began. Another job of the name was submitted later than the wait of the one
+        before began."""
         return max(job.submitted_unix_s, self._since.get(job.job_id, -math.inf))
 
     def _had_nodes(self, job: SubmissionView, view: ClusterView) -> bool:
-        """Before this decision, which finds it without. After an election nothing says when it lost them."""
+        """Tells whether the job had nodes before this decision, which finds it without. After an election nothing says
+        when it lost them."""
         if job.job_id in self._since:
             return False
         progress = view.progress.get(job.job_id)

@@ -50,7 +50,7 @@ _Message = tuple[Change, ...] | None
 
 
 class Scheduler:
-    """say: a line for the daemon's log. Runs from `start` to `stop`."""
+    """A daemon's scheduler thread, which runs from `start` to `stop`. say: a line for the daemon's log."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Scheduler:
         self.leads = False
 
     def start(self) -> None:
-        """Raises StoreUnavailable."""
+        """Starts the thread. Raises StoreUnavailable."""
         self._mirror.start()
         self._thread.start()
 
@@ -129,12 +129,14 @@ class Scheduler:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Our lease is kept for the node's other keys, so without this the key would stay without a scheduler."""
+        """Gives the scheduler's key up. Our lease is kept for the node's other keys, so without this the key would stay
+        without a scheduler."""
         self._won = None
         self._leased.remove(cluster_keys.SCHEDULER)
 
     def _stand(self) -> int | None:
-        """The create revision of the key that we hold; None once there is reason to look again."""
+        """Stands for election, and returns the create revision of the key that we hold; None once there is reason to
+        look again."""
         if self._is_anothers(self._holder):
             self._inbox.get()  # until the key changes, or we stop
             if self._holder is not None:
@@ -149,7 +151,7 @@ class Scheduler:
         return won
 
     def _is_anothers(self, holder: int | None) -> bool:
-        """Whether another daemon has the key. A key on our lease is ours, even if our election got no answer."""
+        """Tells whether another daemon has the key. A key on our lease is ours, even if our election got no answer."""
         if holder is None or holder == self._won:
             return False
         return self._holders_lease_id != self._leased.lease_id
@@ -197,7 +199,8 @@ class Scheduler:
     def _remove_key_pairs(
         self, picture: ClusterPicture, won: int, tidied: frozenset[tuple[str, int]]
     ) -> frozenset[tuple[str, int]]:
-        """Of jobs that have ended and were left since `tidied`; those that are tidy now.
+        """Removes the key pairs of jobs that have ended and were left since `tidied`; returns the jobs that are tidy
+        now.
 
         An agent that is killed, or lost with its node, removes nothing; and one that was starting when its job was
         stopped may have written the pair after the outcome.
@@ -214,7 +217,7 @@ class Scheduler:
 
     @staticmethod
     def _hear(news: queue.SimpleQueue[_Message], picture: ClusterPicture, again_s: float | None) -> bool:
-        """Wait for news or for the time; whether anything that matters was heard."""
+        """Waits for news or for the time, and returns whether anything that matters was heard."""
         changed = False
         timeout_s = None if again_s is None else max(0.0, again_s - time.monotonic())
         try:
@@ -227,7 +230,7 @@ class Scheduler:
             return changed
 
     def _decide(self, picture: ClusterPicture, won: int) -> tuple[bool, float | None]:
-        """Plan and write; whether all was written, and when to look again without news."""
+        """Plans and writes. Returns whether all was written, and when to look again without news."""
         now_s = time.monotonic()
         view = picture.view()
         made = plan(view, now_s, self._policy)
@@ -247,7 +250,8 @@ class Scheduler:
         return True, made.again_at_s
 
     def _write(self, made: Plan, nonces: Mapping[str, str], picture: ClusterPicture, won: int) -> bool:
-        """nonces: of submissions, by job."""
+        """Writes the plan's outcomes and orders, and returns whether all were written. nonces: of submissions, by
+        job."""
         fence = create_revision_is(cluster_keys.SCHEDULER, won)
         for job_id, outcome in made.outcomes.items():
             key = cluster_keys.outcome(job_id)
