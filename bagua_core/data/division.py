@@ -27,7 +27,7 @@ KEPT_EPOCHS = 3
 
 
 class Piece(NamedTuple):
-    """A micro-batch of one worker: indices of the data set, maybe none, and what its mean gradient counts."""
+    """A micro-batch of one worker: indices of the data set, maybe none, and the weight of its mean gradient."""
 
     indices: list[int]
     weight: float
@@ -37,7 +37,7 @@ NO_PIECE = Piece([], 0.0)  # of a worker without a share
 
 
 class DivisionSettings(NamedTuple):
-    """Of the loader; see ElasticDataLoader."""
+    """The settings of a loader that its division needs; see ElasticDataLoader."""
 
     seed: int
     shuffle: bool
@@ -53,52 +53,56 @@ class Division(Protocol):
     def batch_count(self, epoch: int) -> int: ...
 
     def known_steps(self, epochs: int) -> int:
-        """Steps of so many epochs; 0 where this is not known before the epochs have begun."""
+        """Returns the steps of so many epochs; 0 where this is not known before the epochs have begun."""
         return 0
 
     def has_batch(self, epoch: int, batch: int) -> bool:
-        """Known for the batch behind one that was read."""
+        """Tells whether the epoch has this batch. Known for the batch behind one that was read."""
         return batch < self.batch_count(epoch)
 
     def samples(self, epoch: int, batch: int) -> int:
-        """Of the batch on all workers together; the last one of an epoch may be short.
+        """Returns the samples of the batch, over all workers; the last batch of an epoch may be short.
 
-        Known for one that was used; of a stream, on a worker that had no share, once it has copied the job's state.
+        Known for a batch that was used; of a stream, on a worker that had no share, once it has copied the job's state.
         """
 
     def samples_before(self, epoch: int, batch: int) -> int:
-        """Samples of all batches before this one, over all epochs. Raises TypeError where they are not known
-        beforehand."""
+        """Returns the samples of all batches before this one, over all epochs.
+
+        Raises TypeError where they are not known beforehand.
+        """
         raise TypeError(
             "committed_samples needs a map-style data set without sampler and balance; count batches by loader.step"
         )
 
     def read(self, epoch: int, batch: int) -> None:
-        """Called before pieces of the batch are used, but not on a worker without a share."""
+        """Prepares the batch. Called before its pieces are used, but not on a worker without a share."""
         return None
 
     def micro_batches(self, epoch: int, batch: int, parts: int, part: int | None = None) -> int:
-        """Of worker `part` of `parts`, None for one without a share. The same on every worker, also on one that has no
-        state yet, except where workers own virtual shards."""
+        """Returns the number of micro-batches of worker `part` of `parts`; part None: a worker without a share.
+
+        It is the same on every worker, also on one that has no state yet, except where workers own virtual shards.
+        """
 
     def piece(self, key: BatchKey) -> Piece:
-        """key.active_index is not None."""
+        """Returns the micro-batch `key`, whose active_index is not None."""
 
     def filler(self, epoch: int) -> list[int]:
-        """Two samples, for batch normalization refuses to train on one."""
+        """Returns the indices of two samples, for batch normalization refuses to train on one."""
 
     def fingerprint(self) -> dict[str, str]: ...
 
 
 def indices_of_share(division: Division, first: BatchKey) -> list[int]:
-    """Indices of the dataset in all micro-batches of a worker's share. first: the key of the first of them."""
+    """Returns the data set's indices in all micro-batches of a worker's share. first: the key of the first of them."""
     index, parts, epoch, batch, _ = first
     micro_batches = range(division.micro_batches(epoch, batch, parts, index))
     return [i for micro in micro_batches for i in division.piece(first._replace(micro=micro)).indices]
 
 
 class EvenDivision(Division):
-    """Batches of `global_batch_size` samples, each worker's share as large as the others'."""
+    """Divides an epoch into batches of `global_batch_size` samples, and a batch into shares of equal size."""
 
     def __init__(self, length: int, settings: DivisionSettings) -> None:
         self._length = length
@@ -111,15 +115,15 @@ class EvenDivision(Division):
 
     @property
     def used_length(self) -> int:
-        """Places of an epoch that are used."""
+        """The number of places of an epoch that are used."""
         return self._batch_count * self._size if self._drop_last else self._length
 
     def samples_before(self, epoch: int, batch: int) -> int:
-        """Samples of all batches before this one, over all epochs."""
+        """Returns the samples of all batches before this one, over all epochs."""
         return epoch * self.used_length + min(batch * self._size, self.used_length)
 
     def order(self, epoch: int) -> torch.Tensor:
-        """Indices of the data set by place."""
+        """Returns the data set's indices by place."""
         return self._order(epoch)
 
     def prepare(self) -> None:
@@ -144,7 +148,7 @@ class EvenDivision(Division):
         return Piece(self.indices(key.epoch, key.batch, places), len(places) / samples)
 
     def indices(self, epoch: int, batch: int, places: range) -> list[int]:
-        """Indices of the data set at these places of the batch."""
+        """Returns the data set's indices at these places of the batch."""
         found: list[int] = global_batch(self._order(epoch), batch, self._size)[
             places.start : places.stop
         ].tolist()
@@ -159,5 +163,5 @@ class EvenDivision(Division):
         return {"order_of_epoch_0": f"{zlib.crc32(bytes(str(order[:1024].tolist()), 'ascii')):08x}"}
 
     def samples(self, epoch: int, batch: int) -> int:
-        """Of the batch; the last one of an epoch may be short."""
+        """Returns the samples of the batch; the last one of an epoch may be short."""
         return len(global_batch_range(self._length, batch, self._size))

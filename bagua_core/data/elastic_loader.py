@@ -1,4 +1,4 @@
-"""The data loader of an elastic job: each step's global batch, split over the workers there are.
+"""The data loader of an elastic job: splits each step's global batch over the workers.
 
 Owns the iteration (when boundaries are asked for, which micro-batches a step yields) and this rank's
 view of the position; commits, roll-backs and heals are the engine's, which moves the position with
@@ -67,7 +67,9 @@ class ElasticDataLoader:
         engine: StepEngine | None = None,
         **others: Any,
     ) -> None:
-        """dataset: map-style, or a stream: an IterableDataset or another object that is only iterated.
+        """Checks the arguments; worker processes start later.
+
+        dataset: map-style, or a stream: an IterableDataset or another object that is only iterated.
         global_batch_size: samples of a step, over all workers.
         seed: what orders and random numbers follow from; equal on all workers.
         drop_last, num_workers, collate_fn, pin_memory, prefetch_factor, worker_init_fn: as for DataLoader.
@@ -145,16 +147,18 @@ class ElasticDataLoader:
     # -- for the training script
 
     def __len__(self) -> int:
-        """Steps of the epoch that the job is in; with a budget epochs differ a little. TypeError for a stream without
-        __len__."""
+        """Returns the steps of the epoch that the job is in; with a budget epochs differ a little.
+
+        Raises TypeError for a stream without __len__.
+        """
         return self._division.batch_count(self._epoch)
 
     def total_steps(self, epochs: int) -> int:
-        """Steps of the first `epochs` epochs, for schedules that must know."""
+        """Returns the steps of the first `epochs` epochs, for schedules that need their number."""
         return sum(self._division.batch_count(epoch) for epoch in range(epochs))
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The job's epochs, from wherever the job is, up to count - 1; then the job's end.
+        """Yields the job's epochs, from the current one up to count - 1, and then ends the job.
 
         A joiner begins with the epoch that the others are in. An epoch comes again if its loop was
         left early. Raises RuntimeError for one of which no batch was asked for.
@@ -177,7 +181,7 @@ class ElasticDataLoader:
                 self._next_plan = None  # left out and taken in again: the job may have steps to do
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches that are left of the epoch that `epochs` named, or else of the job's current one."""
+        """Yields the batches that are left of the epoch that `epochs` named, or else of the job's current one."""
         epoch = self._announced
         if epoch is None and self._rounds is not None:
             # Workers break a round at different places, and its end may be the epoch's: none of them runs ahead.
@@ -188,7 +192,7 @@ class ElasticDataLoader:
         return iterator
 
     def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
-        """As `for i, batch in enumerate(loader)`, with the job's own position for the index.
+        """Yields (index, batch) pairs like the built-in enumerate, with the job's own position for the index.
 
         The index is `start` plus the number of steps of this epoch that are committed. All workers see the same one, a
         worker that joined and a step that is done again included. Micro-batches of one step have the same index.
@@ -237,7 +241,7 @@ class ElasticDataLoader:
 
     @property
     def has_share(self) -> bool:
-        """In the loop body: whether this worker has samples of the step, and not a filler.
+        """Whether this worker has samples of the step, and not a filler; for the loop body.
 
         With max_local_batch_size it is of the whole step: micro-batches of a worker with samples may be fillers too.
         """
@@ -248,8 +252,11 @@ class ElasticDataLoader:
 
     @property
     def is_at_last_batch(self) -> bool:
-        """Whether the batch under way is its epoch's last. A worker that joins on a stream knows it once it has copied
-        the job's state: from the end of its first backward on. Raises TypeError in rounds, where no worker knows it."""
+        """Whether the current batch is its epoch's last one.
+
+        A worker that joins on a stream knows it once it has copied the job's state: from the end of its first backward
+        on. Raises TypeError in rounds, where no worker knows it.
+        """
         if self._rounds is not None:
             raise TypeError(
                 "is_at_last_batch is not known in rounds, whose workers lease an epoch's samples as they go; every "
@@ -262,7 +269,7 @@ class ElasticDataLoader:
         self._prefetcher.close()
 
     def training_over(self) -> None:
-        """See step_interface.DataSource."""
+        """Ends this loader's training and closes the loader; see step_interface.DataSource."""
         self._is_over = True
         self.close()
 
@@ -328,7 +335,7 @@ class ElasticDataLoader:
                     raise RuntimeError("this iteration has ended: the loader was iterated again meanwhile")
 
     def _round(self, rounds: Rounds, plan: StepPlan, iteration: int) -> Iterator[Any]:
-        """This worker's lease of one round, a local batch at a time."""
+        """Yields this worker's lease of one round, a local batch at a time."""
         engine = self._attached_engine()
         batches = rounds.open(plan)
         for batch in range(batches):
@@ -350,11 +357,11 @@ class ElasticDataLoader:
             engine.begin_micro_batch(MicroBatch(0.0, True))
 
     def _read(self, key: BatchKey) -> Any:
-        """The micro-batch `key`. Called before it begins, in order."""
+        """Returns the micro-batch `key`. Called before it begins, in order."""
         return self._prefetcher.take(key)
 
     def _warn_if_enumerated(self, drawn: int) -> None:
-        """This process drew another number of batches of the epoch than the job has. Looked into once per loader."""
+        """Warns, at most once per loader, of a script that counts its draws: their number is not the job's position."""
         if not self._looked_for_enumerate:
             self._looked_for_enumerate = True
             own_counters.warn_if_enumerated(sys._getframe(2).f_code, self._iterator(), drawn, self._batch)
@@ -399,12 +406,12 @@ class ElasticDataLoader:
 
     @property
     def place_in_replica(self) -> tuple[int, int]:
-        """See step_interface.DataSource."""
+        """This worker's place among those of its replica that get samples of their own, and their number."""
         return self._parts.place
 
     @property
     def rounds(self) -> Rounds | None:
-        """See step_interface.DataSource."""
+        """The leases of a job whose unit of commit is the round; None where it is the step."""
         return self._rounds
 
     @property
@@ -412,7 +419,7 @@ class ElasticDataLoader:
         return self._global_batch_size
 
     def fingerprint(self) -> dict[str, str]:
-        """What the loaders of all workers must have in common; a joiner that differs is refused with the difference."""
+        """Returns what must be equal on all workers; a joiner that differs is refused with the difference."""
         return {
             "dataset_length": "unknown" if self._length is None else str(self._length),
             "global_batch_size": str(self._global_batch_size),
@@ -425,11 +432,11 @@ class ElasticDataLoader:
         }
 
     def position(self) -> dict[str, int]:
-        """The next batch, by epoch and number: the part of a checkpoint that says where the data continues."""
+        """Returns the next batch, by epoch and number: the part of a checkpoint that says where the data continues."""
         return {"epoch": self._epoch, "batch": self._batch}
 
     def seek(self, position: dict[str, int]) -> None:
-        """Continue at `position`. Raises ValueError for a batch that no epoch has."""
+        """Moves to `position`. Raises ValueError for a batch that no epoch has."""
         epoch, batch = position["epoch"], position["batch"]
         # The beginning of an epoch that the job may not have, as at its end, is not asked of a sampler.
         known = batch == 0 or self._rounds is not None or self._division.has_batch(epoch, batch)
@@ -438,18 +445,18 @@ class ElasticDataLoader:
         self._epoch, self._batch = epoch, batch
 
     def after(self, position: dict[str, int]) -> dict[str, int]:
-        """The position behind the batch at `position`."""
+        """Returns the position behind the batch at `position`."""
         if self._rounds is not None:
             return self._rounds.position  # the round at `position` is closed by now
         return dict(zip(("epoch", "batch"), self._after(**position), strict=True))
 
     def sample_count(self, position: dict[str, int]) -> int:
-        """Samples of all workers in the batch at `position`, or in the closed round there."""
+        """Returns the samples of all workers in the batch at `position`, or in the closed round there."""
         rounds = self._rounds
         return self._division.samples(**position) if rounds is None else rounds.sample_count(position)
 
     def samples_of(self, position: dict[str, int], plan: StepPlan, global_rank: int) -> list[int]:
-        """Indices of the dataset that this rank processes in the batch at `position`; none where it has no share."""
+        """Returns the data set's indices that a rank processes in the batch at `position`; none if it has no share."""
         if self._rounds is not None:
             return self._rounds.samples_of(position, global_rank)
         active_index = replace(plan, global_rank=global_rank).active_index
@@ -461,11 +468,11 @@ class ElasticDataLoader:
     # -- for the prefetcher (Plan)
 
     def indices_of(self, key: BatchKey) -> list[int]:
-        """Indices to load for `key`: a worker without a share loads filler samples, which do not count."""
+        """Returns the indices to load for `key`. A worker without a share loads filler samples, which do not count."""
         return self._own_indices(key) or self._division.filler(key.epoch)[: self.max_local_batch_size]
 
     def _own_indices(self, key: BatchKey) -> list[int]:
-        """This worker's samples in `key`; none if the micro-batch is a filler."""
+        """Returns the indices of this worker's samples in `key`; none if the micro-batch is a filler."""
         if self._rounds is None:
             indices = NO_PIECE.indices if key.active_index is None else self._division.piece(key).indices
         else:
@@ -473,7 +480,7 @@ class ElasticDataLoader:
         return self._parts.of(indices)
 
     def following(self, key: BatchKey) -> BatchKey:
-        """The key to load after `key`, unless a membership change comes between them."""
+        """Returns the key to load after `key`, unless a membership change comes between them."""
         if self._rounds is not None:
             return self._rounds.following(key)
         index, count, epoch, batch, micro = key

@@ -38,7 +38,7 @@ def require_batch(length: int, global_batch_size: int, drop_last: bool) -> None:
 
 
 def require_sizes(global_batch_size: int | None, max_local_batch_size: int | None) -> int:
-    """The global batch size. Raises TypeError, ValueError."""
+    """Checks both sizes and returns the global batch size. Raises TypeError, ValueError."""
     if global_batch_size is None:
         raise TypeError("global_batch_size is required: the samples of one step over all workers")
     require_positive("global_batch_size", global_batch_size)
@@ -55,7 +55,10 @@ def require_positive(name: str, value: object) -> None:
 
 
 def refuse_rounds(is_even: bool, max_local_batch_size: int | None) -> None:
-    """Raises ValueError for what does not go with rounds. is_even: batches divide a data set's order evenly."""
+    """Checks that the arguments are possible in rounds, and raises ValueError if not.
+
+    is_even: batches divide a data set's order evenly.
+    """
     if not is_even:
         raise ValueError(
             "an algorithm whose unit of commit is the round leases places of an epoch's order, which a stream, a "
@@ -69,7 +72,10 @@ def refuse_rounds(is_even: bool, max_local_batch_size: int | None) -> None:
 
 
 def refuse_together(sampler: Any, balance: Any, num_workers: int, persistent_workers: bool) -> None:
-    """Raises ValueError for arguments that exclude each other, and TypeError for a balance of another kind."""
+    """Checks arguments against each other.
+
+    Raises ValueError for those that exclude each other, and TypeError for a balance of another kind.
+    """
     if balance is not None and not isinstance(balance, Balance):
         raise TypeError(
             f"balance={balance!r} is no bagua_core.Balance; pass bagua_core.Balance(complexity_fn=...)"

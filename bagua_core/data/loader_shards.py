@@ -13,7 +13,7 @@ from bagua_core.errors import NotDeterministicError
 
 
 class LoaderShards:
-    """division: the loader's own, with its batches cut into shards."""
+    """The virtual shards of one loader. Its `division` is the loader's own, with the batches cut into shards."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class LoaderShards:
         seeds_samples: bool,
         max_local_batch_size: int | None,
     ) -> None:
-        """division: as the loader was made with. Raises NotDeterministicError."""
+        """Takes the division that the loader was created with. Raises NotDeterministicError."""
         if not isinstance(division, EvenDivision):
             raise NotDeterministicError(
                 "a deterministic job cuts batches of one size into virtual shards, which a stream "
@@ -47,11 +47,11 @@ class LoaderShards:
         self._has_warned = False
 
     def of(self, key: BatchKey) -> tuple[int | None, int]:
-        """The micro-batch's shard, None for a worker without any, and the number of shards of its batch."""
+        """Returns the micro-batch's shard, None for a worker without any, and the number of shards of its batch."""
         return self.division.shard_of(key), self.division.shards(key.epoch, key.batch)
 
     def boundary(self, plan: StepPlan) -> None:
-        """The job is between two steps: random numbers that are drawn here are the same on all workers."""
+        """Seeds the random numbers drawn between two steps, so that all workers draw the same ones."""
         seed_between_steps(self._seed, plan.step)
         if plan.active_count > self._most_shards and plan.global_rank == 0 and not self._has_warned:
             self._has_warned = True

@@ -14,23 +14,29 @@ from typing import Any
 
 
 def may_enumerate(code: CodeType) -> bool:
-    """Whether the code that draws mentions enumerate at all."""
+    """Tells whether the code that draws mentions enumerate at all."""
     return "enumerate" in code.co_names
 
 
 def is_enumerated(iterator: Iterator[Any]) -> bool:
-    """Whether an enumerate object draws from `iterator`. Walks all objects of the process, which can take a second."""
+    """Tells whether an enumerate object draws from `iterator`. Walks all objects of the process: up to a second."""
     return any(type(referrer) is enumerate for referrer in gc.get_referrers(iterator))
 
 
 def warn_if_enumerated(code: CodeType, iterator: Iterator[Any] | None, counted: int, position: int) -> None:
-    """To stderr. code: that draws from `iterator`; counted, position: see `warning`."""
+    """Prints `warning` to stderr if `code`, which draws from `iterator`, counts its draws with enumerate.
+
+    counted, position: see `warning`.
+    """
     if iterator is not None and may_enumerate(code) and is_enumerated(iterator):
         print(f"bagua: {warning(counted, position)}", file=sys.stderr, flush=True)
 
 
 def warning(counted: int, position: int) -> str:
-    """counted: the index that enumerate gives to the next draw; position: the job's, within the epoch."""
+    """Returns the text of the warning.
+
+    counted: the index that enumerate gives to the next draw; position: the job's, within the epoch.
+    """
     return (
         f"warning: enumerate(loader) gives index {counted} to what is step {position} of the job's epoch, because a "
         "step was done again or this worker joined later. A script that decides by this index trains otherwise than "

@@ -14,7 +14,7 @@ _MASK_64 = (1 << 64) - 1
 
 
 def mixed_seed(*parts: int) -> int:
-    """64 bits that follow from `parts` in this order (splitmix64), so that near seeds are unrelated."""
+    """Returns 64 bits that follow from `parts` in this order (splitmix64), so that near seeds are unrelated."""
     state = 0
     for part in parts:
         state = (state + (part & _MASK_64) + 0x9E3779B97F4A7C15) & _MASK_64
@@ -25,7 +25,7 @@ def mixed_seed(*parts: int) -> int:
 
 
 def epoch_order(seed: int, epoch: int, length: int, shuffle: bool) -> torch.LongTensor:
-    """Indices of the dataset in the order in which the job uses them in `epoch`. [length], int64."""
+    """Returns the data set's indices in the order in which the job uses them in `epoch`. [length], int64."""
     if not shuffle:
         order = torch.arange(length, dtype=torch.int64, device="cpu")
     else:
@@ -36,31 +36,31 @@ def epoch_order(seed: int, epoch: int, length: int, shuffle: bool) -> torch.Long
 
 
 def batch_count(length: int, global_batch_size: int, drop_last: bool) -> int:
-    """Global batches per epoch; the last one is short unless it is dropped."""
+    """Returns the number of global batches per epoch; the last one is short unless it is dropped."""
     return length // global_batch_size if drop_last else -(-length // global_batch_size)
 
 
 def global_batch_range(length: int, batch: int, global_batch_size: int) -> range:
-    """Places in the epoch's order that global batch number `batch` takes."""
+    """Returns the places in the epoch's order that global batch number `batch` takes."""
     start = batch * global_batch_size
     return range(start, min(start + global_batch_size, length))
 
 
 def global_batch(order: torch.Tensor, batch: int, global_batch_size: int) -> torch.Tensor:
-    """The dataset's indices in global batch number `batch`; a view of `order`."""
+    """Returns the data set's indices in global batch number `batch`; a view of `order`."""
     places = global_batch_range(order.numel(), batch, global_batch_size)
     return order[places.start : places.stop]
 
 
 def share(count: int, parts: int, part: int) -> range:
-    """Places 0..count-1 that part `part` of `parts` takes; the first parts are one longer if need be."""
+    """Returns the places of 0..count-1 that part `part` of `parts` takes; the first parts are one longer if need be."""
     least, longer = divmod(count, parts)
     start = part * least + min(part, longer)
     return range(start, start + least + (part < longer))
 
 
 def micro_batch_count(count: int, parts: int, max_local_batch_size: int | None) -> int:
-    """Micro-batches of a step, by the largest share, so that every rank runs the same number."""
+    """Returns the number of micro-batches of a step, by the largest share, so that every rank runs the same number."""
     if max_local_batch_size is None:
         return 1
     largest_share = -(-count // parts)
@@ -68,8 +68,10 @@ def micro_batch_count(count: int, parts: int, max_local_batch_size: int | None) 
 
 
 def micro_share(count: int, parts: int, part: int, micro_batches: int, micro: int) -> range:
-    """Places within the global batch of micro-batch `micro` of part `part`. Empty for some micro-batch
-    where a share is smaller than the number of micro-batches."""
+    """Returns the places within the global batch of micro-batch `micro` of part `part`.
+
+    Some are empty where a share is smaller than the number of micro-batches.
+    """
     whole = share(count, parts, part)
     piece = share(len(whole), micro_batches, micro)
     return range(whole.start + piece.start, whole.start + piece.stop)
@@ -95,11 +97,11 @@ class BatchSplit:
         self.micro_batches = micro_batch_count(count, self.sharing, max_local_batch_size)
 
     def own_micro_batches(self, share_count: int) -> int:
-        """Those of a share of so many samples that have samples; the others of the step are empty."""
+        """Returns how many micro-batches a share of so many samples fills; the others of the step are empty."""
         return micro_batch_count(share_count, 1, self._most_local) if self.is_short else self.micro_batches
 
     def places(self, part: int, micro: int) -> range:
-        """Within the batch. Empty for a part or micro-batch without samples."""
+        """Returns the places within the batch of a micro-batch; empty for a part or micro-batch without samples."""
         if part >= self.sharing:
             return range(0)
         own = self.own_micro_batches(len(share(self._count, self.sharing, part)))

@@ -49,7 +49,7 @@ _FOR_EVER = (1 << 63) - 1
 
 
 class BatchKey(NamedTuple):
-    """All that a micro-batch's content depends on. active_index is None for a share of 0.
+    """Holds all that a micro-batch's content depends on. active_index is None for a share of 0.
 
     The generation is left out on purpose: one with the same split finds its batches already loaded.
     """
@@ -62,12 +62,12 @@ class BatchKey(NamedTuple):
 
 
 class Plan(Protocol):
-    """The split of the samples. Both methods are called in the training thread."""
+    """The split of the samples, as the Prefetcher needs it. Both methods are called in the training thread."""
 
     def indices_of(self, key: BatchKey) -> list[int]: ...
 
     def following(self, key: BatchKey) -> BatchKey:
-        """The likely next key if nothing changes."""
+        """Returns the next key if nothing changes."""
 
 
 class Request(NamedTuple):
@@ -139,7 +139,7 @@ class BatchReader(Dataset[Any]):
 
 
 def _set_epoch(dataset: Any, epoch: int) -> None:
-    """Call set_epoch of the data set, or of those inside Subset and ConcatDataset. What the script calls on its own
+    """Calls set_epoch of the data set, or of those inside Subset and ConcatDataset. What the script calls on its own
     data set does not reach one in another process, nor a joiner's."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
@@ -175,7 +175,7 @@ def _as_is(batch: Any) -> Any:
 
 
 class _Running:
-    """The torch iterator while there is one; apart from the Prefetcher so that its end can stop it."""
+    """Holds the torch iterator while there is one; apart from the Prefetcher so that its finalizer can stop it."""
 
     def __init__(self, oldest_wanted: torch.Tensor | None) -> None:
         self.iterator: Iterator[Any] | None = None
@@ -257,7 +257,7 @@ class _Requests(Sampler[Request]):
         return any(serial == self.serial for serial, _ in self.under_way)
 
     def leads_to(self, key: BatchKey) -> bool:
-        """The first batch still wanted of those under way, or else the next request, is `key`."""
+        """Tells whether `key` is the first batch still wanted of those under way, or else the next request."""
         for serial, requested in self.under_way:
             if serial == self.serial:
                 return requested == key
@@ -269,7 +269,7 @@ class _Requests(Sampler[Request]):
 
 
 class Prefetcher:
-    """Micro-batches by key. Not for several threads."""
+    """Loads micro-batches by key, ahead of their use. Not thread-safe."""
 
     def __init__(
         self,
@@ -286,8 +286,11 @@ class Prefetcher:
         multiprocessing_context: Any = None,
         prefetch_factor: int | None = None,
     ) -> None:
-        """plan: only a weak reference is kept. sample_seed: None leaves random numbers that are drawn while a batch is
-        read to the process that reads it. process_seed: of the worker processes' own random numbers."""
+        """Creates the torch DataLoader, but starts no process yet.
+
+        plan: only a weak reference is kept. sample_seed: None leaves random numbers that are drawn while a batch is
+        read to the process that reads it. process_seed: of the worker processes' own random numbers.
+        """
         if num_workers > 0 and multiprocessing_context is None:
             multiprocessing_context = "fork"  # scripts without a __main__ guard work
         self._requests = _Requests(plan)
@@ -337,7 +340,7 @@ class Prefetcher:
                 gc.enable()
 
     def take(self, key: BatchKey) -> Any:
-        """The batch of `key`. Raises what loading it raised, with the worker's traceback."""
+        """Returns the batch of `key`. Raises what loading it raised, with the worker's traceback."""
         self.start()
         requests = self._requests
         if not requests.leads_to(key):

@@ -14,9 +14,11 @@ from bagua_core.data.partition import share
 
 
 class ReplicaParts:
-    """divide: True: each worker of a replica gets samples of its own. False: all get the same, for a model whose
+    """Divides a replica's samples among its workers as `divide` says. Raises TypeError, ValueError.
+
+    divide: True: each worker of a replica gets samples of its own. False: all get the same, for a model whose
     workers compute one forward together (tensor parallelism). A one-dimensional mesh of the replica's: its coordinates
-    get samples of their own, and the workers with one coordinate the same. Raises TypeError, ValueError.
+    get samples of their own, and the workers with one coordinate the same.
     """
 
     def __init__(self, divide: Any) -> None:
@@ -43,14 +45,14 @@ class ReplicaParts:
             self.place = engine.shard_place()
 
     def of(self, indices: Sequence[int]) -> list[int]:
-        """This worker's of its replica's samples; parts differ by at most one sample."""
+        """Returns this worker's part of its replica's samples; parts differ by at most one sample."""
         place, places = self.place
         own = share(len(indices), places, place)
         return list(indices[own.start : own.stop])
 
     def weight(self, count: int) -> float:
-        """Of this worker's gradients, if its replica has `count` samples and the workers' gradients are averaged: 1
-        where all have equally many."""
+        """Returns the weight of this worker's gradients if its replica has `count` samples and the workers' gradients
+        are averaged: 1 where all have equally many."""
         place, places = self.place
         if places == 1 or not count:
             return 1.0

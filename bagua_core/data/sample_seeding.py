@@ -23,7 +23,7 @@ from bagua_core.data.partition import mixed_seed
 
 
 def has_no_randomness(dataset: object) -> bool:
-    """True where seeding would be wasted: tensors that are only indexed."""
+    """Tells whether seeding would be wasted: the samples are tensors that are only indexed."""
     # exact types: a subclass may well augment
     if type(dataset) is TensorDataset:
         return True
@@ -35,14 +35,19 @@ def has_no_randomness(dataset: object) -> bool:
 
 
 def own_process_seed(seed: int) -> int:
-    """For processes whose random numbers no sample seeds: other ones on each worker of a job. Draws nothing from the
-    script's random numbers, and follows from the seed that the script gave them."""
+    """Returns a seed for processes whose random numbers no sample seeds, different on each worker of a job.
+
+    Draws nothing from the script's random numbers, and follows from the seed that the script gave them.
+    """
     worker = zlib.crc32(worker_id_in(os.environ).encode())
     return mixed_seed(seed, torch.initial_seed(), worker)
 
 
 def seed_random_sources(value: int) -> None:
-    """value: 64 bits. Leaves CUDA's generators alone, which torch.manual_seed would not."""
+    """Seeds Python's, NumPy's (if imported) and torch's CPU generator. value: 64 bits.
+
+    Leaves CUDA's generators alone, which torch.manual_seed would not.
+    """
     random.seed(value)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -52,7 +57,7 @@ def seed_random_sources(value: int) -> None:
 
 @contextmanager
 def random_sources_kept() -> Iterator[None]:
-    """What is drawn or seeded within does not show in the training script's own random numbers."""
+    """Restores the states of the random sources at its end, so that the script's own random numbers do not change."""
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state = None if numpy is None else numpy.random.get_state()
@@ -67,7 +72,7 @@ def random_sources_kept() -> Iterator[None]:
 
 
 def load_samples(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """The samples as torch's own loader reads them: in one call where the dataset offers it."""
+    """Returns the samples, read as torch's own loader does: in one call where the data set offers it."""
     together = getattr(dataset, "__getitems__", None)
     if together is not None:
         return together(list(indices))  # type: ignore[no-any-return]
@@ -75,9 +80,11 @@ def load_samples(dataset: Any, indices: Sequence[int]) -> list[Any]:
 
 
 def load_seeded_samples(dataset: Any, seed: int, epoch: int, indices: Sequence[int]) -> list[Any]:
-    """Each sample read under its own seed; one by one even where the dataset has `__getitems__`,
-    for what a sample draws must not depend on its neighbours in the share. Samples that draw nothing are read together.
-    Afterwards the random sources are as the last sample's seed leaves them."""
+    """Returns the samples, each read under its own seed: one by one even where the data set has `__getitems__`.
+
+    So what a sample draws does not depend on its neighbours in the share. Samples that draw nothing are read together.
+    Afterwards the random sources are as the last sample's seed leaves them.
+    """
     epoch_seed = mixed_seed(seed, epoch)
     if has_no_randomness(dataset):
         samples = load_samples(dataset, indices)

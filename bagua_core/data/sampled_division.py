@@ -24,10 +24,10 @@ class SamplerError(UserError, ValueError):
 
 
 class SampledDivision(EvenDivision):
-    """EvenDivision in the order of `sampler`, which may leave samples out and name one several times."""
+    """An EvenDivision in the order of `sampler`, which may leave samples out and name one several times."""
 
     def __init__(self, sampler: Any, length: int, settings: DivisionSettings) -> None:
-        """length: of the data set. Raises SamplerError, TypeError."""
+        """Takes a sampler of a data set of `length` samples. Raises SamplerError, TypeError if it can't be used."""
         _refuse(sampler)
         super().__init__(length, settings)
         self._sampler = sampler
@@ -36,7 +36,7 @@ class SampledDivision(EvenDivision):
         self._order = functools.lru_cache(KEPT_EPOCHS)(self._checked_order)
 
     def prepare(self) -> None:
-        """Raises SamplerError for a sampler with random numbers of its own."""
+        """Checks the sampler. Raises SamplerError for one whose own random numbers give epoch 0 two orders."""
         if not torch.equal(self._order(0), self._draw(0)):
             raise SamplerError(
                 f"{_kind(self._sampler)} gave two orders for epoch 0. Workers must agree on it, so it must follow "

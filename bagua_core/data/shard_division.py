@@ -12,7 +12,7 @@ from bagua_core.data.prefetch import BatchKey
 
 
 class ShardDivision(Division):
-    """The batches of `inner`, each in at most `most_shards` shards that differ by at most one sample."""
+    """Divides each batch of `inner` into at most `most_shards` shards that differ by at most one sample."""
 
     def __init__(self, inner: EvenDivision, most_shards: int) -> None:
         self._inner = inner
@@ -37,18 +37,18 @@ class ShardDivision(Division):
         return self._inner.samples_before(epoch, batch)
 
     def shards(self, epoch: int, batch: int) -> int:
-        """Of this batch; a short one may have fewer samples than there are shards."""
+        """Returns the number of shards of this batch; a short batch may have fewer samples than `most_shards`."""
         return min(self._most_shards, self._inner.samples(epoch, batch))
 
     def shard_of(self, key: BatchKey) -> int | None:
-        """The shard that the micro-batch is; None for a worker without any."""
+        """Returns the shard that the micro-batch is; None for a worker without any."""
         if key.active_index is None:
             return None
         own = leaves_of(self.shards(key.epoch, key.batch), key.active_count, key.active_index)
         return own[key.micro] if own else None
 
     def micro_batches(self, epoch: int, batch: int, parts: int, part: int | None = None) -> int:
-        """Shards of worker `part`, or one filler; workers may have different numbers of them."""
+        """Returns the number of shards of worker `part`, or 1 for a filler; workers may have different numbers."""
         if part is None:
             return 1
         return max(1, len(leaves_of(self.shards(epoch, batch), parts, part)))

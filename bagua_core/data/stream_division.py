@@ -24,7 +24,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def refuse(dataset: Any, shuffle: bool | None, num_workers: int, sampler: Any, balance: Any) -> None:
-    """Raises TypeError or ValueError for what does not go with a stream."""
+    """Checks the arguments of a loader over a stream. Raises TypeError or ValueError for what does not go with one."""
     kind = type(dataset).__name__
     if hasattr(dataset, "__next__") and not isinstance(dataset, IterableDataset):
         raise TypeError(
@@ -53,7 +53,7 @@ def refuse(dataset: Any, shuffle: bool | None, num_workers: int, sampler: Any, b
 
 class StreamDivision(Division):
     def __init__(self, dataset: Any, settings: DivisionSettings, sample_seed: int | None) -> None:
-        """sample_seed: None leaves random numbers that are drawn while items are read to the script."""
+        """Takes a stream. sample_seed: None leaves random numbers that are drawn while items are read to the script."""
         self._dataset = dataset
         self._size = settings.global_batch_size
         self._drop_last = settings.drop_last

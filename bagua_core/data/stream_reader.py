@@ -31,7 +31,10 @@ class StreamError(UserError, RuntimeError):
 
 
 class Mark(NamedTuple):
-    """A batch that was read whole. state: of the data set before the batch; None if it can't be read from there."""
+    """Identifies a batch that was read whole.
+
+    state: of the data set before the batch; None if it can't be read from there.
+    """
 
     epoch: int
     batch: int
@@ -40,7 +43,7 @@ class Mark(NamedTuple):
 
 
 class _Source:
-    """The data set with what reading it follows from. seed None: its random numbers are the script's."""
+    """The data set with the settings of reading it. seed None: its random numbers are the script's."""
 
     def __init__(self, dataset: Any, size: int, drop_last: bool, seed: int | None) -> None:
         self.dataset = dataset
@@ -56,8 +59,8 @@ class _Source:
         self.dataset.load_state_dict(copy.deepcopy(state))
 
     def seed_for(self, epoch: int, place: int = 0) -> None:
-        """For the item at `place`. What begins an epoch has the seed of place 0: an order that is drawn with the first
-        item is drawn again where a state is loaded, or where the iteration begins."""
+        """Seeds the random sources for the item at `place`. What begins an epoch has the seed of place 0: an order that
+        is drawn with the first item is drawn again where a state is loaded, or where the iteration begins."""
         if self.seed is not None:
             seed_random_sources(mixed_seed(mixed_seed(self.seed, epoch), place))
 
@@ -77,11 +80,11 @@ class _Pass:
 
     @property
     def has_batch(self) -> bool:
-        """Whether there is a batch behind those that `read` gave."""
+        """Whether the epoch has a batch behind those that `read` returned."""
         return len(self._ahead) >= (self._source.size if self._source.drop_last else 1)
 
     def read(self) -> list[Any]:
-        """The items of the next batch, fewer at the epoch's end."""
+        """Returns the items of the next batch, fewer at the epoch's end."""
         size = self._source.size
         first = self.batch * size
         items = self._ahead + self._draw(first + len(self._ahead), size - len(self._ahead))
@@ -102,11 +105,14 @@ class _Pass:
 
 
 class StreamReader:
-    """Also the data set of the loader's Prefetcher: its indices are places in the epoch, of the batch that was read
-    last, and -1 and -2 for the fillers."""
+    """Reads the batches of a stream by (epoch, batch).
+
+    It is also the data set of the loader's Prefetcher: its indices are places in the epoch, of the batch that was read
+    last, and -1 and -2 for the fillers.
+    """
 
     def __init__(self, dataset: Any, size: int, drop_last: bool, seed: int | None) -> None:
-        """size: items of a batch."""
+        """Takes the stream, without reading it. size: items of a batch."""
         self._source = _Source(dataset, size, drop_last, seed)
         self._size = size
         self.ends: dict[int, int] = {}  # by epoch: the number of its items that the job uses, once known
@@ -141,7 +147,7 @@ class StreamReader:
         return [copy.copy(item) if isinstance(item, (dict, list)) else item for item in found]
 
     def read(self, epoch: int, batch: int) -> None:
-        """Have the items of the batch, and know whether it is the epoch's last.
+        """Reads the items of the batch, and finds out whether it is the epoch's last.
 
         Raises StreamError, and what the data set raises.
         """
@@ -158,8 +164,8 @@ class StreamReader:
                 raise
 
     def _end_before(self, epoch: int) -> Mark | None:
-        """Where the epoch before was left, if this one may follow from how it ended: a sampler in the data set may go
-        on with its own generator."""
+        """Returns the mark at which the epoch before was left, if this epoch may follow from how that one ended: a
+        sampler in the data set may go on with its own generator."""
         current, mark = self._pass, self._usable_mark(epoch - 1)
         is_behind = current is not None and (
             current.epoch == epoch or (current.epoch == epoch - 1 and current.is_over)
@@ -171,7 +177,7 @@ class StreamReader:
             continue
 
     def _read_on(self, epoch: int, batch: int) -> bool:
-        """Read one batch on the way to `batch`; whether it is that one."""
+        """Reads one batch on the way to `batch`. Returns whether it is that one."""
         current = self._pass
         mark = self._usable_mark(epoch, batch)
         begins_at = mark.batch if mark else 0
@@ -194,7 +200,7 @@ class StreamReader:
         return number == batch
 
     def _usable_mark(self, epoch: int, batch: int | None = None) -> Mark | None:
-        """From which `epoch` can be read, before `batch`."""
+        """Returns the mark from which `epoch` can be read, at or before `batch`; None if there is none."""
         mark = self._mark
         if mark is None or mark.state is None or not self._trusts_state or mark.epoch != epoch:
             return None
@@ -219,7 +225,7 @@ class StreamReader:
         return _Pass(source, epoch, 0, state)
 
     def _differs(self, current: _Pass, read: Mark) -> None:
-        """The job has other items in the batch. Raises StreamError unless there is another way to read it."""
+        """Handles a batch in which the job has other items. Raises StreamError if there is no other way to read it."""
         kind, self._pass = type(self._source.dataset).__name__, None
         if not current.began_at:
             raise StreamError(
@@ -263,7 +269,8 @@ class StreamReader:
         return {"ends": [list(item) for item in self.ends.items()], "mark": mark}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes effect with the next batch that is not read yet. Raises StreamError if a batch differs."""
+        """Takes over the job's ends and mark, for the next batch that is not read yet. Raises StreamError if a batch
+        differs."""
         mark = None if state["mark"] is None else Mark(*state["mark"])
         held = self._held
         if mark is not None and held is not None and mark[:2] == held[:2] and mark.digest != held.digest:

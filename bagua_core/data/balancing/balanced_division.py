@@ -27,7 +27,7 @@ _Split = list[list[Piece]]  # by part and micro-batch
 
 class BalancedDivision(Division):
     def __init__(self, dataset: Any, balance: Balance, settings: DivisionSettings) -> None:
-        """Raises ValueError, TypeError."""
+        """Creates the division. Raises ValueError for drop_last with a budget, and what Complexities raises."""
         if balance.budget is not None and settings.drop_last:
             raise ValueError(
                 "drop_last=True does not go with a budget: its batches have no size that the last one could fall "

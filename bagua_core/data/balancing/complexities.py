@@ -1,4 +1,4 @@
-"""The complexity of each sample: computed when it is needed, once, and kept in a file on request.
+"""Computes the complexity of each sample once, when it is needed, and keeps it in a file on request.
 
 Nothing here depends on ranks: every worker finds the same numbers. Each sample is read under a random seed of its own,
 so that what it costs does not depend on who reads it.
@@ -25,7 +25,7 @@ class StaleComplexities(UserError, ValueError):
 
 
 class Complexities:
-    """Of the samples of one data set."""
+    """Holds the complexities of the samples of one data set."""
 
     def __init__(
         self,
@@ -37,8 +37,11 @@ class Complexities:
         cache_dir: str | Path | None = None,
         cache_key: str = "",
     ) -> None:
-        """known: of every sample, instead of complexity_fn. cache_key: required with cache_dir.
-        Raises ValueError, TypeError."""
+        """Takes the function that computes a complexity, or all complexities.
+
+        known: of every sample, instead of complexity_fn. cache_key: required with cache_dir.
+        Raises ValueError, TypeError.
+        """
         self._dataset, self._complexity_fn = dataset, complexity_fn
         self._length = len(dataset)
         self._seed = None if has_no_randomness(dataset) else seed
@@ -64,11 +67,12 @@ class Complexities:
 
     @property
     def is_kept(self) -> bool:
-        """All are computed at once, for later processes to read."""
+        """Whether all complexities are computed at once and kept in a file, for later processes to read."""
         return self._file is not None
 
     def of(self, indices: Sequence[int]) -> list[float]:
-        """Computes those that are not known yet; all of the data set if they are kept in a file."""
+        """Returns the complexities of these samples. Computes those not known yet; those of the whole data set if they
+        are kept in a file."""
         if self._file is not None:
             self.complete()
         found = self._found[indices]
@@ -92,7 +96,10 @@ class Complexities:
         self._complete = True
 
     def _computed(self, indices: Sequence[int]) -> list[float]:
-        """Raises ValueError, naming the sample, for anything but a finite number of at least 0."""
+        """Computes the complexities of these samples.
+
+        Raises ValueError, naming the sample, for anything but a finite number of at least 0.
+        """
         assert self._complexity_fn is not None
         if self._seed is None:
             return [_checked(self._complexity_fn(self._dataset[index]), index) for index in indices]
@@ -122,7 +129,7 @@ class Complexities:
         return kept  # type: ignore[no-any-return]
 
     def _write(self, file: Path) -> None:
-        """The file appears whole or not at all; workers that write it at the same time write the same."""
+        """Writes the file atomically. Workers that write it at the same time write the same content."""
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.uname().nodename}.{os.getpid()}.part")
         with part.open("wb") as out:

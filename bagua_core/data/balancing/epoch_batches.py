@@ -18,9 +18,12 @@ _Complexity = Callable[[Sequence[int]], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """most: samples of a batch. budget: complexity of a batch, None for none; a sample that is beyond it alone has a
+    """The limits of a batch.
+
+    most: samples of a batch. budget: complexity of a batch, None for none; a sample that is beyond it alone has a
     batch of its own. similar: samples are sorted by complexity within runs of so many full batches; 1 leaves
-    the order alone."""
+    the order alone.
+    """
 
     most: int
     budget: float | None = None
@@ -32,7 +35,7 @@ class Limits:
 
 
 class EpochBatches:
-    """The samples in the order of use, and where each batch starts."""
+    """Holds the samples in the order of use, and where each batch starts."""
 
     def __init__(self, order: torch.Tensor, starts: list[int]) -> None:
         self.order = order
@@ -58,8 +61,11 @@ def epoch_batches(
     shuffle: bool,
     drop_last: bool,
 ) -> EpochBatches:
-    """order: [samples], as without balancing. complexities: of the samples of these indices; asked only if the
-    limits need them. shuffle: runs of similar batches come in random order, by (seed, epoch)."""
+    """Divides the samples of an epoch into batches within the limits.
+
+    order: [samples], as without balancing. complexities: of the samples of these indices; called only if the
+    limits need them. shuffle: the similar batches of a run come in random order, by (seed, epoch).
+    """
     samples, last = order, list[list[int]]()
     whole = order.numel() // limits.most * limits.most
     if limits.budget is None:
@@ -92,7 +98,7 @@ def epoch_batches(
 
 
 def packed(indices: Sequence[int], costs: Sequence[float], limits: Limits) -> list[list[int]]:
-    """Batches of neighbours, each as large as the limits allow. costs: of each index."""
+    """Returns batches of neighbours, each as large as the limits allow. costs: of each index."""
     batches: list[list[int]] = []
     batch: list[int] = []
     total = 0.0
@@ -109,7 +115,7 @@ def packed(indices: Sequence[int], costs: Sequence[float], limits: Limits) -> li
 
 
 def _runs(order: torch.Tensor, complexities: _Complexity, limits: Limits) -> list[list[int]]:
-    """Stretches of the order that hold about `similar` full batches each; all of it if nothing is sorted."""
+    """Splits the order into runs that hold about `similar` full batches each; one run if nothing is sorted."""
     indices = order.tolist()
     if limits.similar == 1:
         return [indices]

@@ -1,4 +1,4 @@
-"""Divides a batch so that all workers take equally long. Pure arithmetic over costs.
+"""Divides a batch so that all workers take the same time. Pure arithmetic over costs.
 
 The costliest sample goes first, to the worker with the least work; then exchanges between the most and the
 least loaded. Plain Python floats in a fixed order: every machine computes the same shares from the same costs.
@@ -22,7 +22,7 @@ _PARTNERS = 4  # the least loaded are tried in turn
 def fair_shares(
     costs: Sequence[float], parts: int, *, least: int = 0, most: int | None = None
 ) -> list[list[int]]:
-    """Places 0..len(costs)-1 by part, ascending within each.
+    """Returns the places 0..len(costs)-1 by part, ascending within each.
 
     costs: of each sample, at least 0, any unit. least, most: bounds on the samples of a part.
     Raises ValueError if no split keeps the bounds.
@@ -91,7 +91,8 @@ def _improve(
     least: int,
     most: int,
 ) -> bool:
-    """Bring the two nearer to each other, by one sample moved or two exchanged. False if nothing does."""
+    """Brings the loads of two parts nearer to each other: moves one sample or exchanges two. Returns False if neither
+    does."""
     gap = loads[high] - loads[low]
     given, taken = shares[high], shares[low]
     wanted, best = gap / 2, gap * 1e-9

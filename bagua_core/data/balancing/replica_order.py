@@ -29,7 +29,7 @@ def side_by_side(
     drop_last: bool,
     random_level: float,
 ) -> list[list[int]]:
-    """Rows of `replicas` indices: what all use at the same time, in order of use.
+    """Returns rows of `replicas` indices, which the replicas use at the same time, in order of use.
 
     complexities: of every sample. random_level: 0 to 1; noise of so much of the complexities' range is added before
     samples are sorted, so that rows differ from epoch to epoch.
@@ -75,7 +75,7 @@ def within_budget(
     limits: Limits,
     drop_last: bool,
 ) -> list[list[list[int]]]:
-    """Batches of every replica, step by step: [steps][replicas] lists of indices, of about equal complexity in a step.
+    """Returns the batches of every replica: [steps][replicas] lists of indices, of about equal complexity in a step.
 
     complexities: of each of `indices`, in their order. limits: of a step, all replicas together. A step of
     fewer samples than replicas is dropped, or its smallest sample is used again by those that have none.

@@ -37,7 +37,9 @@ class LeaseConflict(InternalError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class LeaseBook:
-    """The places of an epoch that are still to be used. length: places of every epoch; number: of the next round in
+    """Records the places of an epoch that are still to be used.
+
+    length: places of every epoch; number: of the next round in
     the epoch; unused: ascending, disjoint, not touching; speeds: samples per second by worker id, means of some rounds;
     stretch: leases of a round over the samples that it is to have.
     """
@@ -56,7 +58,9 @@ class LeaseBook:
         return LeaseBook(length, epoch, 0, ((0, length),), speeds or {}, stretch)
 
     def lease(self, workers: Sequence[str], most: int) -> list[tuple[Range, ...]]:
-        """A lease for each worker, in their order. most: samples that the round is to have; leases may have MOST_MORE.
+        """Returns a lease for each worker, in their order.
+
+        most: samples that the round is to have; leases may have MOST_MORE.
 
         A worker whose speed is not known counts as fast as the others' mean.
         """
@@ -69,13 +73,13 @@ class LeaseBook:
         return _dealt(taken, shares)
 
     def is_last(self, most: int) -> bool:
-        """Whether the leases of a round of `most` samples are all that the epoch has left."""
+        """Tells whether the leases of a round of `most` samples are all that the epoch has left."""
         return count_of(self.unused) <= most + int(most * MOST_MORE)
 
     def closed(self, workers: Sequence[str], used: Sequence[Used], most: int = 0) -> LeaseBook:
-        """The book after the round in which each of `workers` used that. most: samples that it was to have; 0: unknown.
+        """Returns the book after a round in which each of `workers` used these places.
 
-        Raises LeaseConflict.
+        most: samples that the round was to have; 0: unknown. Raises LeaseConflict.
         """
         unused = self.unused
         for one in used:
@@ -88,8 +92,8 @@ class LeaseBook:
         return replace(self, number=self.number + 1, unused=unused, speeds=speeds, stretch=stretch)
 
     def _stretched(self, used: int, most: int) -> float:
-        """The first worker that is done ends a round, so more is leased than is used. A round of less than half its
-        samples was ended by something else."""
+        """Returns the stretch after a round that used so many samples. The first worker that is done ends a round, so
+        more is leased than is used. A round of less than half its samples was ended by something else."""
         if not most or self.is_last(most) or 2 * used < most:
             return self.stretch
         # no power: leases must be the same on hosts whose mathematical libraries differ in the last bit
@@ -102,7 +106,7 @@ def count_of(ranges: Sequence[Range]) -> int:
 
 
 def proportional(total: int, weights: Sequence[float]) -> list[int]:
-    """Shares of `total` in proportion to `weights`, all positive; they sum to it (largest remainders, then order)."""
+    """Splits `total` in proportion to `weights`, all positive; shares sum to it (largest remainders, then order)."""
     whole = sum(weights)
     exact = [total * weight / whole for weight in weights]
     shares = [int(e) for e in exact]
@@ -113,7 +117,7 @@ def proportional(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def _with_least(shares: Sequence[int]) -> list[int]:
-    """One small batch at least for each worker, where there is enough: a speed that was low once, in a round with a
+    """Gives each worker at least one small batch, where there is enough: a speed that was low once, in a round with a
     pause, is measured again only by local steps."""
     if sum(shares) < MEASURED_BY * len(shares):
         return list(shares)
@@ -124,7 +128,7 @@ def _with_least(shares: Sequence[int]) -> list[int]:
 
 
 def _without_lone_samples(shares: Sequence[int]) -> list[int]:
-    """Batch normalization cannot train on one sample: the largest share takes it, where there is another."""
+    """Moves each share of one sample to the largest share, for batch normalization cannot train on one sample."""
     largest = max(range(len(shares)), key=shares.__getitem__)
     kept = [0 if share == 1 and i != largest else share for i, share in enumerate(shares)]
     kept[largest] += sum(shares) - sum(kept)
@@ -132,12 +136,12 @@ def _without_lone_samples(shares: Sequence[int]) -> list[int]:
 
 
 def first_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
-    """The first `count` places of `ranges`, or all of them."""
+    """Returns the first `count` places of `ranges`, or all of them."""
     return _first(ranges, count)
 
 
 def _dealt(taken: Sequence[Range], shares: Sequence[int]) -> list[tuple[Range, ...]]:
-    """`taken` dealt to the shares, in MOST_LEASE_RANGES ranges each.
+    """Deals the ranges `taken` to the shares, in MOST_LEASE_RANGES ranges each at most.
 
     Workers that ended a round before their leases were used up have left small ranges. Each gets some of these in turn,
     and the rest of its share from the last range, which no round has had.
@@ -195,7 +199,7 @@ def _without(unused: tuple[Range, ...], used: Range) -> tuple[Range, ...]:
 
 
 def _steady(before: float, now: float) -> float:
-    """A worker that took no step keeps its speed."""
+    """Returns a worker's speed after a round. A worker that took no step keeps its speed."""
     if now <= 0:
         return before
     is_jump = not before / SPEED_JUMP < now < before * SPEED_JUMP

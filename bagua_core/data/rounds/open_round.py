@@ -1,4 +1,4 @@
-"""The round under way as the loader sees it: this worker's lease cut into local batches, and what was drawn of it.
+"""The current round as the loader sees it: this worker's lease cut into local batches, and what was drawn of it.
 
 Owns the book of leases (leases.py), which is a part of the job's state: it travels to joiners and into checkpoints as
 a registered object. The engine says when a round is closed, with what every member used. Invariant: what is drawn
@@ -25,7 +25,7 @@ LEAST_PART = 0.5
 
 
 class _Lease:
-    """Ranges of an epoch, in local batches of at least `size` samples that differ by at most one.
+    """Holds ranges of an epoch, in local batches of at least `size` samples that differ by at most one.
 
     The rest of a division enlarges batches, for a small one of its own would weigh as much as the others: it is an
     optimizer's step, and batch normalization refuses one sample.
@@ -49,7 +49,10 @@ class _Lease:
 
 
 class Rounds:
-    """steps: local steps of a round for a worker of average speed. order_of: an epoch's indices of the data set."""
+    """The rounds of a job: the book of leases, and this worker's lease in the current round.
+
+    steps: local steps of a round for a worker of average speed. order_of: an epoch's indices of the data set.
+    """
 
     def __init__(
         self,
@@ -78,17 +81,17 @@ class Rounds:
 
     @property
     def has_work(self) -> bool:
-        """Local steps were taken that no committed round contains."""
+        """Whether local steps were taken that no committed round contains."""
         return self._used > 0
 
     @property
     def is_used_up(self) -> bool:
-        """See step_interface.Rounds."""
+        """Whether this worker has used its whole lease, which is large enough for the others to end the round by it."""
         used = self._used
         return used == len(self._lease.places) and used >= max(1.0, LEAST_PART * self._mean_lease)
 
     def open(self, plan: StepPlan) -> int:
-        """Lease what this worker trains on in the round that begins. Returns the number of local batches."""
+        """Leases this worker's samples of the round that begins. Returns the number of local batches."""
         workers = _active(plan)
         leases = self._ranges(self.book, workers)
         self._lease = self._leased(self.book, workers, plan)
@@ -102,17 +105,17 @@ class Rounds:
         return self._lease.batches
 
     def samples_in(self, batch: int) -> int:
-        """Of local batch `batch` of the lease."""
+        """Returns the number of samples of local batch `batch` of the lease."""
         return len(self._lease.batch(batch))
 
     def draw(self, batch: int, now_s: float) -> None:
-        """Local batch `batch` is handed to the script, which is done with those before it."""
+        """Notes that local batch `batch` is passed to the script, which is done with those before it."""
         if self._used == 0:
             self._began_s = now_s
         self._used += len(self._lease.batch(batch))
 
     def pause(self, now_s: float) -> None:
-        """The script is done with the batches that it drew."""
+        """Notes that the script is done with the batches that it drew."""
         self._ended_s, self._timed = now_s, self._used
 
     def used(self) -> Used:
@@ -121,18 +124,18 @@ class Rounds:
         return Used(ranges, self._timed / took_s if self._timed and took_s > 0 else 0.0)
 
     def closed(self, plan: StepPlan, used: Sequence[Used]) -> None:
-        """The round is committed; used: by global rank of `plan`. Raises LeaseConflict."""
+        """Closes the committed round in the book. used: by global rank of `plan`. Raises LeaseConflict."""
         self._kept[self.book.epoch, self.book.number] = tuple(one.ranges for one in used)
         self.book = self.book.closed(_workers(plan), used, self._most)
         self._used = 0
 
     def keep_only(self, positions: Iterable[Mapping[str, int]]) -> None:
-        """See step_interface.Rounds."""
+        """Forgets the samples of all closed rounds but those at `positions`, which the ledger may still ask for."""
         asked = {(position["epoch"], position["batch"]) for position in positions}
         self._kept = {at: ranges for at, ranges in self._kept.items() if at in asked}
 
     def fingerprint(self) -> dict[str, str]:
-        """What all workers must have in common, beside the loader's settings."""
+        """Returns what must be equal on all workers, beside the loader's settings."""
         return {"rules_of_rounds": str(RULES)}
 
     @property
@@ -141,16 +144,22 @@ class Rounds:
 
     @property
     def committed_samples(self) -> int:
-        """Places of closed rounds, over all epochs."""
+        """The number of places that closed rounds have used, over all epochs."""
         book = self.book
         return (book.epoch + 1) * book.length - count_of(book.unused)
 
     def sample_count(self, position: Mapping[str, int]) -> int:
-        """Samples that all ranks used in a closed round. Raises InternalError for one that is not kept any more."""
+        """Returns the samples that all ranks used in a closed round.
+
+        Raises InternalError for a round that is not kept any more.
+        """
         return sum(count_of(ranges) for ranges in self._ranges_in(position))
 
     def samples_of(self, position: Mapping[str, int], global_rank: int) -> list[int]:
-        """Indices that a rank used in a closed round. Raises InternalError for one that is not kept any more."""
+        """Returns the indices that a rank used in a closed round.
+
+        Raises InternalError for a round that is not kept any more.
+        """
         kept = self._ranges_in(position)
         order = self._order(position["epoch"])
         return [index for start, stop in kept[global_rank] for index in order[start:stop].tolist()]
@@ -167,7 +176,7 @@ class Rounds:
         return BatchKey(self._lease.digest, 0, self._lease.epoch, 0, batch)
 
     def indices_of(self, key: BatchKey) -> list[int]:
-        """Indices to load; two samples of the epoch for a key that no lease has."""
+        """Returns the indices to load for `key`; two samples of the epoch for a key that no lease has."""
         order = self._order(key.epoch)
         for lease in (self._lease, self._next):
             if lease.digest == key.active_index and key.micro < lease.batches:
@@ -195,7 +204,7 @@ class Rounds:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a book. What this worker drew since belongs to no round of it.
+        """Takes over another worker's book. What this worker drew since belongs to no round of it.
 
         Raises ValueError for the book of another data set.
         """
@@ -226,7 +235,7 @@ class Rounds:
 
     @property
     def _most(self) -> int:
-        """Samples of a round."""
+        """The samples of a round."""
         return self._steps * self._size
 
     def _leased(self, book: LeaseBook, workers: Sequence[str], plan: StepPlan) -> _Lease:
