@@ -32,7 +32,7 @@ class _Copy:
 
 
 class BoundaryCopy:
-    """Of one worker's step under way, if it has one."""
+    """Holds the copy for one worker's step under way, if that step has one."""
 
     def __init__(self) -> None:
         self.steps_left = 0  # that keep a copy because one went on; travels to workers that join
@@ -58,9 +58,10 @@ class BoundaryCopy:
         optimizers: list[torch.optim.Optimizer],
         has_several_models: bool = False,
     ) -> None:
-        """The first reduction of the step is in, and nothing was changed yet but what a snapshot has.
+        """Records that the first reduction of the step is in, and takes a copy if the step is likely to go on.
 
-        has_several_models: this is the reduction of one of several, so the step is likely to go on.
+        Nothing was changed yet but what a snapshot has. has_several_models: this is the reduction of one of several, so
+        the step is likely to go on.
         """
         self._marks = [(p, sharded_tensors.version(p)) for p in parameters]
         is_first = self._steps <= FIRST_STEPS and (
@@ -76,19 +77,19 @@ class BoundaryCopy:
             self._copy = None  # optimizer steps are then final one by one
 
     def goes_on(self) -> None:
-        """A collective of the step follows a change of parameters or of the optimizers' state."""
+        """Records that a collective of the step follows a change of parameters or of the optimizers' state."""
         self.steps_left = KEPT_FOR_STEPS + 1
 
     def is_moved(self) -> bool:
-        """Whether parameters have changed since the step's first reduction."""
+        """Tells whether parameters have changed since the step's first reduction."""
         return any(sharded_tensors.version(p) != before for p, before in self._marks)
 
     def saved(self) -> Mapping[int, torch.Tensor]:
-        """The parameters' values by id: local tensors."""
+        """Returns the copied values of the parameters, by the parameters' ids: local tensors."""
         return {} if self._copy is None else {key: value for key, (_, value) in self._copy.values.items()}
 
     def put_back(self) -> bool:
-        """Whether there was a copy. It is used up."""
+        """Writes the copy back, which uses it up. Returns whether there was a copy."""
         kept = self._copy
         self.drop()
         if kept is None:

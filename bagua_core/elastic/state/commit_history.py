@@ -18,11 +18,11 @@ Roster = Collection[str]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A committed step: all that is needed to write any rank's line of it.
+    """A committed step, with all that is needed to write any rank's line of it.
 
-    step: its number, as in its StepPlan. position: of the loader, as sorted items. workers: worker_ids by
-    global_rank. healing: ranks with a share of 0. time_s: when this rank, or the one it copied, committed it. job: the
-    nonce of the job that committed it, which a job that goes on from its checkpoint is not.
+    step: its number, as in its StepPlan. position: the loader's, as sorted items. workers: worker_ids by global_rank.
+    healing: ranks with a share of 0. time_s: when this rank, or the one it copied, committed it. job: the nonce of the
+    job that committed it; a job that goes on from its checkpoint has another.
     """
 
     generation: int
@@ -48,7 +48,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """released_in_step: the step whose reduction showed that everyone has this one; None until then."""
+    """A committed step that is kept in the history.
+
+    released_in_step: the step whose reduction showed that every worker has this one; None until then.
+    """
 
     entry: Entry
     released_in_step: int | None = None
@@ -61,7 +64,10 @@ class History:
     kept: tuple[Kept, ...] = ()
 
     def committed(self, entry: Entry) -> History:
-        """This rank committed `entry` at a boundary. Raises ValueError if it does not follow the last one."""
+        """Returns the history with `entry` added, which this rank committed at a boundary.
+
+        Raises ValueError if `entry` does not follow the last one.
+        """
         if self.kept:
             last = self.kept[-1].entry
             is_earlier = entry.job == last.job and entry.generation < last.generation
@@ -75,11 +81,11 @@ class History:
     def collective_completed(
         self, step: int, healing: Set[int], me: str, roster: Roster
     ) -> tuple[History, tuple[Line, ...]]:
-        """The last reduction of `step`, or the first collective of the end, completed on this rank, so all of
-        `roster` contributed.
+        """Returns the new history and the lines to write now, after a collective completed on this rank.
 
-        step: as in its StepPlan; at the end, that of the step that would be next. healing: ranks with a share
-        of 0 in that step. Returns the lines to write now.
+        The collective is the last reduction of `step`, or the first collective of the end; it completed, so all of
+        `roster` contributed. step: as in its StepPlan; at the end, that of the step that would be next. healing: ranks
+        with a share of 0 in that step.
         """
         if healing:
             # They contributed without having the state: nothing is known to be with everyone.
@@ -97,8 +103,11 @@ class History:
         return History(tuple(kept)), tuple(lines)
 
     def entered(self, me: str, roster: Roster) -> tuple[Line, ...]:
-        """This rank exchanged names in a new generation. Lines, of released steps, whose rank is gone and may
-        have died before it wrote. Those of steps not released wait: a rank that is behind may yet undo them."""
+        """Returns the lines, of released steps, whose rank is gone and may have died before it wrote.
+
+        Called when this rank has exchanged names in a new generation. Lines of steps that are not released wait: a rank
+        that is behind may yet undo these steps.
+        """
         return tuple(
             line
             for k in self.kept
@@ -107,10 +116,10 @@ class History:
         )
 
     def copied(self, me: str, roster: Roster) -> tuple[History, tuple[Line, ...]]:
-        """This rank swapped in a holder's state; self is that holder's history at its last boundary.
+        """Returns this rank's new history and the lines to write now, after it swapped in a holder's state.
 
-        Returns what becomes this rank's history. A step that the holder released is with everyone, but this
-        rank may not have written its line.
+        self is that holder's history at its last boundary. Every worker has a step that the holder released, but this
+        rank may not have written its line of it.
         """
         return self, tuple(
             line
@@ -120,11 +129,14 @@ class History:
         )
 
     def resumed(self) -> History:
-        """As a job holds it that goes on from a checkpoint: all of it is final, but lines may be missing."""
+        """Returns the history for a job that goes on from a checkpoint.
+
+        All of it is final, but lines may be missing.
+        """
         return History(tuple(replace(k, released_in_step=k.entry.step) for k in self.kept))
 
     def encode(self) -> str:
-        """JSON that `decode` reads back to an equal value; travels with a copied state."""
+        """Returns JSON that `decode` reads back to an equal value; it travels with a copied state."""
         return json.dumps(
             [
                 {
@@ -163,7 +175,7 @@ class History:
 
 
 def _lines(entry: Entry, me: str, roster: Roster, own: bool) -> list[Line]:
-    """Lines of the ranks that are gone, and this rank's own if asked.
+    """Returns the lines of the ranks that are gone, and with `own` also this rank's.
 
     A worker that was dropped and is back writes its own: it copies this history before it can contribute.
     """

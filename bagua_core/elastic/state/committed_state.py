@@ -1,9 +1,9 @@
 """The committed state of this worker, its name, and the form in which it travels.
 
-Owns the name, the loader's position, the history, the results of collectives outside steps and the optimizer steps
-that are final, beside the registry's models and optimizers. Knows no peers: who copies from whom is heal_plan.py's,
-when a step commits the engine's. Invariant: after a copy that
-failed midway (`half` is not NONE) the state has no name.
+Owns the name, the loader's position, the history, the results of collectives outside steps and the optimizer steps that
+are final, beside the registry's models and optimizers. Knows no peers: heal_plan.py decides which worker copies from
+which, and the engine when a step commits. Invariant: after a copy that failed midway (`half` is not NONE) the state has
+no name.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class CommittedState:
         self.operations.clear()
 
     def part_committed(self, generation: int, part: int) -> None:
-        """A state between two steps: further than the last commit, behind the next."""
+        """Records a state between two steps: further than the last commit, behind the next."""
         self.final_parts = part
         self.name = StateName(generation, self.name.step, self.name.operations + 1)
 
     def exchange_committed(self, generation: int) -> None:
-        """As part_committed; no optimizer has stepped."""
+        """Records a state between two steps, as part_committed does; no optimizer has stepped."""
         self.final_exchanges += 1
         self.name = StateName(generation, self.name.step, self.name.operations + 1)
 
@@ -75,7 +75,10 @@ class CommittedState:
             self._script_step = 0
 
     def declare_stateless(self, half: HalfCopy) -> None:
-        """A copy begins to write over the live state. The script's place, maybe in a collective, stays."""
+        """Drops the name, because a copy begins to write over the live state.
+
+        The script's place, maybe in a collective, stays.
+        """
         with self.guard.held():
             self._be_none()
             self.half = max(self.half, half)
@@ -91,16 +94,17 @@ class CommittedState:
 
     @property
     def size_bytes(self) -> int:
-        """About what a copy of it takes; the small things beside the tensors are left out."""
+        """The approximate size of a copy of this state; the small things beside the tensors are left out."""
         total = 0
         for tensors in self.registry.capture_modules():
             total += sum(map(local_bytes, tensors.values()))
         return total + sum(map(state_bytes, self.registry.optimizers))
 
     def bulk(self, *, with_gradients: bool) -> dict[str, Any]:
-        """What no step changes before its first optimizer step: live tensors, to be read before that.
+        """Returns the part of the state that no step changes before its first optimizer step.
 
-        with_gradients: also what .grad holds; only between two steps.
+        The tensors are the live ones, to be read before that optimizer step. with_gradients: also what .grad holds;
+        only between two steps.
         """
         bulk = self.registry.bulk()
         if with_gradients:
@@ -108,21 +112,23 @@ class CommittedState:
         return bulk
 
     def layout(self) -> int:
-        """A digest of the layout of `bulk`: holders that agree in it may send stripes of one state."""
+        """Returns a digest of the layout of `bulk`: holders that agree in it may send stripes of one state."""
         manifest, _ = state_codec.encode(self.bulk(with_gradients=True))
         return state_codec.layout_of(manifest)
 
     def rest(self, *, at_resume_point: bool, with_gradients: bool = False) -> dict[str, Any]:
-        """Everything but `bulk`, as copies. at_resume_point: as it was where a failed step would go back to, because
-        the script has gone on since then by a way that the receiver takes itself. with_gradients: also what .grad
-        holds now."""
+        """Returns everything but `bulk`, as copies.
+
+        at_resume_point: as it was where a failed step would go back to, because the script has gone on since then by a
+        way that the receiver takes itself. with_gradients: also what .grad holds now.
+        """
         rest = self.registry.rest(at_resume_point=at_resume_point)
         if with_gradients:
             rest["gradients"] = [{n: g.clone() for n, g in m.items()} for m in self.registry.gradients()]
         return {"rest": rest, **self.log()}
 
     def log(self) -> dict[str, Any]:
-        """What the job did last, without the state that came of it."""
+        """Returns the record of what the job did last, without the state that resulted from it."""
         return {
             "name": [self.name.generation, self.name.step, self.name.operations],
             "history": self.history.encode(),
@@ -133,7 +139,7 @@ class CommittedState:
         }
 
     def restore(self, state: dict[str, Any], worker_id: str, roster: Roster) -> tuple[Line, ...]:
-        """Take over what was captured: a whole state, `bulk` with `rest`, or `log` alone.
+        """Takes over what was captured: a whole state, `bulk` with `rest`, or `log` alone.
 
         Returns the ledger lines to write now (see History.copied).
         """

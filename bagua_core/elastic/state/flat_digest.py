@@ -1,8 +1,8 @@
-"""A fast number for many bytes, the same on every device: position-weighted sums of 64-bit words.
+"""Computes a fast digest of many bytes, the same on every device: position-weighted sums of 64-bit words.
 
-Owns only the arithmetic, which is exact (integers modulo 2**64), so CPU and GPU agree bit for bit.
-Whole blocks of words are multiplied with fixed odd numbers and summed; the blocks' sums are chained,
-so that exchanged words or blocks change the result. Not a defence against intent.
+Owns only the arithmetic, which is exact (integers modulo 2**64), so CPU and GPU agree bit for bit. Whole blocks of
+words are multiplied with fixed odd numbers and summed; the blocks' sums are chained, so that exchanged words or blocks
+change the result. Not a defence against intent.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ _CHAIN = 0x9E3779B97F4A7C15
 
 @functools.cache
 def _weights(device: torch.device) -> torch.Tensor:
-    """Odd, so that no change of a single word is lost; spread, so that exchanged words are not."""
+    """Returns the weights of a block's words.
+
+    They are odd, so that no change of a single word is lost, and spread, so that exchanged words are not lost.
+    """
     return (torch.arange(1, _BLOCK_WORDS + 1, dtype=torch.int64, device="cpu") * 0x2545F4914F6CDD1D | 1).to(
         device
     )
 
 
 def digest_of_bytes(runs: Iterable[torch.Tensor]) -> int:
-    """runs: one-dimensional uint8 tensors. Returns 63 bits, so that it fits an int64 tensor."""
+    """Returns a digest of `runs` with 63 bits, so that it fits an int64 tensor. runs: one-dimensional uint8 tensors."""
     state = _CHAIN
     for run in runs:
         for value in (run.numel(), *_block_sums(run)):
@@ -56,7 +59,7 @@ def _block_sums(run: torch.Tensor) -> list[int]:
 
 
 def _words(run: torch.Tensor) -> torch.Tensor:
-    """int64; the last word is filled up with zeros."""
+    """Returns the bytes of `run` as int64 words; the last word is filled up with zeros."""
     count = run.numel()
     aligned = run.data_ptr() % 8 == 0 and run.storage_offset() % 8 == 0
     if aligned and count % 8 == 0:

@@ -21,7 +21,7 @@ def padded(size_bytes: int) -> int:
 
 
 def strides_are_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements fill one run of memory, in whatever order of dimensions."""
+    """Tells whether the elements fill one run of memory, in any order of the dimensions."""
     expected = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size == 0:
@@ -37,13 +37,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a dense tensor as uint8, not a copy."""
+    """Returns the memory of a dense tensor as uint8, not a copy."""
     count = tensor.numel()
     return torch.as_strided(tensor.detach(), (count,), (1,)).view(torch.uint8)
 
 
 class FlatTensors(Sequence[torch.Tensor]):
-    """Tensors seen as one run of bytes, each padded to ALIGNMENT_BYTES. Holds no copy of them."""
+    """A view of tensors as one run of bytes, each tensor padded to ALIGNMENT_BYTES. Holds no copy of them."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = list(tensors)
@@ -67,12 +67,12 @@ class FlatTensors(Sequence[torch.Tensor]):
         return len(self._tensors)
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """(offset from begin, bytes of one tensor) for all that lies in [begin, end)."""
+        """Yields (offset from begin, bytes of one tensor) for all that lies in [begin, end)."""
         for index, first, last in self.spans(begin, end):
             yield self._starts[index] + first - begin, bytes_of(self._tensors[index])[first:last]
 
     def spans(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(index of a tensor, first and last of its bytes) for all that lies in [begin, end)."""
+        """Yields (index of a tensor, begin and end of its bytes) for all that lies in [begin, end)."""
         if not 0 <= begin <= end <= self.size_bytes:
             raise ValueError(f"bytes {begin}..{end} are not within 0..{self.size_bytes}")
         index = max(0, bisect_right(self._starts, begin) - 1)
@@ -84,7 +84,7 @@ class FlatTensors(Sequence[torch.Tensor]):
             index += 1
 
     def read(self, begin: int, out: torch.Tensor) -> None:
-        """Fill `out` (uint8, any device) with the bytes from `begin` on; padding reads as zero."""
+        """Fills `out` (uint8, any device) with the bytes from `begin` on; padding reads as zero."""
         covered = 0
         for at, piece in self.pieces(begin, begin + out.numel()):
             if at > covered:
@@ -96,14 +96,14 @@ class FlatTensors(Sequence[torch.Tensor]):
 
 
 def byte_ranges(total_bytes: int, parts: int, part: int) -> tuple[int, int]:
-    """Begin and end of one of `parts` contiguous stripes, cut where a tensor may begin."""
+    """Returns begin and end of one of `parts` contiguous stripes, cut where a tensor may begin."""
     blocks = -(-total_bytes // ALIGNMENT_BYTES)
     begin, end = blocks * part // parts, blocks * (part + 1) // parts
     return begin * ALIGNMENT_BYTES, min(end * ALIGNMENT_BYTES, total_bytes)
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> int:
-    """63 bits that follow from the tensors' bytes and sizes, the same on every device.
+    """Returns 63 bits that follow from the tensors' bytes and sizes, the same on every device.
 
     Catches accidents (a flipped bit, exchanged blocks), not intent.
     """

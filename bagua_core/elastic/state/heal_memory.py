@@ -29,7 +29,10 @@ class Decision:
 
 
 def decide(needed_bytes: int, available_bytes: int | None, limit_bytes: int | None = None) -> Decision:
-    """Whether to stage a state of `needed_bytes`. available_bytes None: unknown; then it is tried."""
+    """Decides whether to stage a state of `needed_bytes`.
+
+    available_bytes: None if unknown; staging is then tried. limit_bytes: the user's limit; None for no limit.
+    """
     if limit_bytes is not None and needed_bytes > limit_bytes:
         return Decision(False, f"{needed_bytes} bytes are more than {LIMIT_VARIABLE}={limit_bytes}")
     if available_bytes is not None and needed_bytes + MARGIN_BYTES > available_bytes:
@@ -40,13 +43,13 @@ def decide(needed_bytes: int, available_bytes: int | None, limit_bytes: int | No
 
 
 def limit_bytes_from(environ: Mapping[str, str]) -> int | None:
-    """None: no limit. Raises WorkerEnvironmentError."""
+    """Returns the user's limit in bytes, or None for no limit. Raises WorkerEnvironmentError."""
     limit_bytes = staging_bytes_in(environ)
     return None if limit_bytes < 0 else limit_bytes
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; torch's allocator for the CPU raises a plain RuntimeError."""
+    """Tells whether `error` is a failed allocation; torch's allocator for the CPU raises a plain RuntimeError."""
     if isinstance(error, MemoryError):
         return True
     text = str(error).lower()
@@ -54,7 +57,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """What this process may still take, by the host and by its control groups. None: unknown."""
+    """Returns how many bytes this process may still take, by the host and by its control groups; None if unknown."""
     found = [b for b in (_of_host(root), *_of_groups(root)) if b is not None]
     return min(found, default=None)
 

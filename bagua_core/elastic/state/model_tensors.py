@@ -1,9 +1,9 @@
-"""The tensors of one model by name, and what a failed step gives back of them.
+"""Holds the tensors of one model by name, and takes back what a failed step changed of them.
 
 A step may change buffers at any time, and the parameters that the script changes by itself (parameter_watch.py): these
 are the *volatile* tensors, and a snapshot keeps a copy of them. All other parameters change only in optimizer steps
-that are final. Names begin with "parameter.", "algorithm." or "buffer.". Of a sharded tensor (DTensor) the local tensor
-is copied, compared and written; the object stays.
+that are final. Names begin with "parameter.", "algorithm." or "buffer.". For a sharded tensor (DTensor), the local
+tensor is copied, compared and written; the object stays.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ ADDED_LATER = frozenset({ALGORITHM + STATE})
 
 
 def described(name: str, tensor: torch.Tensor) -> str:
-    """What the fingerprint says of a tensor."""
+    """Returns the fingerprint's line for a tensor: name, shape and data type."""
     return f"{name}:{tuple(tensor.shape)}:{tensor.dtype}"
 
 
 def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy `value` into the memory of `tensor` without autograd's knowledge.
+    """Copies `value` into the memory of `tensor` without autograd's knowledge.
 
     A graph that holds `tensor` for a later backward stays usable. Values are put in steps whose gradients from this
-    worker count nothing, so that what it computes does not matter. Raises ValueError where a sharded tensor's part here
-    has another shape.
+    worker count nothing, so what it computes does not matter. Raises ValueError if this worker's part of a sharded
+    tensor has another shape.
     """
     if is_sharded(tensor) and local(tensor).shape != local(value).shape:
         raise ValueError(
@@ -47,14 +47,17 @@ def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def put_plain_gradient(parameter: torch.Tensor, value: torch.Tensor | None) -> None:
-    """Make `value` the parameter's .grad, where no reducer keeps memory for it."""
+    """Makes `value` the parameter's .grad, where no reducer keeps memory for it."""
     parameter.grad = None if value is None else value.to(parameter.device)
 
 
 class ModelTensors:
-    """One model's. travelling: an algorithm's own tensors, see Exchange.travelling. learns: whether a parameter that
-    changed before the step's first reduction was changed by the script; False where the algorithm may do so.
-    put_gradient: makes a value a parameter's .grad, see Model.put_gradient."""
+    """Holds one model's tensors and the snapshot that a failed step goes back to.
+
+    travelling: an algorithm's own tensors, see Exchange.travelling. learns: whether a parameter that changed before the
+    step's first reduction was changed by the script; False where the algorithm may do so. put_gradient: makes a value a
+    parameter's .grad, see Model.put_gradient.
+    """
 
     def __init__(
         self,
@@ -86,10 +89,10 @@ class ModelTensors:
         self.refresh()
 
     def refresh(self) -> None:
-        """The module may have got other submodules or parameters.
+        """Reads the module's parameters and buffers again, because the module may have got others.
 
-        Between a forward and its backward fully_shard has plain, gathered parameters in the places of the sharded ones,
-        which an optimizer changes: those are the model's.
+        Between a forward and its backward fully_shard has plain, gathered parameters in the places of the sharded ones.
+        An optimizer changes the sharded ones: those are the model's.
         """
         self._buffers.refresh()
         known = self._parameters
@@ -98,19 +101,19 @@ class ModelTensors:
         }
 
     def parameters(self) -> list[torch.Tensor]:
-        """The live ones, each once."""
+        """Returns the live parameters, each once."""
         self.refresh()
         return list(self._parameters.values())
 
     # -- all tensors
 
     def lasting(self) -> dict[str, torch.Tensor]:
-        """Parameters and the algorithm's tensors, the live ones."""
+        """Returns the live parameters and the algorithm's live tensors."""
         self.refresh()
         return {**self._parameters, **{ALGORITHM + n: t for n, t in self._travelling().items()}}
 
     def volatile(self) -> dict[str, torch.Tensor]:
-        """The live tensors that a step may change at any time."""
+        """Returns the live tensors that a step may change at any time."""
         learned = {n: self._parameters[n] for n in sorted(self._learned) if n in self._parameters}
         return {**learned, **{BUFFER + n: b for n, b in self._buffers.named().items()}}
 
@@ -122,11 +125,11 @@ class ModelTensors:
         )
 
     def everything(self) -> dict[str, torch.Tensor]:
-        """All live tensors: parameters in the module's order, the algorithm's, buffers."""
+        """Returns all live tensors: parameters in the module's order, the algorithm's, buffers."""
         return {**self.lasting(), **{BUFFER + n: b for n, b in self._buffers.named().items()}}
 
     def put(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Give the tensors these values, buffers by name whatever tensor has the name now.
+        """Gives the tensors these values. A buffer is found by name, whatever tensor has the name now.
 
         Raises KeyError for a parameter that the model lacks.
         """
@@ -148,7 +151,7 @@ class ModelTensors:
     # -- a step
 
     def snapshot(self, *, watches: bool) -> None:
-        """The step begins. watches: look for parameters that the script changes."""
+        """Takes the snapshot of a step that begins. watches: look for parameters that the script changes."""
         live = self.volatile()
         kept = self._values
         self._values = {
@@ -168,7 +171,7 @@ class ModelTensors:
             self._watch.end()
 
     def find_changed(self) -> dict[str, torch.Tensor]:
-        """The parameters that the script was found to change in this step; from now on they are volatile.
+        """Returns the parameters that the script was found to change in this step; from now on they are volatile.
 
         Called before the step's first optimizer step, and when the step fails.
         """
@@ -182,23 +185,29 @@ class ModelTensors:
         return {name: self._parameters[name] for name in changed}
 
     def without_copy(self) -> list[torch.Tensor]:
-        """The parameters that the snapshot has no values of."""
+        """Returns the parameters of which the snapshot has no values."""
         return [p for n, p in self._parameters.items() if n not in self._objects]
 
     def protect(self) -> None:
-        """The step has failed: keep all parameters, for the script may still change them before its end."""
+        """Copies all parameters after the step has failed, because the script may still change them before its end."""
         self.find_changed()
         self._protected = {n: _copy(p) for n, p in self._parameters.items() if n not in self._values}
 
     def stepped(self, moved: Collection[int]) -> None:
-        """An optimizer moved the parameters with these ids, and that is final even if the step fails later."""
+        """Takes the parameters with these ids into the snapshot as they are now.
+
+        An optimizer moved them, and that is final even if the step fails later.
+        """
         for name, tensor in self._objects.items():
             if id(tensor) in moved:
                 self._values[name].copy_(local(tensor).detach())
 
     def roll_back(self) -> tuple[str, ...]:
-        """The step did not happen. Returns the names of parameters that keep a change of the script's, because it
-        was the first that was seen of them and no copy was at hand."""
+        """Takes back the step under way.
+
+        Returns the names of parameters that keep a change of the script's: it was the first that was seen of them, and
+        no copy was at hand.
+        """
         if not self._taken:
             return ()
         buffers = self._buffers.named()
@@ -219,8 +228,10 @@ class ModelTensors:
     def as_rolled_back(
         self, saved: Mapping[int, torch.Tensor] = MappingProxyType({})
     ) -> dict[str, torch.Tensor]:
-        """All tensors as a roll-back of the step under way would leave them; nothing is changed. saved: values that
-        the roll-back takes from a copy of the boundary, by the parameter's id."""
+        """Returns all tensors as a roll-back of the step under way would leave them; nothing is changed.
+
+        saved: values that the roll-back takes from a copy of the boundary, by the parameter's id.
+        """
         if not self._taken:
             return {n: t.detach() for n, t in self.everything().items()}
         kept = {**self._protected, **self._values}
@@ -234,46 +245,53 @@ class ModelTensors:
         }
 
     def at_resume_point(self) -> dict[str, torch.Tensor]:
-        """Copies of the volatile tensors as the snapshot has them: local tensors."""
+        """Returns copies of the volatile tensors as the snapshot has them: local tensors."""
         return {name: value.clone() for name, value in self._values.items()}
 
     # -- gradients
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """What .grad holds: the live tensors."""
+        """Returns what .grad holds: the live tensors."""
         return {n: p.grad.detach() for n, p in self._parameters.items() if p.grad is not None}
 
     def unused_gradients(self, used: Collection[int], *, before_step: bool) -> dict[str, torch.Tensor]:
-        """`gradients` but for those of the parameters with ids in `used`. before_step: as they were when the first
-        backward of the step under way began."""
+        """Returns `gradients` without those of the parameters with ids in `used`.
+
+        before_step: as they were when the first backward of the step under way began.
+        """
         held = self._gradients if before_step and self._gradients is not None else self.gradients()
         return {
             n: g for n, g in held.items() if n in self._parameters and id(self._parameters[n]) not in used
         }
 
     def put_gradients(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Make these the parameters' .grad, and None that of all others."""
+        """Makes these values the parameters' .grad; that of all other parameters becomes None."""
         for name, parameter in self._parameters.items():
             value = values.get(name)
             if value is not None or parameter.grad is not None:
                 self._put_gradient(parameter, value)
 
     def backward_begins(self, *, is_filler: bool) -> None:
-        """A backward is about to add to .grad; the first one in a step makes copies of what is there, and so does the
-        first one of a filler."""
+        """Copies what .grad holds before a backward adds to it.
+
+        Only the first backward of a step makes this copy, and so does the first one of a filler.
+        """
         if self._gradients is None:
             self._gradients = {n: g.clone() for n, g in self.gradients().items()}
         if is_filler and self._before_fillers is None:
             self._before_fillers = {n: g.clone() for n, g in self.gradients().items()}
 
     def take_back_fillers(self) -> None:
-        """What fillers have added to .grad is no part of the step."""
+        """Removes from .grad what fillers have added to it, which is no part of the step."""
         if self._before_fillers is not None:
             self.put_gradients(self._before_fillers)
             self._before_fillers = None
 
     def take_gradients(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Those of a copied state; the step under way goes back to them, and not to this worker's earlier ones."""
+        """Makes the gradients of a copied state the parameters' .grad.
+
+        The step under way goes back to them, and not to this worker's earlier ones.
+        """
         self.put_gradients(values)
         if self._gradients is not None:
             self._gradients = {n: g.clone() for n, g in self.gradients().items()}
@@ -281,13 +299,14 @@ class ModelTensors:
             self._before_fillers = {n: g.clone() for n, g in self.gradients().items()}
 
     def roll_back_gradients(self) -> None:
-        """The step did not happen, and the reducer has forgotten it."""
+        """Restores .grad as it was before a step that did not happen; the reducer has forgotten that step."""
         if self._gradients is not None:
             self.put_gradients(self._gradients)
             self._gradients = None
 
     def adopt(self, at_resume_point: Mapping[str, torch.Tensor]) -> None:
-        """A state was copied in the middle of a step: a failure of the step now goes back to the holder's values."""
+        """Makes a failure of the step go back to the holder's values, after a state was copied in the middle of the
+        step."""
         live = self.everything()
         self._learned |= {n for n in at_resume_point if n.startswith(PARAMETER)}
         self._watch.end()
@@ -303,7 +322,7 @@ class ModelTensors:
 
 
 def _sharded(known: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
-    """The sharded tensor of which `parameter`, which has its name now, is the gathered form; else `parameter`.
+    """Returns the sharded tensor of which `parameter`, which has its name now, is the gathered form; else `parameter`.
 
     Above tensor parallelism the gathered form is sharded too, on a mesh of fewer dimensions.
     """
@@ -315,7 +334,10 @@ def _sharded(known: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tenso
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """On its own device, or on the host where that has no memory left: a failed step must not fail for that."""
+    """Copies a tensor on its own device, or to the host if that device has no memory left.
+
+    A failed step must not fail for lack of memory.
+    """
     try:
         return copied(tensor)
     except (MemoryError, RuntimeError) as error:

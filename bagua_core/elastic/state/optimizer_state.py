@@ -21,10 +21,10 @@ class OptimizerStateMismatch(UserError, RuntimeError):
 
 
 def load(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Load `state_dict`, then put every tensor back in the data type it has there.
+    """Loads `state_dict`, then puts every tensor back in the data type it has there.
 
-    Tensors go to the device that load_state_dict chose for them. The optimizer may keep the tensors of `state_dict`,
-    so they must own their memory.
+    Tensors go to the device that load_state_dict chose for them. The optimizer may keep the tensors of `state_dict`, so
+    they must own their memory.
     Raises OptimizerStateMismatch if the optimizer has other groups, or its state still differs in a data type or a
     shape.
     """
@@ -46,7 +46,10 @@ def _check_groups(optimizer: torch.optim.Optimizer, saved: Any) -> None:
 
 
 def _group_sizes(groups: Any) -> list[int] | None:
-    """None where the groups are not of torch's form: the optimizer decides for itself then."""
+    """Returns the number of parameters of each group.
+
+    None if the groups are not of torch's form: the optimizer decides for itself then.
+    """
     if not isinstance(groups, list) or not all(isinstance(g, Mapping) and "params" in g for g in groups):
         return None
     return [len(g["params"]) for g in groups]
@@ -62,7 +65,7 @@ def _put_exact_values(optimizer: torch.optim.Optimizer, state_dict: dict[str, An
 
 
 def _exact(saved: Any, loaded: Any) -> Any:
-    """`loaded`, with each tensor whose data type differs from the saved one replaced by that one."""
+    """Returns `loaded`, with each tensor whose data type differs from the saved one replaced by that one."""
     if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
         return loaded if saved.dtype == loaded.dtype else saved.to(loaded.device)
     if isinstance(saved, Mapping) and isinstance(loaded, dict):

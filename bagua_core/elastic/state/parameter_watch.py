@@ -33,7 +33,8 @@ class ParameterWatch:
         self._digests: list[int] = []
 
     def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """The step begins; `parameters`, by name, are those that only an optimizer is known to change."""
+        """Starts to watch `parameters`, by name, for a step that begins: those that only an optimizer is known to
+        change."""
         self._watched = parameters
         self._marks = [sharded_tensors.version(p) for p in parameters.values()]
         self._copies, self._digests = [], []
@@ -45,8 +46,10 @@ class ParameterWatch:
         self._steps += 1
 
     def changed(self) -> dict[str, torch.Tensor | None]:
-        """The watched parameters that have changed since, with their values (local tensors) at the begin, or None where
-        no copy was taken in this step."""
+        """Returns the watched parameters that have changed since `begin`.
+
+        Each has its value (local tensor) at the begin, or None if no copy was taken in this step.
+        """
         found: dict[str, torch.Tensor | None] = {}
         for place, (name, parameter) in enumerate(self._watched.items()):
             differs = sharded_tensors.version(parameter) != self._marks[place]
@@ -59,7 +62,7 @@ class ParameterWatch:
         return found
 
     def end(self) -> None:
-        """Forget the step: from now on the optimizer changes parameters."""
+        """Forgets the step: from now on the optimizer changes parameters."""
         self._watched, self._marks, self._copies, self._digests = {}, [], [], []
 
 

@@ -37,7 +37,7 @@ class CannotTravel(UserError, StateCodecError):
 
 
 class MalformedManifest(PeerViolation, StateCodecError):
-    """The manifest is none that `encode` writes, or announces more than there is memory for."""
+    """The manifest is not one that `encode` writes, or announces more than there is memory for."""
 
 
 class NoMemory(MalformedManifest):
@@ -48,11 +48,13 @@ class NoMemory(MalformedManifest):
 
 
 def encode(state: Any, *, named: bool = False, what: str = "state") -> tuple[bytes, FlatTensors]:
-    """Manifest (JSON, UTF-8) and the tensors it refers to, which are the live ones: read them before they
-    change. Tensors with gaps are copied; two names of one memory travel once.
+    """Returns the manifest (JSON, UTF-8) and the tensors it refers to.
 
-    named: the tensors' descriptions have a name too, the keys that lead to the tensor; no two names are the same.
-    what: the first word of a path in errors.
+    The tensors are the live ones: read them before they change. Tensors with gaps are copied; two names of one memory
+    travel once.
+
+    named: the tensors' descriptions have a name too, the keys that lead to the tensor; no two names are the same. what:
+    the first word of a path in errors.
     Raises CannotTravel naming the path and the type of what cannot travel.
     """
     encoder = _Encoder(named)
@@ -137,7 +139,7 @@ class _Encoder(value_tree.TreeEncoder):
 
 
 def _name(path: str) -> str:
-    """`optimizers.0.state.3.exp_avg` for `state['optimizers'][0]['state'][3]['exp_avg']`."""
+    """Returns `optimizers.0.state.3.exp_avg` for `state['optimizers'][0]['state'][3]['exp_avg']`."""
     dotted = (
         path.replace("']", "").replace("['", ".").replace("]", "").replace("[", ".").removeprefix("state.")
     )
@@ -148,7 +150,7 @@ def _name(path: str) -> str:
 
 
 def to_bytes(value: Any) -> torch.Tensor:
-    """[bytes] of uint8 on the CPU. Raises CannotTravel."""
+    """Encodes `value` as [bytes] of uint8 on the CPU. Raises CannotTravel."""
     manifest, tensors = encode(value, what="value")
     data = torch.empty(tensors.size_bytes, dtype=torch.uint8, device="cpu")
     tensors.read(0, data)
@@ -157,7 +159,7 @@ def to_bytes(value: Any) -> torch.Tensor:
 
 
 def from_bytes(run: torch.Tensor) -> list[Any]:
-    """The values whose `to_bytes` follow each other in `run`. Raises as decode does."""
+    """Returns the values whose `to_bytes` follow each other in `run`. Raises as decode does."""
     found = []
     while run.numel():
         end = _LENGTH_BYTES + int.from_bytes(run[:_LENGTH_BYTES].numpy().tobytes(), "big")
@@ -171,13 +173,13 @@ def from_bytes(run: torch.Tensor) -> list[Any]:
 
 
 def announced_bytes(manifest: bytes) -> int:
-    """The size of the run of bytes that belongs to `manifest`. Raises MalformedManifest."""
+    """Returns the size of the run of bytes that belongs to `manifest`. Raises MalformedManifest."""
     described = described_tensors(manifest)
     return sum(padded(math.prod(d["shape"]) * dtype_of(d["dtype"]).itemsize) for d in described)
 
 
 def described_tensors(manifest: bytes) -> list[dict[str, Any]]:
-    """Each tensor's dtype, shape, stride and device, and its name if it was encoded with names.
+    """Returns each tensor's dtype, shape, stride and device, and its name if it was encoded with names.
 
     Raises MalformedManifest.
     """
@@ -186,16 +188,17 @@ def described_tensors(manifest: bytes) -> list[dict[str, Any]]:
 
 
 def layout_of(manifest: bytes) -> int:
-    """A digest of the data types and shapes that a manifest describes: stripes of one state agree in it."""
+    """Returns a digest of the data types and shapes that a manifest describes: stripes of one state agree in it."""
     return zlib.crc32(json.dumps(json.loads(manifest)["tensors"], sort_keys=True).encode())
 
 
 def allocate(
     manifest: bytes, device: torch.device | str | None = None, *, row_major: bool = False
 ) -> FlatTensors:
-    """Memory for the tensors of `manifest`, to be filled by the caller.
+    """Allocates memory for the tensors of `manifest`, to be filled by the caller.
 
-    device: where those go that were not on the CPU; None keeps all on the CPU. row_major: whatever their strides.
+    device: the place of those that were not on the CPU; None keeps all on the CPU. row_major: in row-major order,
+    whatever their strides.
     Raises MalformedManifest, NoMemory.
     """
     try:
@@ -220,11 +223,11 @@ def decode(
     device: torch.device | str | None = None,
     copy: bool = True,
 ) -> Any:
-    """The state. source: its run of bytes (uint8), or the tensors of `allocate`, which it will then hold.
+    """Returns the state that `manifest` describes.
 
-    A sharded tensor comes as a LocalPart (model/sharded_tensors.py): only the receiver knows its mesh.
-    device: as in `allocate`. copy False: tensors are views of the run where they can be, which then lives
-    as long as any of them.
+    source: its run of bytes (uint8), or the tensors of `allocate`, which the state will then hold. A sharded tensor
+    comes as a LocalPart (model/sharded_tensors.py): only the receiver knows its mesh. device: as in `allocate`. copy
+    False: tensors are views of the run where they can be, which then lives as long as any of them.
     Raises MalformedManifest for a manifest of another kind, ValueError if the bytes are too few.
     """
     parsed = _parsed(manifest)
@@ -245,7 +248,7 @@ def decode(
 
 
 def _as_described(tensor: torch.Tensor, described: dict[str, Any]) -> Any:
-    """Raises MalformedManifest."""
+    """Returns `tensor`, as a LocalPart if it is described as sharded. Raises MalformedManifest."""
     if "sharded" not in described:
         return tensor
     try:
@@ -282,7 +285,7 @@ def _parsed(manifest: bytes) -> dict[str, Any]:
 
 
 def _is_described(d: Any) -> bool:
-    """Whether it describes one dense tensor: then its extent is its size, and no stride leads out of it."""
+    """Tells whether `d` describes one dense tensor: then its extent is its size, and no stride leads out of it."""
     if not isinstance(d, dict) or not all(isinstance(d.get(name), str) for name in ("dtype", "device")):
         return False
     shape, stride = d.get("shape"), d.get("stride")
@@ -296,7 +299,7 @@ def _is_described(d: Any) -> bool:
 
 
 def dtype_of(name: Any) -> torch.dtype:
-    """Raises MalformedManifest."""
+    """Returns the torch data type with this name. Raises MalformedManifest."""
     try:
         return value_tree.torch_dtype(name)
     except ValueError as error:

@@ -41,7 +41,10 @@ class StateGuard:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No other thread reads the state meanwhile. Raises LeaveInterrupt once this worker was taken out."""
+        """Holds the guard, so that no other thread reads the state meanwhile.
+
+        Raises LeaveInterrupt once this worker was taken out.
+        """
         with self._changed:
             self.check()
             self._depth += 1
@@ -53,7 +56,7 @@ class StateGuard:
                     self._work = Handover()
 
     def check(self) -> None:
-        """Raises LeaveInterrupt once this worker was taken out, when that is done."""
+        """Checks that this worker was not taken out. If it was, raises LeaveInterrupt when that is done."""
         with self._changed:
             if not self._taken_out_by or self._taken_out_by == threading.get_ident():
                 return
@@ -61,7 +64,10 @@ class StateGuard:
             raise LeaveInterrupt
 
     def wait_out(self) -> None:
-        """Until the thread that takes this worker out is done, or has no time left. Returns at once if none does."""
+        """Waits until the thread that takes this worker out is done, or has no time left.
+
+        Returns at once if none does.
+        """
         with self._changed:
             if self._taken_out_by:
                 self._script_knows = True
@@ -71,8 +77,10 @@ class StateGuard:
 
     @contextmanager
     def reading(self, limit_s: float) -> Iterator[Handover | None]:
-        """The script's thread changes nothing meanwhile, but for an optimizer that is `stepping`. Gives the device's
-        work that has to be done before the state can be read. Raises StateBusy after limit_s."""
+        """Keeps the script's thread from changing the state meanwhile, but for an optimizer that is `stepping`.
+
+        Yields the device's work that has to be done before the state can be read. Raises StateBusy after limit_s.
+        """
         if not self._changed.acquire(timeout=max(0.0, limit_s)):
             raise StateBusy
         try:
@@ -85,13 +93,17 @@ class StateGuard:
         return bool(self._taken_out_by)
 
     def take_out(self, until_s: float) -> None:
-        """The script's thread has no part in the job from now on. until_s: monotonic time at which a thread that waits
-        for the end of the leave stops waiting."""
+        """Takes this worker out: the script's thread has no part in the job from now on.
+
+        until_s: monotonic time at which a thread that waits for the end of the leave stops waiting.
+        """
         self._taken_out_by, self._until_s = threading.get_ident(), until_s
 
     def taken_out(self) -> bool:
-        """The leave is done. Returns whether the script's thread has met it already. Does not wait for a thread that
-        holds the state and does not let go of it."""
+        """Records that the leave is done. Returns whether the script's thread has met it already.
+
+        Does not wait for a thread that holds the state and does not let go of it.
+        """
         self._is_out = True
         if self._changed.acquire(timeout=_NOTICE_S):
             self._changed.notify_all()

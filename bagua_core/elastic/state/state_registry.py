@@ -38,7 +38,7 @@ SHARDING = "sharding"
 
 
 def _copied(value: Any) -> Any:
-    """Like deepcopy, but quick for the flat dictionaries that schedulers and scalers have."""
+    """Copies like deepcopy, but quickly for the flat dictionaries that schedulers and scalers have."""
     if isinstance(value, (int, float, str, bool, type(None))):
         return value
     if isinstance(value, torch.Tensor):
@@ -53,7 +53,10 @@ def _copied(value: Any) -> Any:
 
 
 class StateRegistry:
-    """Order of registration is the order on the wire, so it must agree on all workers."""
+    """Holds the models, optimizers and registered objects of this worker.
+
+    The order of registration is the order on the wire, so it must agree on all workers.
+    """
 
     def __init__(self) -> None:
         self.models: list[ModelTensors] = []
@@ -77,20 +80,23 @@ class StateRegistry:
         equal_states: bool = True,
         put_gradient: Callable[[torch.Tensor, torch.Tensor | None], None] = put_plain_gradient,
     ) -> None:
-        """travelling: an algorithm's own tensors for this model, see Exchange.travelling. equal_states: all ranks hold
-        the same parameters after each step. put_gradient: see step_interface.Model."""
+        """Adds a model and its optimizers.
+
+        travelling: an algorithm's own tensors for this model, see Exchange.travelling. equal_states: all ranks hold the
+        same parameters after each step. put_gradient: see step_interface.Model.
+        """
         self.equal_states = self.equal_states and equal_states
         self.models.append(ModelTensors(module, travelling, equal_states, put_gradient))
         self.add_optimizers(optimizers)
 
     def add_optimizers(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Those that are not known yet, and those that they step."""
+        """Adds the optimizers that are not known yet, and those that they step."""
         for optimizer in with_inner(optimizers):
             if not any(optimizer is known for known in self.optimizers):
                 self.optimizers.append(optimizer)
 
     def remove_model(self, module: nn.Module, still_used: list[torch.optim.Optimizer]) -> None:
-        """Forget the model that was added with `module`, and the optimizers that are not among `still_used`."""
+        """Forgets the model that was added with `module`, and the optimizers that are not among `still_used`."""
         self.models[:] = [model for model in self.models if model.module is not module]
         self.equal_states = all(model.learns for model in self.models)
         used = with_inner(still_used)
@@ -98,7 +104,10 @@ class StateRegistry:
         self._snapshot_group_objects, self._snapshot_groups = [], []  # by place among the optimizers
 
     def register(self, name: str, stateful: Stateful) -> None:
-        """Raises TypeError if `stateful` has no state_dict/load_state_dict, ValueError if the name is taken."""
+        """Registers an object under a name.
+
+        Raises TypeError if `stateful` has no state_dict/load_state_dict, ValueError if the name is taken.
+        """
         if not (hasattr(stateful, "state_dict") and hasattr(stateful, "load_state_dict")):
             raise TypeError(
                 f"register_state({name!r}, ...): {type(stateful).__name__} has no state_dict and load_state_dict"
@@ -111,7 +120,7 @@ class StateRegistry:
 
     @torch.no_grad()
     def snapshot(self) -> None:
-        """Remember what a failed step gets back: volatile tensors, learning rates and registered states."""
+        """Remembers what a failed step gets back: volatile tensors, learning rates and registered states."""
         self.boundary.step_begins()
         for model in self.models:
             model.snapshot(watches=self.watches)
@@ -125,57 +134,66 @@ class StateRegistry:
 
     @torch.no_grad()
     def backward_begins(self, *, is_filler: bool = False) -> None:
-        """A backward is about to add to what .grad holds. Called in every step, before its first gradient. is_filler:
-        of samples that do not count, behind the step's others."""
+        """Copies what .grad holds, because a backward is about to add to it.
+
+        Called in every step, before its first gradient. is_filler: the backward is of samples that do not count, behind
+        the step's others.
+        """
         for model in self.models:
             model.backward_begins(is_filler=is_filler)
 
     @torch.no_grad()
     def take_back_fillers(self) -> None:
-        """The step is committed: .grad holds again what it held before fillers added to it."""
+        """Restores what .grad held before fillers added to it; the step is committed."""
         for model in self.models:
             model.take_back_fillers()
 
     @torch.no_grad()
     def roll_back_gradients(self) -> None:
-        """After roll_back, once the reducers have forgotten the step: .grad holds again what it held before."""
+        """Restores what .grad held before the step.
+
+        Called after roll_back, once the reducers have forgotten the step.
+        """
         for model in self.models:
             model.roll_back_gradients()
 
     @torch.no_grad()
     def find_changed(self) -> None:
-        """Before the step's first optimizer step: learn which parameters the script changes by itself."""
+        """Learns which parameters the script changes by itself. Called before the step's first optimizer step."""
         for model in self.models:
             model.find_changed()
 
     @torch.no_grad()
     def first_reduced(self) -> None:
-        """The first reduction of the step is in: keep what later parts of the step change, if such are expected."""
+        """Keeps what later parts of the step change, if such are expected; the first reduction of the step is in."""
         if self.watches and self.equal_states:
             parameters = [p for m in self.models for p in m.without_copy()]
             self.boundary.reduced(parameters, self.optimizers, len(self.models) > 1)
 
     @torch.no_grad()
     def protect(self) -> None:
-        """The step has failed: what the script changes from now on is undone too."""
+        """Keeps all parameters after the step has failed: what the script changes from now on is undone too."""
         for model in self.models:
             model.protect()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """`optimizer` has stepped. Without a copy of the boundary that is final, whatever becomes of the job's step."""
+        """Records that `optimizer` has stepped.
+
+        Without a copy of the boundary that is final, whatever becomes of the job's step.
+        """
         moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._moved |= moved
         for model in self.models if not self.boundary.is_kept else ():
             model.stepped(moved)
 
     def step_committed(self) -> None:
-        """The step under way is committed."""
+        """Records that the step under way is committed."""
         self._moved_last, self._moved = self._moved, set()
         self.boundary.drop()
 
     @torch.no_grad()
     def roll_back(self) -> tuple[str, ...]:
-        """Go back to the snapshot. Returns the names of parameters that keep a change, see ModelTensors.roll_back."""
+        """Goes back to the snapshot. Returns the names of parameters that keep a change, see ModelTensors.roll_back."""
         unknown: list[str] = []
         for model in self.models:
             unknown += model.roll_back()
@@ -197,7 +215,7 @@ class StateRegistry:
     # -- the whole state
 
     def capture(self) -> dict[str, Any]:
-        """The state as nested plain values and the live tensors themselves: read, do not keep."""
+        """Returns the state as nested plain values and the live tensors themselves: read, do not keep."""
         gradients = self.gradients()
         return {
             **({"gradients": gradients} if any(gradients) else {}),
@@ -209,9 +227,10 @@ class StateRegistry:
 
     @torch.no_grad()
     def capture_last(self, *, at_resume_point: bool) -> dict[str, Any]:
-        """The committed state for the last checkpoint, as `capture` gives it. Workers that write parts of it may stand
-        at different places of the script, so gradients that an optimizer has used are left out: some workers may have
-        cleared them and others not.
+        """Returns the committed state for the last checkpoint, in the form of `capture`.
+
+        Workers that write parts of it may be at different places of the script, so gradients that an optimizer has used
+        are left out: some workers may have cleared them and others not.
 
         at_resume_point: a step is under way, and no optimizer has stepped in it; the state is what a roll-back of the
         step would restore.
@@ -238,28 +257,32 @@ class StateRegistry:
         return state
 
     def capture_modules(self) -> list[dict[str, torch.Tensor]]:
-        """Parameters, buffers and algorithms' own tensors of each model: the live ones."""
+        """Returns the parameters, buffers and algorithms' own tensors of each model: the live ones."""
         return [{name: t.detach() for name, t in m.everything().items()} for m in self.models]
 
     def bulk(self) -> dict[str, Any]:
-        """Parameters, algorithms' tensors and the optimizers' states: live tensors, stable until an optimizer steps."""
+        """Returns parameters, algorithms' tensors and the optimizers' states: live tensors, stable until an optimizer
+        steps."""
         return {
             "modules": [{n: t.detach() for n, t in m.lasting().items()} for m in self.models],
             "optimizers": [_without_groups(o.state_dict()) for o in self.optimizers],
         }
 
     def gradients(self) -> list[dict[str, torch.Tensor]]:
-        """What .grad holds on this worker, for each model: the live tensors. A script may add to it in later steps."""
+        """Returns what .grad holds on this worker, for each model: the live tensors.
+
+        A script may add to it in later steps.
+        """
         if not self.equal_states:
             return [{} for _ in self.models]  # each worker's own, which nothing else of the job depends on
         return [m.gradients() for m in self.models]
 
     @torch.no_grad()
     def rest(self, *, at_resume_point: bool) -> dict[str, Any]:
-        """Everything but `bulk`, as copies, and beside it what a failed step would go back to ("resume").
+        """Returns everything but `bulk`, as copies, and beside it what a failed step would go back to ("resume").
 
-        As it is now; parameters that the script changed in the step so far are then here too, and count more than
-        those in `bulk`. at_resume_point: as a failed step would go back to it.
+        The values are those of now; parameters that the script changed in the step so far are then here too, and count
+        more than those in `bulk`. at_resume_point: the values are those that a failed step would go back to.
         """
         changed = [
             {} if at_resume_point else m.find_changed() for m in self.models
@@ -287,10 +310,10 @@ class StateRegistry:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over a captured state of the same models, or `bulk` and `rest` together.
+        """Takes over a captured state of the same models, or `bulk` and `rest` together.
 
-        Its tensors may become the optimizers' own, so they must own their memory. Raises KeyError or ValueError where
-        it does not fit, OptimizerStateMismatch where an optimizer does not take it.
+        Its tensors may become the optimizers' own, so they must own their memory. Raises KeyError or ValueError if it
+        does not fit, OptimizerStateMismatch if an optimizer does not take it.
         """
         state = self._placed(state)
         for model, tensors in zip(self.models, state["modules"], strict=True):
@@ -307,13 +330,13 @@ class StateRegistry:
             model.take_gradients(gradients)
 
     def _placed(self, state: dict[str, Any]) -> dict[str, Any]:
-        """`state` with its sharded tensors on the meshes of the models. Raises UnknownMesh."""
+        """Returns `state` with its sharded tensors on the meshes of the models. Raises UnknownMesh."""
         placed: dict[str, Any] = Meshes(p for m in self.models for p in m.parameters()).placed(state)
         return placed
 
     @torch.no_grad()
     def restore_parts(self, bulk: dict[str, Any], rest: dict[str, Any]) -> None:
-        """Take over `bulk` and `rest` of another worker, both captured in one step. Raises as `restore`."""
+        """Takes over `bulk` and `rest` of another worker, both captured in one step. Raises as `restore`."""
         rest = self._placed(rest)
         modules = [{**a, **b} for a, b in zip(bulk["modules"], rest["modules"], strict=True)]
         optimizers = [
@@ -337,8 +360,10 @@ class StateRegistry:
         self.boundary.steps_left = resume["goes_on"]
 
     def check_travels(self) -> None:
-        """Raises StateCodecError naming what could not be copied to another worker: better at the first boundary than
-        when a worker joins."""
+        """Checks that the state can be copied to another worker: better at the first boundary than when a worker joins.
+
+        Raises StateCodecError naming what could not be copied.
+        """
         state_codec.encode(
             {
                 "optimizers": [o.state_dict() for o in self.optimizers],
@@ -347,13 +372,18 @@ class StateRegistry:
         )
 
     def parameters(self) -> list[torch.Tensor]:
-        """Each parameter once, itself: another alias of its memory would outlive a move of the parameter to other
-        memory. Of a sharded one the local tensor."""
+        """Returns each parameter once; of a sharded one the local tensor.
+
+        It is the parameter itself: another alias of its memory would outlive a move of the parameter to other memory.
+        """
         return [local(p) for m in self.models for p in m.parameters()]
 
     def parameter_names(self) -> list[list[str | None]]:
-        """The name of each parameter of each optimizer, by its number in the optimizer's state; None for one that is in
-        no model. Of the second model on, names have the model's number before them."""
+        """Returns the name of each parameter of each optimizer, by its number in the optimizer's state.
+
+        The name is None for a parameter that is in no model. From the second model on, names have the model's number
+        before them.
+        """
         names: dict[int, str] = {}
         for number, model in enumerate(self.models):
             for name, parameter in model.lasting().items():
@@ -364,7 +394,7 @@ class StateRegistry:
         ]
 
     def fingerprint(self) -> dict[str, str]:
-        """The properties that must agree on all workers for one to heal from another.
+        """Returns the properties that must agree on all workers for one to heal from another.
 
         They are the same whenever they are asked for, before the first step as after many: buffers, which a forward may
         make or give another shape, count as they were when the model was wrapped.
@@ -388,8 +418,10 @@ class StateRegistry:
 
 
 def _described(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """A line for each that every version has. An algorithm's own tensors follow the local shards, whose sizes may
-    differ in a replica."""
+    """Returns a line for each tensor that every version has.
+
+    An algorithm's own tensors follow the local shards, whose sizes may differ in a replica.
+    """
     sharded = next((t for t in tensors.values() if is_sharded(t)), None)
     cut = "" if sharded is None else f"cut for {Layout.of(sharded).mesh_shape}"
     return [

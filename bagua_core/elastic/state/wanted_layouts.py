@@ -1,4 +1,4 @@
-"""Which tensors of a saved state this worker holds a part of only, and which part.
+"""Tells which tensors of a saved state this worker holds only a part of, and which part.
 
 A tensor that is here already says it by itself. The state of an optimizer that has not stepped yet is sharded as its
 parameter is, if it has the parameter's shape; a gradient is sharded as its parameter.
@@ -19,7 +19,10 @@ _GRADIENT = "gradients."
 
 
 def wanted_layouts(registry: StateRegistry) -> Callable[[str, tuple[int, ...]], Layout | None]:
-    """By a tensor's name in a checkpoint and its global shape: its layout here; None if this worker has it whole."""
+    """Returns a function that gives a tensor's layout here, by the tensor's name in a checkpoint and its global shape.
+
+    The function gives None if this worker has the tensor whole.
+    """
     manifest, _ = state_codec.encode(registry.capture(), named=True)
     known = {
         d["name"]: Layout.from_json(d["sharded"])
