@@ -31,16 +31,16 @@ _BY_NAME: dict[str, type[Algorithm]] = {
 
 
 class UnknownAlgorithmError(UserError, ValueError):
-    """No algorithm has this name."""
+    """Raised if no algorithm has the given name, or if a class was passed instead of an object."""
 
 
 def algorithm_names() -> tuple[str, ...]:
-    """Names that `algorithm=` takes, in alphabetical order."""
+    """Returns the names that `algorithm=` takes, in alphabetical order."""
     return tuple(sorted(_BY_NAME))
 
 
 def find_algorithm(algorithm: str | Algorithm) -> Algorithm:
-    """The algorithm of this name with its defaults, or the one given. Raises UnknownAlgorithmError."""
+    """Returns the algorithm of this name with its defaults, or the given object. Raises UnknownAlgorithmError."""
     if isinstance(algorithm, Algorithm):
         return algorithm
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):

@@ -17,8 +17,10 @@ from bagua_core.model.shard_buffers import ShardBuffers
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """The model that an algorithm acts on. parameters: those that need gradients, in registration order, each once.
-    shard_buffers: of a model in a deterministic job, else None.
+    """The model that an algorithm acts on.
+
+    parameters: those that need gradients, in registration order, each once.
+    shard_buffers: the model's, in a deterministic job; else None.
     """
 
     parameters: tuple[torch.nn.Parameter, ...]
@@ -30,7 +32,7 @@ class Attachment:
 
 
 class Algorithm(ABC):
-    """Arguments only: one object may be given to several models."""
+    """The base class of algorithms. An object holds arguments only, so one object may be given to several models."""
 
     name: ClassVar[str]
 
@@ -40,25 +42,28 @@ class Algorithm(ABC):
 
     @property
     def round_steps(self) -> int | None:
-        """Local steps of a round for a worker of average speed, if the round is the unit of commit: then workers share
-        nothing until a round ends (Exchange.close_round). None: every step is committed by all."""
+        """The number of local steps in a round for a worker of average speed, if the round is the unit of commit: then
+        workers share nothing until a round ends (Exchange.close_round). None: every step is committed by all workers.
+        """
         return None
 
     @property
     def has_fixed_order(self) -> bool:
-        """Whether it can sum shards in an order that does not depend on the workers, as deterministic jobs do."""
+        """Whether the algorithm can sum shards in an order that is independent of the workers, as deterministic jobs
+        do."""
         return False
 
     @property
     def lanes(self) -> frozenset[Lane]:
-        """Communicators beside the main one that every generation must bring."""
+        """The lanes, beside the main communicator, that every generation must bring."""
         return frozenset()
 
     @property
     def described(self) -> str:
-        """Name and arguments that must agree on all workers; part of the fingerprint."""
+        """The name and the arguments that must agree on all workers. They are part of the fingerprint."""
         return self.name
 
     @abstractmethod
     def attach(self, attachment: Attachment) -> Exchange:
-        """Begin to act on the gradients and parameters. Raises ValueError for what it cannot act on."""
+        """Begins to act on the gradients and parameters, and returns the exchange that does so. Raises ValueError for a
+        model that the algorithm cannot act on."""

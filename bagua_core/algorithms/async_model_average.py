@@ -1,12 +1,12 @@
-"""Asynchronous model averaging: every worker trains on its own, and the models are averaged in the background.
+"""Implements asynchronous model averaging: every worker trains on its own, and models are averaged in the background.
 
 Owns when an average (a "round") begins and when its result comes in; background_mean.py does both. Everything that
-touches parameters runs in the script's thread at the start of a forward. With unit="round" it is async_rounds.py's.
+touches parameters runs in the script's thread at the start of a forward. With unit="round" async_rounds.py does it.
 
 Commits: a step is final when all members have computed it (a vote of two numbers at the end of backward); the models'
 exchange takes no part in that, so its traffic never stops a step. Heals: a joiner copies one holder's model and
-optimizer. A change of membership ends the round under way without a trace. Exactly once: every sample is computed
-and counted once; what a worker learned since its last round goes with it when it is lost.
+optimizer. A change of membership ends the round under way without a trace. Exactly once: every sample is computed and
+counted once; what a worker learned since its last round goes with it when it is lost.
 """
 
 from __future__ import annotations
@@ -32,11 +32,16 @@ DEFAULT_INTERVAL_MS = 500
 
 
 class AsyncModelAverage(Algorithm):
-    """sync_interval_ms: least time between the beginnings of two rounds. warmup_steps: so many steps with averaged
-    gradients first. peer_selection_mode: "all" is the only one. unit: what all workers commit together. "step": every
-    step, so that the slowest worker sets the pace. "round": `sync_every` local steps for a worker of average speed, of
-    which each worker takes as many as its speed allows (docs/design/rounds.md); an average begins and comes in when a
-    round is committed. Needs ElasticDataLoader. Raises ValueError."""
+    """Lets every worker train on its own and averages the models in the background.
+
+    peer_selection_mode: "all" is the only one.
+    sync_interval_ms: least time between the beginnings of two rounds.
+    warmup_steps: the number of first steps in which gradients are averaged.
+    unit: what all workers commit together. "step": every step, so that the slowest worker sets the pace. "round":
+    `sync_every` local steps for a worker of average speed, of which each worker takes as many as its speed allows
+    (docs/design/rounds.md); an average begins and comes in when a round is committed. Needs ElasticDataLoader.
+    Raises ValueError.
+    """
 
     name = "async"
     equal_states = False
@@ -85,7 +90,7 @@ class AsyncModelAverage(Algorithm):
 
 
 class _WarmUp(LocalMean):
-    """The mean gradient over all workers in the first steps, over this worker's samples afterwards."""
+    """Averages gradients over all workers in the first steps, and over this worker's samples afterwards."""
 
     def __init__(self, engine: StepReductions, warmup_steps: int) -> None:
         self._engine = engine
@@ -108,7 +113,7 @@ class _WarmUp(LocalMean):
 
 
 class AsyncExchange(Reducer):
-    """clock: monotonic seconds."""
+    """Runs asynchronous model averaging for one model where every step is committed. clock: monotonic seconds."""
 
     def __init__(
         self,
@@ -130,20 +135,21 @@ class AsyncExchange(Reducer):
 
     @property
     def rounds(self) -> int:
-        """That came in, on this worker."""
+        """The number of rounds whose result came in on this worker."""
         return self._mean.count
 
     # -- what the script may do
 
     def pause(self) -> None:
-        """Begin no further round; one under way still comes in. Peers go on training without new rounds."""
+        """Begins no further round; one under way still comes in. Peers go on training without new rounds."""
         self._mean.pause()
 
     def resume(self) -> None:
         self._mean.resume()
 
     def wait_for_round(self, limit_s: float) -> bool:
-        """Whether no round is under way any more, after limit_s at most. Its result comes in at the next forward."""
+        """Waits until no round is under way, for limit_s at most, and tells whether this is so. The round's result
+        comes in at the next forward."""
         return self._mean.wait(limit_s)
 
     # -- Exchange

@@ -1,4 +1,4 @@
-"""Asynchronous model averaging where the round is the unit of commit: no worker waits for a slower one's steps.
+"""Implements asynchronous model averaging by rounds, as the unit of commit: no worker waits for a slower one's steps.
 
 Owns when an average begins and comes in. Both happen at the commit of a round and nowhere else, so an average holds
 committed rounds alone, and a model takes in nothing of a round that it has not committed itself: the samples of a lost
@@ -22,8 +22,11 @@ from bagua_core.communication.weights.weight_buckets import FlatWeights, make_eq
 
 
 class AsyncRounds(Exchange):
-    """Of a round's close it needs this worker's part of the samples alone, which is its model's weight in the next
-    average. clock: monotonic seconds."""
+    """Runs asynchronous model averaging for one model where the round is the unit of commit.
+
+    When a round closes, it needs this worker's part of the samples alone: the model's weight in the next average.
+    clock: monotonic seconds.
+    """
 
     def __init__(
         self, attachment: Attachment, interval_s: float, clock: Callable[[], float] = time.monotonic
@@ -39,18 +42,19 @@ class AsyncRounds(Exchange):
 
     @property
     def rounds(self) -> int:
-        """Averages that came in, on this worker."""
+        """The number of averages that came in on this worker."""
         return self._mean.count
 
     def pause(self) -> None:
-        """Begin no further average; one under way still comes in."""
+        """Begins no further average; one under way still comes in."""
         self._mean.pause()
 
     def resume(self) -> None:
         self._mean.resume()
 
     def wait_for_round(self, limit_s: float) -> bool:
-        """Whether no average is under way any more, after limit_s at most. Its result comes in at the next commit."""
+        """Waits until no average is under way, for limit_s at most, and tells whether this is so. The average's result
+        comes in at the next commit."""
         return self._mean.wait(limit_s)
 
     # -- Exchange
@@ -104,7 +108,7 @@ class AsyncRounds(Exchange):
 
 
 def check_round(sync_every: int, warmup_steps: int) -> None:
-    """Raises ValueError."""
+    """Checks `sync_every` and `warmup_steps` for unit="round". Raises ValueError."""
     if sync_every < 1:
         raise ValueError(f"sync_every={sync_every}; use 1 or more steps")
     if warmup_steps:

@@ -1,4 +1,4 @@
-"""A QAdamOptimizer's moments in the layout of a bucket: gradients to units of Adam's steps and back, in place.
+"""Converts gradients to units of Adam's steps and back, in place, with a QAdamOptimizer's moments in a bucket's layout.
 
 Knows no ranks. Parameters that have not been stepped have no moments: all their elements are late.
 """
@@ -31,8 +31,11 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """first, second: the moments as the bucket lays them out. eps: in units of the root of `second`, which lacks the
-    bias correction."""
+    """The moments of a parameter, and the numbers that Adam uses with them.
+
+    first, second: the moments as the bucket lays them out. eps: in units of the root of `second`, which lacks the bias
+    correction.
+    """
 
     first: Tensor
     second: Tensor
@@ -41,7 +44,7 @@ class _Units:
 
 
 class BucketMoments:
-    """Of the parameters whose gradients `load` holds."""
+    """The moments of the parameters whose gradients `load` holds."""
 
     def __init__(self, optimizer: QAdamOptimizer, load: Load) -> None:
         self._optimizer = optimizer
@@ -55,7 +58,7 @@ class BucketMoments:
         return sum(self._optimizer.late_count(member.parameter) for member in self._members)
 
     def late_mask(self) -> Tensor:
-        """[elements], true where an element is late."""
+        """Returns a mask, [elements], that is true where an element is late."""
         mask = torch.zeros(self._values.numel(), dtype=torch.bool, device=self._values.device)
         for member in self._members:
             late = self._optimizer.late_elements(member.parameter)
@@ -64,7 +67,7 @@ class BucketMoments:
         return mask
 
     def begin(self, weight: float, into: Tensor) -> None:
-        """`weight` times the optimizer's momentum as sums of gradients / d. into: fp32, [elements]."""
+        """Writes `weight` times the optimizer's momentum, as sums of gradients / d, to `into`: fp32, [elements]."""
         for member, units in self._measured():
             part = member.part_of(into)
             if units is None:
@@ -74,7 +77,7 @@ class BucketMoments:
             part.copy_(units.first).mul_(weight / (1 - units.beta1)).div_(scale)
 
     def encode(self, before: Tensor, after: Tensor, reach: float) -> None:
-        """values = after = beta1 * before + values / d, with values / d cut at `reach`; see kernels.adam_steps.
+        """Sets values = after = beta1 * before + values / d, with values / d cut at `reach`; see kernels.adam_steps.
 
         before, after: fp32, [elements], maybe the same. Late elements get numbers without a meaning.
         """
@@ -93,7 +96,8 @@ class BucketMoments:
             )
 
     def decode(self, earlier: Tensor | None) -> None:
-        """values = d * (values - beta1 * earlier). earlier: [elements]; None: as `begin` makes it for a weight of 1."""
+        """Sets values = d * (values - beta1 * earlier). earlier: [elements]; None: as `begin` makes it for a weight of
+        1."""
         if earlier is None:
             earlier = torch.empty_like(self._values, dtype=torch.float32)
             self.begin(1.0, earlier)

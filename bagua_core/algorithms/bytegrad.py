@@ -19,8 +19,11 @@ from bagua_core.communication.topology.routes import lanes_for
 
 
 class ByteGrad(Algorithm):
-    """hierarchical: workers of one node sum up uncompressed first, and only one of each crosses the network. average
-    False: the mean times the number of workers. Buckets that are small or not of floats travel as they are."""
+    """Averages gradients in messages of eight bits a value. Buckets that are small or not of floats travel as they are.
+
+    hierarchical: workers of one node sum up uncompressed first, and only one of each crosses the network.
+    average: whether gradients become the mean; if False, the mean times the number of workers.
+    """
 
     name = "bytegrad"
 
@@ -37,7 +40,7 @@ class ByteGrad(Algorithm):
         return f"{self.name}(hierarchical={self.hierarchical}, average={self.average})"
 
     def operation(self, attachment: Attachment) -> BucketOperation:
-        """On a full bucket."""
+        """Returns the operation that runs on each full bucket."""
         return CompressedSum(conveyor_of(attachment.engine), MinMax(), self.hierarchical)
 
     def attach(self, attachment: Attachment) -> Exchange:

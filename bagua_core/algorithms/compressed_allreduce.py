@@ -18,9 +18,13 @@ from bagua_core.communication.topology.routes import lanes_for
 
 
 class CompressedAllreduce(Algorithm):
-    """compressor: an object, or a registered name: minmax_uint8, minmax_int4, one_bit and others. feedback: each worker
-    adds what it could not send to its next contribution, at two copies of the gradients in fp32. hierarchical, average:
-    as of ByteGrad. Buckets that are small or not of floats travel as they are. Raises UnknownCompressorError."""
+    """Averages gradients in compressed messages. Buckets that are small or not of floats travel as they are.
+
+    compressor: an object, or a registered name: minmax_uint8, minmax_int4, one_bit and others.
+    feedback: each worker adds what it could not send to its next contribution, at two copies of the gradients in fp32.
+    hierarchical, average: as of ByteGrad.
+    Raises UnknownCompressorError.
+    """
 
     name = "compressed_allreduce"
 

@@ -1,9 +1,9 @@
-"""Decentralized averaging of weights: every worker steps with its own gradient, from the mean of several models.
+"""Implements decentralized averaging of weights: each worker applies its own gradient to the mean of several models.
 
-Owns one exchange a step: a copy of the weights is sent when the step's first forward begins, travels while forward
-and backward run, and replaces the weights between the step's vote and the optimizer: x = mean(x) - update(gradient at
-the old x). Nothing of the model changes before the vote, so a step that fails has nothing to undo; what is left of
-its exchange may still write into the buffers that it was given, and they are left to it.
+Owns one exchange a step: a copy of the weights is sent when the step's first forward begins, travels while forward and
+backward run, and replaces the weights between the step's vote and the optimizer: x = mean(x) - update(gradient at the
+old x). Nothing of the model changes before the vote, so a step that fails has nothing to undo; what is left of its
+exchange may still write into the buffers that it was given, and they are left to it.
 
 An exchange that is due in a step without a shared forward (`no_sync`) comes with the next one. When the last exchange
 was, and how many there were, travels with the job's state. A joiner gets to know it beside its first step only; so an
@@ -40,18 +40,20 @@ SELECTIONS: dict[str, PeerSelection | None] = {ALL: None, "shift_one": shift_one
 
 
 class Decentralized(Algorithm):
-    """Weights are averaged, gradients are not.
+    """Averages weights instead of gradients: over all workers, or in pairs.
 
-    peer_selection: "all" (the mean over all workers), "shift_one" (the mean of a pair that changes with each
-    exchange), or a function that names pairs (see peer_selection.PeerSelection). hierarchical: the mean inside each
-    node first, then among nodes; pairs are then pairs of nodes. communication_interval: an exchange every so many
-    steps, in the first step of each interval that is not under `no_sync`. Raises ValueError.
+    peer_selection: "all" (the mean over all workers), "shift_one" (the mean of a pair that changes with each exchange),
+    or a function that names pairs (see peer_selection.PeerSelection).
+    hierarchical: the mean inside each node first, then among nodes; pairs are then pairs of nodes.
+    communication_interval: an exchange every so many steps, in the first step of each interval that is not under
+    `no_sync`.
+    Raises ValueError.
 
     Commits: a step is final when every worker's exchange and vote have succeeded; the mean comes in with that, or
-    never. Heals: a joiner copies one holder's model and optimizer beside its first step, where its own weights
-    count nothing; with "all" in each step it takes the mean as well. A worker that missed a commit copies one that
-    did not. Exactly once: every sample is computed and counted once; what a worker learned since its last exchange
-    goes with it when it is lost.
+    never. Heals: a joiner copies one holder's model and optimizer beside its first step, where its own weights count
+    nothing; with "all" in each step it takes the mean as well. A worker that missed a commit copies one that did not.
+    Exactly once: every sample is computed and counted once; what a worker learned since its last exchange goes with it
+    when it is lost.
     """
 
     name = "decentralized"
@@ -90,13 +92,13 @@ class Decentralized(Algorithm):
 
 
 def check_interval(communication_interval: int) -> None:
-    """Raises ValueError."""
+    """Checks that `communication_interval` is 1 step or more. Raises ValueError."""
     if communication_interval < 1:
         raise ValueError(f"communication_interval={communication_interval}; use 1 or more steps")
 
 
 class DecentralizedExchange(WeightExchange):
-    """select None: the mean over all."""
+    """Exchanges the weights of one model. select: chooses the peer of a pair; None: the mean over all workers."""
 
     def __init__(
         self, attachment: Attachment, hierarchical: bool, select: PeerSelection | None, interval: int
@@ -181,14 +183,14 @@ class DecentralizedExchange(WeightExchange):
         return {STATE: self._clock.tensor}
 
     def _peer(self, select: PeerSelection, parties: Parties) -> int | None:
-        """The rank of the other party's speaker."""
+        """Returns the rank of the other party's speaker; None if this rank is in no party or its party has no peer."""
         if parties.index is None:
             return None
         index = peer_of(select, self._clock.count, parties.index, parties.count)
         return None if index is None else parties.ranks[index]
 
     def _on_conveyor(self, communicator: Communicator, job: Job, tensors: Sequence[torch.Tensor]) -> Job:
-        """It goes on by itself while the script's thread computes."""
+        """Runs `job` on the conveyor, where it goes on by itself while the script's thread computes."""
         ticket = self._conveyor.launch(communicator, job, tensors)
         self._conveyor.flush()
         yield ticket
@@ -198,7 +200,7 @@ class DecentralizedExchange(WeightExchange):
 
 
 def _over_all(communicator: Communicator, flats: list[torch.Tensor], count: int) -> Job:
-    """count: of those that did not bring zeros."""
+    """Sums `flats` over all ranks and divides by `count`, the number of ranks that did not bring zeros."""
     yield from last_awaited([communicator.allreduce(flat) for flat in flats], flats)
     torch._foreach_div_(flats, count)
 
@@ -212,7 +214,8 @@ def _in_pair(
 
 
 def _by_node(communicator: Communicator, parties: Parties, flats: list[torch.Tensor], among: Job) -> Job:
-    """The sum inside the node, of which its speaker makes a mean with the others', which goes to everyone here."""
+    """Sums inside the node, lets its speaker make a mean with the other nodes' sums, and broadcasts it inside the
+    node."""
     node = communicator.lanes[Lane.NODE]
     if node.world_size > 1:
         yield from [node.allreduce(flat) for flat in flats]

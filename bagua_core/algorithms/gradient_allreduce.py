@@ -1,4 +1,4 @@
-"""Plain data parallelism: every step's gradient is the mean over all samples of the global batch."""
+"""Implements plain data parallelism: every step's gradient is the mean over all samples of the global batch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from bagua_core.communication.topology.routes import lanes_for
 
 
 class GradientAllreduce(Algorithm):
-    """hierarchical: one bucket a node crosses the network instead of one a worker. average False: the mean times the
-    number of workers."""
+    """Averages gradients over all samples of the global batch.
+
+    hierarchical: one bucket a node crosses the network instead of one a worker.
+    average: whether gradients become the mean; if False, the mean times the number of workers.
+    """
 
     name = "gradient_allreduce"
 
@@ -35,11 +38,11 @@ class GradientAllreduce(Algorithm):
 
     @property
     def has_fixed_order(self) -> bool:
-        """See Algorithm."""
+        """Whether the algorithm can serve deterministic jobs; see Algorithm."""
         return self.average  # else the scale would be the number of workers
 
     def operation(self, attachment: Attachment) -> BucketOperation:
-        """On a full bucket."""
+        """Returns the operation that runs on each full bucket."""
         return HierarchicalSum(conveyor_of(attachment.engine)) if self.hierarchical else Sum()
 
     def attach(self, attachment: Attachment) -> Exchange:

@@ -1,4 +1,4 @@
-"""An algorithm from one function: a communication hook, in the form of torch's DistributedDataParallel.
+"""Makes an algorithm of one function: a communication hook, in the form of torch's DistributedDataParallel.
 
 torch's own hooks work unchanged: `Hook(powerSGD_hook, PowerSGDState(None, ...))`, `Hook(fp16_compress_hook)`.
 """
@@ -28,7 +28,7 @@ HookFunction = Callable[[Any, Any], Any]
 
 
 class HookBucket:
-    """One bucket of gradients, with the methods of torch.distributed.GradBucket.
+    """A bucket of gradients, with the methods of torch.distributed.GradBucket.
 
     `buffer()` is flat. Its mean over the workers is the job's gradient, each worker's share of the samples included.
     """
@@ -39,14 +39,14 @@ class HookBucket:
         self._number, self._is_last = number, is_last
 
     def buffer(self) -> torch.Tensor:
-        """[elements], in the parameters' dtype."""
+        """Returns the gradients as one tensor, [elements], in the parameters' dtype."""
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
         self._buffer.copy_(buffer)
 
     def gradients(self) -> list[torch.Tensor]:
-        """Views of the buffer, in the shapes of `parameters()`."""
+        """Returns views of the buffer, in the shapes of `parameters()`."""
         return self._gradients
 
     def parameters(self) -> list[torch.Tensor]:
@@ -56,12 +56,12 @@ class HookBucket:
         return self._number
 
     def is_last(self) -> bool:
-        """Whether it is the last one of the step."""
+        """Tells whether the bucket is the last one of the step."""
         return self._is_last
 
 
 class Hook(Algorithm):
-    """Gradients become what `function(state, bucket)` returns: a tensor like `bucket.buffer()`, or a future of one.
+    """Sets gradients to the result of `function(state, bucket)`: a tensor like `bucket.buffer()`, or a future of one.
 
     function: as torch.nn.parallel.DistributedDataParallel.register_comm_hook takes it. It runs for each HookBucket,
     beside the script's thread and in the same order on all workers. It must return the same bits on all of them.
@@ -97,7 +97,7 @@ class Hook(Algorithm):
         )
 
     def attach(self, attachment: Attachment) -> Exchange:
-        """Raises ValueError if its state serves another model."""
+        """Begins to act on the gradients. Raises ValueError if the hook's state serves another model."""
         engine = attachment.engine
         if self._state is not None:
             served = None if self._serves is None else self._serves()
@@ -155,7 +155,7 @@ class HookOperation(BucketOperation):
             self._state.failed()
 
     def _run(self, group: HookGroup, state: Any, bucket: HookBucket) -> Generator[Pending, None, None]:
-        """In the conveyor's thread."""
+        """Calls the hook for `bucket` and writes what it returns to the buffer. Runs in the conveyor's thread."""
         buffer = bucket.buffer().mul_(group.size())  # it held this worker's part of a sum
         try:
             if state is not group:

@@ -26,10 +26,10 @@ class HookStateError(UserError, TypeError):
 
 
 class HookState:
-    """A registered state (state_dict, load_state_dict) over the fields of the hook's own object."""
+    """Makes a registered state (state_dict, load_state_dict) of the fields of the hook's own object."""
 
     def __init__(self, state: Any, local: tuple[str, ...]) -> None:
-        """Raises HookStateError for an object without fields."""
+        """Takes the hook's object. Raises HookStateError for an object without fields."""
         if not _names(state):
             raise HookStateError(f"a hook's state is an object with fields, not {type(state).__name__}")
         self._state = state
@@ -40,31 +40,31 @@ class HookState:
 
     @property
     def described(self) -> str:
-        """The settings that it was made with."""
+        """The settings with which the hook's object was made."""
         return self._settings
 
     def of_step(self) -> Any:
-        """The object for the step under way."""
+        """Returns the copy of the object for the step under way."""
         if self._of_step is None:
             self._of_step = object.__new__(type(self._state))  # copy.copy asks some for torch's default group
             _set(self._of_step, _copied(self._fields()))
         return self._of_step
 
     def reduced(self) -> None:
-        """The step is final."""
+        """Takes over what the step changed: the step is final."""
         of_step, self._of_step = self._of_step, None
         if of_step is not None:
             _set(self._state, {name: getattr(of_step, name) for name in _names(of_step) if name != _GROUP})
 
     def failed(self) -> None:
-        """The step did not happen."""
+        """Drops what the step changed: the step did not happen."""
         self._of_step = None
 
     def _fields(self) -> dict[str, Any]:
         return {name: getattr(self._state, name) for name in _names(self._state) if name != _GROUP}
 
     def state_dict(self) -> dict[str, Any]:
-        """Raises HookStateError for a field that can't be kept."""
+        """Returns the fields for a copy or a checkpoint. Raises HookStateError for a field that can't be kept."""
         fields = {name: _kept(value, name) for name, value in self._fields().items()}
         return {"worker": os.environ.get(_WORKER, ""), "fields": fields}
 
@@ -81,7 +81,7 @@ class HookState:
 
 
 def _names(state: Any) -> list[str]:
-    """Of its fields, in a dictionary or in slots."""
+    """Returns the names of the object's fields, in its dictionary or in slots."""
     slots = [name for kind in type(state).__mro__ for name in getattr(kind, "__slots__", ())]
     names = [*slots, *getattr(state, "__dict__", {})]
     return [name for name in names if not name.startswith("__") and hasattr(state, name)]

@@ -1,4 +1,4 @@
-"""The sum of gradients of which few are not zero, uncompressed.
+"""Sums gradients of which few are not zero, uncompressed.
 
 Late elements are mostly those of rows that are rarely used: in a step only the rows of its samples have a gradient. So
 the values are taken in segments, ranks agree in one small message on the segments in which any of them has something,
@@ -21,8 +21,8 @@ WHOLE = 8192
 
 
 def sum_where_touched(communicator: Communicator, values: Tensor) -> Generator[Pending, None, Tensor]:
-    """The sum over all ranks. values: [count], the same count on all ranks; written over. Returns [count], the same
-    bits on all."""
+    """Sums `values` over all ranks. values: [count], the same count on all ranks; written over. Returns [count], the
+    same bits on all ranks."""
     if values.numel() <= WHOLE:
         yield communicator.allreduce(values)
         return values

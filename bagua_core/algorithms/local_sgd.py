@@ -1,17 +1,17 @@
-"""Local SGD: workers train by themselves for a round of many steps; then their models become one again.
+"""Implements local SGD: workers train by themselves for a round of many steps; then their models become one again.
 
-Owns the rounds. The anchor is the model with which the round began, alike on all workers. At the start of the step
-that begins the next round, before its forward, the mean of the workers' models is made; an outer optimizer may take
-its distance from the anchor as a gradient. The result is the new anchor, and every worker's model.
+Owns the rounds. The anchor is the model with which the round began, alike on all workers. At the start of the step that
+begins the next round, before its forward, the mean of the workers' models is made; an outer optimizer may take its
+distance from the anchor as a gradient. The result is the new anchor, and every worker's model.
 
-That exchange is part of a step, which can fail as a whole. Anchor and momentum stay as they are until the step's
-vote; the model trains on provisionally, and is put back if the step fails. The vote is an allreduce that each rank
-joins after its exchange: if it succeeds anywhere, every exchange has succeeded, and a rank that missed it heals. The
+That exchange is part of a step, which can fail as a whole. Anchor and momentum stay as they are until the step's vote;
+the model trains on provisionally, and is put back if the step fails. The vote is an allreduce that each rank joins
+after its exchange: if it succeeds anywhere, every exchange has succeeded, and a rank that missed it heals. The
 survivors begin the same round anew, with what they have learned.
 
-Anchor, momentum and the step in which the round began travel with the job's state, so that a joiner copies them
-beside its first step. Nothing of them may be written meanwhile: a round that is due in a step in which a worker heals
-(the plan tells all ranks) begins one step later.
+Anchor, momentum and the step in which the round began travel with the job's state, so that a joiner copies them beside
+its first step. Nothing of them may be written meanwhile: a round that is due in a step in which a worker heals (the
+plan tells all ranks) begins one step later.
 """
 
 from __future__ import annotations
@@ -40,20 +40,22 @@ STEP, ROUND = "step", "round"
 
 
 class LocalSGD(Algorithm):
-    """So many steps on one's own, then all models become their mean.
+    """Lets each worker take many steps on its own, then replaces all models by their mean.
 
-    sync_every: steps of a round. outer_optimizer: None (the mean as it is), or "nesterov": outer_lr and
-    outer_momentum act on what a round has changed, as in DiLoCo, which goes with long rounds (hundreds of steps).
+    sync_every: steps of a round.
+    outer_optimizer: None (the mean as it is), or "nesterov": outer_lr and outer_momentum act on what a round has
+    changed, as in DiLoCo, which goes with long rounds (hundreds of steps).
     compress: "uint8" sends what a round has changed as one byte a weight, "int4" in about half a byte (by rounds alone,
-    where both have error feedback). unit: what all workers commit together.
-    "step": every step, so that the slowest worker sets the pace. "round": a whole round, in which each worker takes as
-    many local steps as its speed allows (docs/design/rounds.md); needs ElasticDataLoader. Raises ValueError; `attach`
-    does for parameters that can't be compressed.
+    where both have error feedback).
+    unit: what all workers commit together. "step": every step, so that the slowest worker sets the pace. "round": a
+    whole round, in which each worker takes as many local steps as its speed allows (docs/design/rounds.md); needs
+    ElasticDataLoader.
+    Raises ValueError; `attach` does for parameters that can't be compressed.
 
     Commits: a step is final when all members have computed it; one that begins a round, when all have the new model
     too. Heals: a joiner copies one holder's model and optimizer, and the round's anchor and outer momentum. Exactly
-    once: every sample is computed and counted once; what a worker learned since its round began goes with it when it
-    is lost.
+    once: every sample is computed and counted once; what a worker learned since its round began goes with it when it is
+    lost.
     """
 
     name = "local_sgd"
@@ -179,7 +181,7 @@ class LocalSGDExchange(WeightExchange):
         }
 
     def _mean(self, communicator: Communicator) -> Job:
-        """Of the workers' models, into _next."""
+        """Makes the mean of the workers' models in `_next`."""
         models, count = self._next.flats, communicator.world_size
         if not self._compresses:
             yield from last_awaited([communicator.allreduce(flat) for flat in models], models)

@@ -48,16 +48,16 @@ from bagua_core.kernels import minmax_bytes, minmax_compress, minmax_decompress
 
 
 class LowPrecisionDecentralized(Algorithm):
-    """Weights are averaged with both neighbours in a ring, compressed to a quarter of float32.
+    """Averages weights with both neighbours in a ring, compressed to a quarter of float32.
 
-    hierarchical: nodes form the ring, each with the mean of its workers' weights. communication_interval: an exchange
-    every so many steps, the first one after the job's first step. Raises ValueError; `attach` does for parameters that
-    are neither float32 nor half precision.
+    hierarchical: nodes form the ring, each with the mean of its workers' weights.
+    communication_interval: an exchange every so many steps, the first one after the job's first step.
+    Raises ValueError; `attach` does for parameters that are neither float32 nor half precision.
 
-    Commits: a step is final when every worker's exchange and vote have succeeded; else the weights are put back.
-    Heals: a joiner copies one holder's model and optimizer beside its first step, which exchanges nothing, and is
-    in the ring from its second on. Exactly once: every sample is computed and counted once; what a worker learned
-    that had not come round the ring when it was lost goes with it.
+    Commits: a step is final when every worker's exchange and vote have succeeded; else the weights are put back. Heals:
+    a joiner copies one holder's model and optimizer beside its first step, which exchanges nothing, and is in the ring
+    from its second on. Exactly once: every sample is computed and counted once; what a worker learned that had not come
+    round the ring when it was lost goes with it.
     """
 
     name = "low_precision_decentralized"
@@ -180,7 +180,8 @@ class RingExchange(WeightExchange):
 def _exchange(
     communicator: Communicator, parties: Parties, x: list[torch.Tensor], ring: _Ring, publishes: bool
 ) -> Job:
-    """x: this rank's weights, which are written over. Leaves the new ones in ring.own, unless it only `publishes`."""
+    """Exchanges weights in the ring and leaves the new ones in ring.own, or only `publishes` this party's weights. x:
+    this rank's weights, which are written over."""
     node = communicator.lanes[Lane.NODE] if parties.by_node else None
     if node is not None and node.world_size > 1:
         yield from [node.allreduce(flat) for flat in x]

@@ -54,7 +54,7 @@ REACH = 128.0
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """reach: in means; see REACH."""
+    """The form in which momentum travels. reach: in means; see REACH."""
 
     compression: Callable[[], WithFeedback]
     reach: float
@@ -83,9 +83,12 @@ class _Late:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a step leaves to the next, of one bucket. contribution: c, fp32, in the bucket's layout; None: zero. sums:
-    S, likewise. late: the elements of which neither says anything; None if there are none. holds_nan: a
-    flag for the host, see Messages.nan_flag; the next step does not build on NaN."""
+    """The values of one bucket that a step leaves to the next.
+
+    contribution: c, fp32, in the bucket's layout; None: zero. sums: S, likewise. late: the elements of which neither
+    says anything; None if there are none. holds_nan: a flag for the host, see Messages.nan_flag; the next step does not
+    build on NaN.
+    """
 
     contribution: Tensor | None
     sums: Tensor
@@ -95,7 +98,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Phase:
-    """One step. What it leaves to the next is taken over when it is final.
+    """The state of one step. What it leaves to the next is taken over when it is final.
 
     has_state: this rank holds the job's state; one that heals does not. is_warm: so far as this rank knows. asks: some
     rank heals, so the others say what it needs to know.
@@ -234,7 +237,7 @@ class MomentumSum(SumWithFeedback):
         return _Late(moments.late_mask(), late_count, (self._optimizer.loads, self._optimizer.freezes))
 
     def _encode(self, load: Load, moments: BucketMoments, before: _Kept | None) -> Tensor:
-        """To c, in place. Returns a copy of it in fp32, whose infinities and NaNs are 0."""
+        """Replaces the bucket's values by c, in place. Returns a copy of c in fp32, whose infinities and NaNs are 0."""
         after = self._spare.pop(load.number, None)
         if after is None:
             after = load.values.new_empty(load.plan.elements, dtype=torch.float32)
@@ -248,7 +251,7 @@ class MomentumSum(SumWithFeedback):
         return after
 
     def _send_again_elsewhere(self, compact: Load, elements: int, late: _Late | None) -> None:
-        """When other elements are late than when E was made, E goes into the values, each where it belongs now."""
+        """Adds E to the values, each element where it belongs now, if other elements are late than when E was made."""
         if compact.number not in self._late_when_sent:
             return
         before = self._late_when_sent[compact.number]
@@ -270,7 +273,7 @@ def _are_alike(one: _Late | None, other: _Late | None) -> bool:
 
 
 def _extended(kept: _Kept, late: _Late | None, load: Load, moments: BucketMoments) -> _Kept:
-    """With the elements that are no longer late."""
+    """Returns `kept` with the elements that are no longer late."""
     if _are_alike(kept.late, late) or kept.late is None:
         return kept
     fresh = kept.late.mask if late is None else kept.late.mask & ~late.mask
@@ -282,7 +285,7 @@ def _extended(kept: _Kept, late: _Late | None, load: Load, moments: BucketMoment
 
 
 def _without_late(load: Load, late: _Late | None, late_count: int) -> Load:
-    """The load of the other elements alone, in their order; of zeros if `late` is None."""
+    """Returns the load of the other elements alone, in their order; of zeros if `late` is None."""
     plan = replace(load.plan, elements=load.plan.elements - late_count)
     flat = load.flat.new_zeros(load.flat.numel() - late_count)
     if late is not None:

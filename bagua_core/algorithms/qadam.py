@@ -1,8 +1,8 @@
-"""QAdam: Adam whose workers exchange momentum in eight bits or one, with error feedback, after a warm-up.
+"""Implements QAdam: Adam whose workers exchange momentum in eight bits or one, with error feedback, after a warm-up.
 
-This is 1-bit Adam (arXiv 2102.02888), as in Bagua (arXiv 2107.01499). In the warm-up gradients are averaged
-in full precision and the optimizer is Adam. After it the second moment is frozen, so that steps are linear in the
-momentum, and what workers exchange can be compressed (momentum_sum.py).
+This is 1-bit Adam (arXiv 2102.02888), as in Bagua (arXiv 2107.01499). In the warm-up gradients are averaged in full
+precision and the optimizer is Adam. After it the second moment is frozen, so that steps are linear in the momentum, and
+what workers exchange can be compressed (momentum_sum.py).
 
 Commits and heals as plain data parallelism does, and all ranks hold the same bits after each step. Moments belong to
 the optimizer's state, so a worker that joins copies them. What a worker has not sent yet stays with it, and is lost
@@ -23,9 +23,13 @@ from bagua_core.communication.topology.routes import lanes_for
 
 
 class QAdam(Algorithm):
-    """optimizer: the one of the model's parameters; None: the only QAdamOptimizer that the model is given.
-    hierarchical: workers of one node sum up uncompressed first, and only one of each crosses the network. bits: 8 or 1.
-    Raises ValueError."""
+    """Averages gradients during the optimizer's warm-up, and sums compressed momentum after it.
+
+    optimizer: the one of the model's parameters; None: the only QAdamOptimizer that the model is given.
+    hierarchical: workers of one node sum up uncompressed first, and only one of each crosses the network.
+    bits: 8 or 1.
+    Raises ValueError.
+    """
 
     name = "qadam"
 
@@ -47,7 +51,8 @@ class QAdam(Algorithm):
         return f"{self.name}(hierarchical={self.hierarchical}, bits={self.bits})"
 
     def operation(self, attachment: Attachment) -> BucketOperation:
-        """On a full bucket. Raises ValueError."""
+        """Returns the operation that runs on each full bucket. Raises ValueError if the model's QAdamOptimizer was not
+        given, or lacks some of its parameters."""
         return MomentumSum(
             conveyor_of(attachment.engine),
             FORMS[self.bits],

@@ -1,4 +1,4 @@
-"""Adam whose second moment is frozen after a warm-up; from then on its steps are linear in the gradient.
+"""Implements Adam with a second moment that is frozen after a warm-up; from then on steps are linear in the gradient.
 
 Owns the arithmetic of the optimizer, and which elements are still late. Knows no ranks: the algorithm in qadam.py reads
 the moments from here, and the optimizer works with any other algorithm, or alone.
@@ -47,15 +47,18 @@ class _Count:
 
 
 class QAdamOptimizer(torch.optim.Optimizer):
-    """In the first `warmup_steps` steps of a parameter exactly Adam, with `weight_decay` added to the gradient. From
-    then on the second moment stays as it is, and so does its bias correction, for all elements that are not late (see
-    the top of this file); all else goes on.
+    """Steps exactly as Adam in the first `warmup_steps` steps of a parameter, with `weight_decay` added to the
+    gradient.
+
+    From then on the second moment stays as it is, and so does its bias correction, for all elements that are not late
+    (see the top of this file); all else goes on.
 
     state_dict is Adam's with two more entries for each parameter: `late`, the number of late elements, from the first
     step after the warm-up on; and `seen`, as long as there are any: how many gradients other than zero each element has
     had, infinite for one whose second moment is frozen. A state_dict of Adam is accepted.
 
-    params: real parameters, or groups of them. lr, betas, eps, weight_decay: as in torch's Adam.
+    params: real parameters, or groups of them.
+    lr, betas, eps, weight_decay: as in torch's Adam.
     warmup_steps: steps of a parameter before its second moment is frozen.
     Raises ValueError for a value out of range and for complex parameters.
     """
@@ -93,7 +96,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 raise ValueError(f"a parameter is {parameter.dtype}; QAdam takes real ones only")
 
     def is_warm(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether all of them that have been stepped, one at least, have taken a step after the warm-up."""
+        """Tells whether each of `parameters` that has been stepped, one at least, has taken a step after the
+        warm-up."""
         limits = {p: group["warmup_steps"] for group in self.param_groups for p in group["params"]}
         stepped = [p for p in parameters if self.state.get(p)]
         return bool(stepped) and all(
@@ -114,10 +118,9 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return loss
 
     def late_elements(self, parameter: Tensor) -> Tensor | None:
-        """Of the parameter's shape, true where an element is late. None: no element is. For parameters that `is_warm`
-        accepts.
+        """Returns a mask of the parameter's shape that is true where an element is late; None: no element is.
 
-        All elements of a parameter that has not been stepped are.
+        For parameters that `is_warm` accepts. All elements of a parameter that has not been stepped are late.
         """
         state = self.state.get(parameter)
         if not state:
@@ -125,7 +128,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return state["seen"].isfinite() if state["late"] else None
 
     def late_count(self, parameter: Tensor) -> int:
-        """The number of elements of the parameter that are late, likewise."""
+        """Returns the number of elements of the parameter that are late, for the same parameters as `late_elements`."""
         state = self.state.get(parameter)
         return int(state["late"]) if state else parameter.numel()
 
@@ -150,7 +153,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
                         self._freeze(group, parameter)
 
     def _by_steps(self, group: dict[str, Any]) -> dict[int, list[Tensor]]:
-        """Those that have a gradient, by how many steps they have taken, this one included."""
+        """Returns the parameters that have a gradient, by how many steps they have taken, this one included."""
         found: dict[int, list[Tensor]] = {}
         for parameter in group["params"]:
             if parameter.grad is None:
@@ -173,7 +176,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return found
 
     def _move(self, group: dict[str, Any], parameters: list[Tensor], steps: int) -> dict[Tensor, Tensor]:
-        """Returns how many elements will be late, by parameter, where the next step freezes some."""
+        """Steps `parameters`. Returns how many elements will be late, by parameter, where the next step freezes
+        some."""
         after = steps - group["warmup_steps"]
         if after <= 0:
             self._move_as_adam(group, parameters, steps)
@@ -194,7 +198,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return {p: (self.state[p]["seen"].isfinite() & ~self._ready(group, p)).sum() for p in candidates}
 
     def _move_as_adam(self, group: dict[str, Any], parameters: list[Tensor], steps: int) -> None:
-        """Adam's step, in which the second moment changes only during the warm-up."""
+        """Takes Adam's step, in which the second moment changes only during the warm-up."""
         beta1, beta2 = group["betas"]
         warm = min(steps, group["warmup_steps"])
         gradients: Any = [p.grad for p in parameters]
@@ -212,7 +216,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         torch._foreach_addcdiv_(parameters, firsts, scales, -group["lr"] / (1 - beta1**steps))
 
     def _move_with_late(self, group: dict[str, Any], parameter: Tensor, steps: int) -> None:
-        """After the warm-up, for a parameter that has late elements."""
+        """Takes the step of a parameter that has late elements, after the warm-up."""
         beta1, beta2 = group["betas"]
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
@@ -231,7 +235,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         parameter.addcdiv_(first, scale, value=-group["lr"] / (1 - beta1**steps))
 
     def _ready(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
-        """Late elements that have had enough gradients."""
+        """Returns a mask of the late elements that have had enough gradients."""
         second, seen = self.state[parameter]["exp_avg_sq"], self.state[parameter]["seen"]
         enough = min(LEAST_GRADIENTS, group["warmup_steps"])
         # zero although there were gradients: it was too small for its dtype
@@ -239,7 +243,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return ready
 
     def _freeze(self, group: dict[str, Any], parameter: Tensor) -> None:
-        """From now on the second moment of late elements that have had enough gradients stays as it is."""
+        """Freezes the second moment of late elements that have had enough gradients."""
         state, ready, beta2 = self.state[parameter], self._ready(group, parameter), group["betas"][1]
         second, seen = state["exp_avg_sq"], state["seen"]
         # the bias correction of frozen elements is that of the warm-up's last step
@@ -254,7 +258,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
             del state["seen"]
 
     def _send_counts(self, counts: dict[Tensor, Tensor]) -> None:
-        """To the host, beside what follows."""
+        """Sends the counts to the host while the device goes on with what follows."""
         for device in dict.fromkeys(parameter.device for parameter in counts):
             there = [p for p in counts if p.device == device]
             sent = torch.stack([counts[p] for p in there])
@@ -265,7 +269,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 self._counts[parameter] = _Count(int(self.state[parameter]["step"]), host, place, arrived)
 
     def _count_of(self, parameter: Tensor) -> int:
-        """The number of late elements of a parameter that is frozen in part."""
+        """Returns the number of late elements of a parameter that is frozen in part."""
         count, state = self._counts.pop(parameter, None), self.state[parameter]
         if count is None or count.steps != int(state["step"]):  # the state was loaded or set back since
             return int(state["seen"].isfinite().sum())
@@ -274,11 +278,12 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return int(count.host[count.place])
 
     def _has_kernel(self, parameter: Tensor) -> bool:
-        """A GPU has enough bandwidth for torch's many passes, and would pay for many launches."""
+        """Tells whether one kernel takes the step. A GPU has enough bandwidth for torch's many passes, and would pay
+        for many launches."""
         return parameter.device.type == "cpu" and parameter.dtype in VALUE_DTYPES
 
     def _move_at_once(self, group: dict[str, Any], parameters: Sequence[Tensor], steps: int) -> None:
-        """The same after the warm-up, in one pass over memory."""
+        """Takes the step of `_move_as_adam` after the warm-up in one pass over memory."""
         beta1, beta2 = group["betas"]
         correction = math.sqrt(1 - beta2 ** group["warmup_steps"])
         for parameter in parameters:
@@ -300,8 +305,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
 
 def flat_like(one: Tensor, other: Tensor) -> Tensor:
-    """[elements] of `other`, in the order in which they lie in the memory of `one`, which has its shape; a view where
-    both lie alike."""
+    """Returns `other` as [elements], in the order of the memory of `one`, which has its shape; a view where both lie
+    alike."""
     strides = _dense_strides(one)
     if other.stride() != strides:
         other = torch.empty_strided(other.shape, strides, dtype=other.dtype, device=other.device).copy_(other)
@@ -309,7 +314,8 @@ def flat_like(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Its own if it has no gaps, else those of a contiguous one: as buckets lay gradients out."""
+    """Returns the tensor's own strides if it has no gaps, else those of a contiguous one: as buckets lay gradients
+    out."""
     if torch.ops.aten.is_non_overlapping_and_dense(tensor):
         return tensor.stride()
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").stride()

@@ -29,7 +29,11 @@ from bagua_core.communication.weights.weight_buckets import FlatWeights
 
 
 class RoundAverage(Exchange):
-    """outer: None adds the mean distance as it is. form: in which distances travel; None: not compressed."""
+    """Averages the workers' distances from the anchor at the end of each round.
+
+    outer: takes the mean distance as a gradient; None adds it as it is. form: in which distances travel; None: not
+    compressed.
+    """
 
     def __init__(self, attachment: Attachment, outer: OuterStep | None, form: WithFeedback | None) -> None:
         self._engine = attachment.engine
@@ -124,11 +128,11 @@ class RoundAverage(Exchange):
             self._clock.fill_(1)
 
     def _own_errors(self) -> list[torch.Tensor]:
-        """Of the distances, as of the last average; empty if there are none."""
+        """Returns the errors of this worker's distances, as of the last average; empty if there are none."""
         return self._errors if self._errors_clock == int(self._clock) else []
 
     def _sum(self, communicator: Communicator) -> list[Pending]:
-        """Begin the sum of all members' distances, in place; all get the same bits. Returns what is to be awaited.
+        """Begins the sum of all members' distances, in place; all get the same bits. Returns what is to be awaited.
 
         Compressed, a distance is cut into pieces: one is encoded or decoded while another travels. The last piece of a
         device ends after all others of it.

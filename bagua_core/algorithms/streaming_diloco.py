@@ -1,4 +1,5 @@
-"""Streaming DiLoCo: workers train on their own, and the model's fragments are averaged in turn, beside the steps.
+"""Implements Streaming DiLoCo: workers train on their own; the model's fragments are averaged in turn, beside the
+steps.
 
 Owns the moments at which fragments are sent and applied. The rules, states and failures are in
 docs/design/streaming-diloco.md; the algorithm is that of arXiv 2501.18512.
@@ -37,16 +38,18 @@ WORKERS, SAMPLES = "workers", "samples"
 
 
 class StreamingDiLoCo(Algorithm):
-    """Each fragment of the model is exchanged every `sync_every` steps, beside the steps, in its turn.
+    """Exchanges each fragment of the model every `sync_every` steps, beside the steps, in its turn.
 
-    sync_every: steps between two exchanges of a fragment. fragments: that the model is cut into, of whole tensors;
-    fewer where it has fewer tensors. delay: steps from an exchange's beginning to its use, less than sync_every; 0: it
-    is awaited at once. alpha: what a worker keeps of its own weights when it takes the common ones, from 0 to below 1.
-    outer_lr, outer_momentum: of Nesterov's step on what a round has changed. compress: "uint8" and "int4" send that in
-    8 and in about 4 bits a weight, with error feedback; "none" as it is. weighted_by: "workers" (each that used samples
-    in the round counts the same) or "samples" (by the share of the batches that it used). unit: "step" is the only one
-    (docs/design/rounds.md says why). Raises ValueError; `attach`
-    does for parameters that can't be compressed.
+    sync_every: steps between two exchanges of a fragment.
+    fragments: how many the model is cut into, of whole tensors; fewer where it has fewer tensors.
+    delay: steps from an exchange's beginning to its use, less than sync_every; 0: it is awaited at once.
+    alpha: what a worker keeps of its own weights when it takes the common ones, from 0 to below 1.
+    outer_lr, outer_momentum: of Nesterov's step on what a round has changed.
+    compress: "uint8" and "int4" send that in 8 and in about 4 bits a weight, with error feedback; "none" as it is.
+    weighted_by: "workers" (each that used samples in the round counts the same) or "samples" (by the share of the
+    batches that it used).
+    unit: "step" is the only one (docs/design/rounds.md says why).
+    Raises ValueError; `attach` does for parameters that can't be compressed.
 
     Commits: a step is final when all members have computed it; one that applies an exchange, when all have applied it.
     Heals: a joiner copies one holder's model and optimizer, and anchors, momentum and clocks. A change of membership
@@ -231,7 +234,7 @@ class StreamingExchange(WeightExchange):
         )
 
     def _drop(self, reason: str) -> int:
-        """Give up the exchanges under way, whose memory is not used again. Returns how many there were."""
+        """Gives up the exchanges under way, whose memory is not used again. Returns how many there were."""
         flights = [fragment.flight for fragment in self._fragments if fragment.flight is not None]
         for fragment in self._fragments:
             fragment.flight = None

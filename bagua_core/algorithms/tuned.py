@@ -18,7 +18,7 @@ _BY_NAME: dict[str, type[Switchable]] = {kind.name: kind for kind in (GradientAl
 
 
 def tuned(declared: Algorithm, settings: StepSettings) -> Switchable | None:
-    """The algorithm that takes the place of `declared`, the script's own.
+    """Returns the algorithm that takes the place of `declared`, the script's own.
 
     None: `declared` keeps state that cannot be dropped, or is a class of the script's, so settings do not concern it.
     """
@@ -39,7 +39,8 @@ def tuned(declared: Algorithm, settings: StepSettings) -> Switchable | None:
 def cannot_take(
     declared: Algorithm, settings: StepSettings, attachment: Attachment, wraps_frozen: bool
 ) -> str:
-    """Why a model that can switch cannot use the algorithm of the settings; empty: it can, or takes no settings.
+    """Returns why a model that can switch cannot use the algorithm of the settings; empty: it can, or takes no
+    settings.
 
     wraps_frozen: some parameters were frozen when the model was wrapped. The script may unfreeze them later, as long as
     its own algorithm is in force.
