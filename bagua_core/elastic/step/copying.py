@@ -1,4 +1,4 @@
-"""Copies of the state as this worker takes part in them: those at once, and the one beside the first step.
+"""Runs this worker's part in copies of the state: the copies at once, and the copy beside the first step.
 
 Owns the transfer under way and where it lands. Who copies from whom and in which order is heal_plan.py's decision; the
 wire is heal.py's. A copy has two parts: the bulk, striped over the sources, and the rest, from the first of them. For
@@ -60,7 +60,8 @@ class LateValue:
 
 
 class Copying:
-    """swap_in: makes a copied state this worker's. reach: of a failpoint. say: a line for the user."""
+    """Runs the copies of the state in which this worker takes part. swap_in makes a copied state this worker's. reach
+    reaches a failpoint. say prints a line for the user."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Copying:
         reach: Callable[[str], None],
         say: Callable[[str], None],
     ) -> None:
-        """Raises StagingLimitError."""
+        """Reads the limit of the memory for staging from the environment. Raises StagingLimitError."""
         self._state = state
         self._member = member
         self._swap_in = swap_in
@@ -87,7 +88,8 @@ class Copying:
     # -- entering a generation
 
     def stages(self) -> bool:
-        """Whether a copy would leave this worker's own state alone until it is verified: what the others plan with."""
+        """Tells whether a copy would leave this worker's own state alone until it is verified. The other members plan
+        with the answer."""
         if self._state.name.is_none:
             self._stages = True  # there is nothing to leave alone
         else:
@@ -131,7 +133,8 @@ class Copying:
             self._transfer = self._receiving(communicator, plan)
 
     def step_begins(self) -> None:
-        """The script is in the first step of a generation that workers joined: send them what this step builds on.
+        """Begins to send joiners what this step builds on: the script is in the first step of a generation that they
+        joined.
 
         Not before: between two steps a script may change what it likes.
         """
@@ -144,14 +147,14 @@ class Copying:
             self._transfer = self._sending(communicator, bulk, self._rest, plan, plan.newcomers)
 
     def reduced(self, *, with_gradients: bool = False) -> None:
-        """The first reduction of the step is in, here and on the workers that joined: send the rest as it is now.
-        with_gradients: an optimizer comes before that, with what .grad holds."""
+        """Sends the rest of the state as it is now: the first reduction of the step is in, here and on the workers that
+        joined. with_gradients: an optimizer comes before that, so what .grad holds is sent too."""
         if self._rest is not None and not self._rest.is_given:
             self._rest.give(self._state.rest(at_resume_point=False, with_gradients=with_gradients))
 
     def _replayed(self, communicator: Communicator, plan: HealPlan) -> Any:
-        """Give those that have every step the results of collectives that they missed. What this worker gets; None: it
-        misses none."""
+        """Gives those that have every step the results of collectives that they missed. Returns what this worker gets;
+        None if it misses none."""
         own, holder = communicator.global_rank, plan.sources[0]
         if own == holder:
             log = self._state.log()
@@ -225,7 +228,7 @@ class Copying:
     # -- the transfer under way
 
     def drop(self) -> None:
-        """Whatever is under way belongs to a step or a generation that is over."""
+        """Gives up the transfer under way, which belongs to a step or a generation that is over."""
         if self._landing is not None:
             self._landing.give_up()
         if self._rest is not None:
@@ -241,7 +244,7 @@ class Copying:
         self._swap_in(self._received())
 
     def _received(self) -> Any:
-        """The copy that this worker receives, once it is verified. Raises CollectiveFailed."""
+        """Waits for the copy that this worker receives, and returns it once it is verified. Raises CollectiveFailed."""
         transfer = self._transfer
         assert transfer is not None
         try:
@@ -251,7 +254,7 @@ class Copying:
             self.drop()
 
     def finish(self, is_newcomer: bool) -> None:
-        """No further step comes: do what would have run beside it. Raises CollectiveFailed."""
+        """Does what would have run beside the next step, since no further step comes. Raises CollectiveFailed."""
         if is_newcomer and self.is_under_way:
             self.swap_in()
         else:

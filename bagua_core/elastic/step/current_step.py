@@ -35,7 +35,7 @@ class OutsideStepError(UserError, RuntimeError):
 
 
 class CurrentStep:
-    """environment None: a world of one, not launched."""
+    """The step under way on this worker, and its reductions. environment None: a world of one, not launched."""
 
     def __init__(self, environment: WorkerEnvironment | None) -> None:
         self.state = CommittedState()
@@ -101,12 +101,13 @@ class CurrentStep:
 
     @property
     def has_fillers(self) -> bool:
-        """In a step, this worker's micro-batch has fillers in place of samples."""
+        """Whether a step is under way in which this worker's micro-batch has fillers in place of samples."""
         return self.in_step and 0.0 in (self._micro_batch.weight, self._micro_batch.part)
 
     @property
     def is_final(self) -> bool:
-        """The latest reduction of this step is in: unless something of it fails later, it is committed."""
+        """Whether the latest reduction of this step is in. Unless something of the step fails later, it is
+        committed."""
         return self.states.phase is Phase.FINAL
 
     @property
@@ -125,12 +126,13 @@ class CurrentStep:
         return self._micro_batch
 
     def communicator(self) -> Communicator | None:
-        """In a job with replicas, of the workers with this shard, by replica rank."""
+        """Returns the communicator that reduces steps; None without one. In a job with replicas it connects the workers
+        with this shard, by replica rank."""
         return self.member.lane if self.member else None
 
     @property
     def replica_size(self) -> int:
-        """Workers of a replica."""
+        """The number of workers of a replica."""
         replica = self.member.replica if self.member else None
         return 1 if replica is None else replica.size
 
@@ -146,7 +148,7 @@ class CurrentStep:
 
     @property
     def _is_gathered(self) -> bool:
-        """In a generation that has no state."""
+        """Whether the generation in force is a gathering, which has no state."""
         member = self.member
         return member is not None and member.generation is not None and member.generation.is_gathering
 
@@ -178,13 +180,14 @@ class CurrentStep:
         return self.member.switch_value() if self.member else 0.0
 
     def loss_numbers(self) -> tuple[float, float]:
-        """See StepReductions. What a joiner computed beside the copy, with parameters of its own, does not count."""
+        """Returns what this rank adds to the sums of reported_loss.py. What a joiner computed beside the copy, with
+        parameters of its own, does not count. See StepReductions."""
         if self.plan.global_rank in self.plan.healing:
             return reported_loss.NOT_REPORTED
         return reported_loss.contribution(self.metrics)
 
     def losses_reduced(self, sums: tuple[float, float]) -> None:
-        """See StepReductions."""
+        """Sets the job's loss from the sums of all ranks' loss_numbers. See StepReductions."""
         self.job_loss = reported_loss.job_loss(sums)
 
     def wait(self, pending: Pending) -> None:
@@ -199,7 +202,7 @@ class CurrentStep:
             pending.wait()
 
     def _reduce_pair_alone(self) -> None:
-        """A step that reduced no gradients commits all the same, by the pair alone."""
+        """Reduces the switch pair alone, so that a step that reduced no gradients commits all the same."""
         if self.member is None or self.member.communicator is None:
             self._reduced(None)
             return
@@ -208,7 +211,8 @@ class CurrentStep:
             self._reduced(pair)
 
     def _vote(self, what: str) -> tuple[float, float] | None:
-        """The sums of the switch pair over all workers, every one of which has come here. None: the step failed."""
+        """Returns the sums of the switch pair over all workers, every one of which has come here; None if the step
+        failed."""
         assert self.member is not None and self.member.communicator is not None
         v = self.switch_value()
         mine = torch.tensor([v, v * v, *self.loss_numbers()], dtype=torch.float32, device="cpu")
@@ -224,20 +228,20 @@ class CurrentStep:
         return total, squares
 
     def reduction_done(self, pair: tuple[float, float] | None) -> None:
-        """See StepReductions. With replicas, what is reduced is this worker's shard: the step is final once all workers
-        have come here, and all shards of the replica know it."""
+        """Ends a reduction whose buckets are all in. With replicas, what is reduced is this worker's shard: the step is
+        final once all workers have come here, and all shards of the replica know it. See StepReductions."""
         if self.replica_size > 1:
             self._reduced(self._vote(STEP), is_joint=True)
         else:
             self._reduced(pair)
 
     def reduction_given_up(self) -> None:
-        """See StepReductions."""
+        """Tells the other shards of the replica that a reduction of a failed step was not done. See StepReductions."""
         if self.member is not None:
             self.member.agree(Outcome.FAILED)
 
     def _is_done_on_all_shards(self) -> bool:
-        """If not, the step has failed."""
+        """Tells whether the reduction succeeded on all shards of the replica. If not, the step has failed."""
         assert self.member is not None
         if self.member.agree(Outcome.FAILED if self.step_failed else Outcome.DONE) is not Outcome.FAILED:
             return True
@@ -246,7 +250,8 @@ class CurrentStep:
         return False
 
     def _reduced(self, pair: tuple[float, float] | None, is_joint: bool = False) -> None:
-        """is_joint: the shards of the replica agree here, whatever has failed."""
+        """Ends a reduction: makes the step final, and lets parameters change after the first one. is_joint: the shards
+        of the replica agree here, whatever has failed."""
         self.reach("reduction.done")
         swaps_in = self._swaps_in()
         if not self._is_done_on_all_shards() if is_joint else self.step_failed:
@@ -268,7 +273,8 @@ class CurrentStep:
         self._release(self.state.name.step + 1, self.newcomers)
 
     def _swaps_in(self) -> bool:
-        """Whether this worker copies the state here, where the others have sent it; if that fails, so does the step."""
+        """Swaps in the copy that the others have sent, and tells whether this worker was to receive one here. If that
+        fails, so does the step."""
         copying = self.copying
         if copying is None or not self._is_newcomer or not copying.is_under_way:
             return False
@@ -280,22 +286,22 @@ class CurrentStep:
         return True
 
     def _state_is_read(self, *, with_gradients: bool) -> None:
-        """What the script changed in the step so far is known, and goes to workers that copy the state. Under the
-        guard."""
+        """Finds what the script changed in the step so far, and gives it to workers that copy the state. Called under
+        the guard."""
         self.registry.find_changed()
         if self.copying is not None:
             self.copying.reduced(with_gradients=with_gradients)
 
     def _let_change(self) -> None:
-        """From here on the script and its optimizers may change parameters."""
+        """Lets the script and its optimizers change parameters from here on."""
         self._lets_change = True
         self._end_reading()
         with self.state.guard.held():
             self.registry.first_reduced()
 
     def _optimizer_comes_first(self) -> None:
-        """An optimizer steps before any reduction of the step, with gradients that the script has kept: what else the
-        first reduction does comes now. Workers that copy the state need these gradients too."""
+        """Does what else the first reduction of the step does, since an optimizer steps before any, with gradients that
+        the script has kept. Workers that copy the state need these gradients too."""
         if not self._swaps_in():
             with self.state.guard.held():
                 self._state_is_read(with_gradients=True)
@@ -319,7 +325,7 @@ class CurrentStep:
     # -- for the optimizers
 
     def backward_begins(self) -> None:
-        """See StepEngine."""
+        """Notes that a backward is about to add to .grad. See StepEngine."""
         self.in_forward = False
         if self.in_step and self.launched:
             self.registry.backward_begins(is_filler=self._micro_batch.weight == 0.0)
@@ -327,10 +333,11 @@ class CurrentStep:
                 recorder.backward_begins()
 
     def takes_optimizer_step(self, final: bool = True) -> bool:
-        """Several optimizer steps in one step are parts of it. With a copy of the boundary they are undone if the step
-        fails later. Without one each is final once its own reduction succeeded: when the step is done again, it is not.
-        final False: the part has further reductions. In a round each is a local step, which nothing undoes. Outside
-        steps, which a script without a launcher need not mark, an optimizer steps as it would without Bagua."""
+        """Tells whether the optimizer's step is to be done here and now. Several optimizer steps in one step are parts
+        of it. With a copy of the boundary they are undone if the step fails later. Without one each is final once its
+        own reduction succeeded: when the step is done again, it is not. final False: the part has further reductions.
+        In a round each is a local step, which nothing undoes. Outside steps, which a script without a launcher need not
+        mark, an optimizer steps as it would without Bagua."""
         if not self.in_step:
             return True
         self.part += 1
@@ -356,12 +363,13 @@ class CurrentStep:
         return True
 
     def optimizer_step_is_final(self) -> None:
-        """See StepEngine."""
+        """Commits the part of the step that an optimizer has done, if nothing would undo it. See StepEngine."""
         if self.rounds is None and not self.registry.boundary.is_kept:
             self.state.part_committed(self.generation_number, self.part)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """See StepEngine. What a roll-back gives back must not undo a part of the step that is final."""
+        """Notes that an optimizer's step has returned. What a roll-back gives back must not undo a part of the step
+        that is final. See StepEngine."""
         with self.state.guard.held():
             self.state.guard.stepping = False
             if self.rounds is not None:
@@ -372,13 +380,15 @@ class CurrentStep:
                 self.registry.stepped(optimizer)
 
     def parameters_change(self) -> None:
-        """See StepEngine."""
+        """Waits until copies of the state that are being sent no longer read the parameters, which then change
+        provisionally. See StepReductions."""
         self._end_reading()
         with self.state.guard.held():
             self.state.guard.provisional = True
 
     def exchange_is_final(self) -> None:
-        """See StepReductions. A state without a name is no state of the job yet: all members get rank 0's."""
+        """Commits an exchange that has changed the job's state. A state without a name is no state of the job yet: all
+        members get rank 0's. See StepReductions."""
         with self.state.guard.held():
             if self.in_step and not self.state.name.is_none:
                 self.state.exchange_committed(self.generation_number)
@@ -395,7 +405,7 @@ class CurrentStep:
             self.member.break_generation(error)
 
     def _release(self, step: int, healing: frozenset[int]) -> None:
-        """A collective of all members completed: lines that can't be undone any more are written."""
+        """Writes the ledger lines that can't be undone any more: a collective of all members completed."""
         state = self.state
         state.history, due = state.history.collective_completed(step, healing, self.worker_id, self._roster)
         self._lines.write(due)

@@ -1,4 +1,4 @@
-"""What is the same on all workers of a deterministic job: kernels, threads, random state at the start, hardware.
+"""Makes kernels, threads and random state equal on all workers of a deterministic job, and describes hardware.
 
 Idempotent. A worker's runner applies it before the script; the engine does it again, for programs without that runner.
 """
@@ -20,7 +20,8 @@ FIRST_SEED = 0
 
 
 def use_deterministic_kernels() -> None:
-    """Deterministic algorithms or an error, no choice of kernels by measured time, and the job's number of threads."""
+    """Has torch use deterministic algorithms or raise an error, choose no kernels by measured time, and use the job's
+    number of threads."""
     # cuBLAS reads it with its first handle; the agent sets it too
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
@@ -32,12 +33,12 @@ def use_deterministic_kernels() -> None:
 
 
 def threads_in(variable: str | None) -> int:
-    """Threads of an operation on the CPU, whose sums depend on them: OMP_NUM_THREADS, or 1."""
+    """Returns the number of threads of an operation on the CPU, whose sums depend on it: OMP_NUM_THREADS, or 1."""
     return int(variable) if variable and variable.isdecimal() and int(variable) else 1
 
 
 def seed_before_script() -> None:
-    """The same random state for all workers, whatever they are started from."""
+    """Gives all workers the same random state, whatever they are started from."""
     random.seed(FIRST_SEED)
     torch.manual_seed(FIRST_SEED)
     numpy = sys.modules.get("numpy")
@@ -46,7 +47,7 @@ def seed_before_script() -> None:
 
 
 def deterministic_fingerprint(virtual_shards: int) -> dict[str, str]:
-    """What workers must have in common for equal bits; empty in other jobs."""
+    """Returns what workers must have in common for equal bits; empty in other jobs."""
     if not virtual_shards:
         return {}
     gpus = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -61,7 +62,8 @@ def deterministic_fingerprint(virtual_shards: int) -> dict[str, str]:
 
 
 def refuse_replicas(virtual_shards: int, replica_size: int) -> None:
-    """Raises NotDeterministicError where several workers hold one replica: their sums are other than the tree's."""
+    """Raises NotDeterministicError in a deterministic job in which several workers hold one replica: their sums are
+    other than the tree's."""
     if virtual_shards and replica_size > 1:
         raise NotDeterministicError(
             f"--replica-size {replica_size} with --deterministic: the workers of a replica reduce among "
@@ -70,7 +72,7 @@ def refuse_replicas(virtual_shards: int, replica_size: int) -> None:
 
 
 def refuse_without_loader(virtual_shards: int) -> None:
-    """Raises NotDeterministicError in a deterministic job: a loop without the loader has no shards."""
+    """Refuses a loop without the loader in a deterministic job: it has no shards. Raises NotDeterministicError."""
     if virtual_shards:
         raise NotDeterministicError(
             "a deterministic job cuts batches into virtual shards, which only bagua.ElasticDataLoader does; "

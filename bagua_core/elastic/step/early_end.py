@@ -19,13 +19,13 @@ _Found = TypeVar("_Found")
 
 class EarlyEnd:
     def __init__(self, say: Callable[[str], None]) -> None:
-        """say: to the user, a line."""
+        """Takes `say`, which prints a line for the user."""
         self._say = say
         self._number = 0  # of the generation that the signal belongs to
         self._signal: MeetingSignal | None = None
 
     def is_due(self, generation: Generation, step: int) -> bool:
-        """Whether a member has ended the round of this step. Blocks for a bounded time, once a generation."""
+        """Tells whether a member has ended the round of this step. Blocks for a bounded time, once a generation."""
         return self._with_signal(generation, lambda signal: signal.is_given(step)) or False
 
     def end(self, generation: Generation, step: int) -> None:

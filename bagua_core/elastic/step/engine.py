@@ -51,7 +51,8 @@ from bagua_core.optimizers.optimizer_gate import gate_scaler, gate_scheduler
 
 
 class Engine(Places):
-    """One per process. environment None: a world of one, not launched."""
+    """The engine of this process: begins steps and follows the job's generations. environment None: a world of one, not
+    launched."""
 
     def __init__(self, environment: WorkerEnvironment | None) -> None:
         super().__init__(environment)
@@ -98,18 +99,18 @@ class Engine(Places):
 
     @property
     def collectives(self) -> OutsideCollectives | None:
-        """The script's own; None under plain `python`."""
+        """The script's own collectives; None under plain `python`."""
         return self._outside
 
     @property
     def answered_collectives(self) -> int:
-        """See StepEngine."""
+        """The number of the script's own collectives within steps that other workers have answered. See StepEngine."""
         return 0 if self._outside is None else self._outside.answered_in_step
 
     # -- what the script and the loader bring
 
     def attach_source(self, source: DataSource) -> None:
-        """See StepEngine. Raises SecondLoaderError, NotForReplicas."""
+        """Makes `source` the loader that defines the job's steps. Raises SecondLoaderError, NotForReplicas."""
         if source.place_in_replica[1] > 1:
             refusals.check_divided(m.module for m in self.given.models)
         self.given.attach_source(source, has_begun=self.in_step or self.state.name.step > 0)
@@ -117,7 +118,7 @@ class Engine(Places):
         self._lines.source = source
 
     def attach_model(self, model: Model) -> None:
-        """See StepEngine. Raises NotForReplicas, NoReplicaYet."""
+        """Adds `model` to those that the job trains. Raises NotForReplicas, NoReplicaYet."""
         refusals.check_assembled(self.replica_size_asked, self.replica_size > 1)
         if self.replica_size > 1:
             refusals.check_model(model.algorithm_name, model.module.parameters(), self.replica_size)
@@ -126,22 +127,22 @@ class Engine(Places):
         self.given.attach_model(model)
 
     def share_in_replica(self, tensors: Sequence[torch.Tensor]) -> None:
-        """See StepEngine."""
+        """Gives all workers of this worker's replica shard 0's values of `tensors`. See StepEngine."""
         refusals.check_assembled(self.replica_size_asked, self.replica_size > 1)
         if self.replica_size > 1:
             torch_group.share(tensors)
 
     def detach_model(self, model: Model) -> None:
-        """See StepEngine."""
+        """Removes `model`, which takes part in no step from now on. See StepEngine."""
         self.given.detach_model(model)
 
     def seed(self, seed: int) -> None:
-        """What a step's random numbers follow from, unless a loader brings a seed of its own."""
+        """Sets what a step's random numbers follow from, unless a loader brings a seed of its own."""
         if self.given.source is None:
             self.given.seed = seed
 
     def fingerprint(self) -> dict[str, str]:
-        """See host.Host."""
+        """Returns the fingerprint of this worker's model and script."""
         return self.given.fingerprint()
 
     def register_state(self, name: str, stateful: Stateful) -> None:
@@ -154,7 +155,8 @@ class Engine(Places):
     # -- the boundary
 
     def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
-        """See StepEngine. Calling it again before the step has begun returns the plan in force by then."""
+        """Ends the step before, follows a newer generation and returns the plan of the next step. Another call before
+        that step has begun returns the plan in force by then. See StepEngine."""
         self.state.guard.check()
         if self._before_loop is not None:
             self._before_loop.boundary()
@@ -183,7 +185,7 @@ class Engine(Places):
 
     @contextmanager
     def _may_leave(self) -> Iterator[None]:
-        """What ends the script within it ends this worker's part in the job too."""
+        """Ends this worker's part in the job too if the script is ended within this context."""
         try:
             yield
         except (SystemExit, KeyboardInterrupt):
@@ -203,8 +205,8 @@ class Engine(Places):
             recorder.boundary_ends()
 
     def _follow(self, member: Member) -> None:
-        """To the generation in force. At an epoch's end not before all workers have its last step: what the script
-        does between two epochs is done once by each of them, so no worker may copy it from another."""
+        """Enters the generation in force. At an epoch's end this waits until all workers have its last step: what the
+        script does between two epochs is done once by each of them, so no worker may copy it from another."""
         assert self._outside is not None
         stays, self._stays = self._stays, False
         if stays and member.generation is not None and not self._owes_epoch_end():
@@ -226,12 +228,13 @@ class Engine(Places):
                 return
 
     def _is_to_save_and_step_aside(self) -> bool:
-        """As all members have agreed, a last checkpoint is written at a boundary from here on."""
+        """Tells whether a last checkpoint is written at a boundary from here on, as all members have agreed."""
         saves = self._checkpoints is not None and self._checkpoints.is_on
         return saves and self.member is not None and self.member.is_to_step_aside
 
     def _owes_epoch_end(self) -> bool:
-        """A joiner takes part in nothing before its first step, even if the state that it copied at once owes it."""
+        """Tells whether this worker owes the collective of an epoch's end. A joiner takes part in nothing before its
+        first step, even if the state that it copied at once owes it."""
         return self.state.owes_epoch_end and not self._is_newcomer
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
@@ -261,7 +264,7 @@ class Engine(Places):
         self.reach("step.begin")
 
     def _resume_point(self) -> None:
-        """What the script did since the last commit is part of the state now, and of the checkpoint that is due."""
+        """Makes what the script did since the last commit part of the state, and of the checkpoint that is due."""
         with self.state.guard.held(), tracing.span("resume point"):
             if self.state.owes_checkpoint and self._checkpoints is not None:
                 self.state.owes_checkpoint = False
@@ -277,7 +280,7 @@ class Engine(Places):
         seed_micro_batch(self.given.seed or 0, self.plan, self._micro_batch, self.given.place_in_replica)
 
     def next_step(self, resumes_here: bool = True) -> int:
-        """Boundary of loops without the loader; returns the number of steps committed so far.
+        """Makes the boundary of loops without the loader, and returns the number of steps committed so far.
 
         resumes_here: when the step is done again, so is what the script does from here to the first forward.
         """
@@ -304,8 +307,8 @@ class Engine(Places):
         return plan.step
 
     def forward_begins(self) -> None:
-        """A model is about to compute gradients: the step that next_step() announced begins. After the last one the
-        loop ends instead, and what follows is outside steps."""
+        """Begins the step that next_step() announced, since a model is about to compute gradients. After the last one
+        the loop ends instead, and what follows is outside steps."""
         self.in_forward = True
         if self.states.phase is Phase.ANNOUNCED:
             self.begin_micro_batch(self._announced)
@@ -315,7 +318,7 @@ class Engine(Places):
     # -- entering a generation (called by the member)
 
     def stepped_out(self, left: Generation, *, keeps_state: bool, together: bool) -> None:
-        """See host.Host."""
+        """Sets this worker aside: no generation in force lists it any more. See host.Host."""
         assert self._leaving is not None
         with self.state.guard.held():
             self._drop_copy()
@@ -327,7 +330,7 @@ class Engine(Places):
             model.communicator_changed()
 
     def before_leaving(self) -> membership_pb2.LastCheckpoint | None:
-        """See host.Host."""
+        """Finishes what is to be saved before this worker leaves. See host.Host."""
         return None if self._leaving is None else self._leaving.before_leaving()
 
     def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
@@ -380,14 +383,14 @@ class Engine(Places):
     # -- collectives outside steps
 
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """See bagua_core.allreduce."""
+        """Returns the reduction of `tensor` over the workers that take part. See bagua_core.allreduce."""
         if self._outside is not None:
             return self._outside.allreduce(tensor, op)
         check_reducible(tensor.dtype, op)
         return tensor.clone()
 
     def operation_done(self, index: int) -> None:
-        """See outside_collectives.Steps."""
+        """Commits collective `index` after the last step, which all members but joiners completed."""
         # Newcomers did not take part, but without the state they cannot undo anything either.
         self._release(self.state.name.step + 1, frozenset())
         self.state.operation_committed(self.generation_number, index)
@@ -458,7 +461,7 @@ class Engine(Places):
         self.given.release(self)
 
     def shutdown(self, exit_code: int) -> bool:
-        """See runtime.shutdown."""
+        """Ends this process's part in the job, and tells whether it must end by os._exit. See runtime.shutdown."""
         member = self.member
         if member is None:
             return False

@@ -1,4 +1,4 @@
-"""What the script gives to the job's steps: its models, its loader, and the seed of its random numbers."""
+"""Holds what the script gives to the job's steps: its models, its loader, and the seed of its random numbers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bagua_core.optimizers.optimizer_gate import release
 
 
 class SecondLoaderError(UserError, RuntimeError):
-    """Two loaders in one job: one of them defines the steps."""
+    """The script iterated a second loader, but only one loader of a job defines its steps."""
 
 
 class Given:
-    """member None: a world of one."""
+    """Holds the script's models, loader and seed. member None: a world of one."""
 
     def __init__(self, state: CommittedState, member: Member | None, virtual_shards: int = 0) -> None:
         self._virtual_shards = virtual_shards
@@ -39,7 +39,7 @@ class Given:
         self._is_rehearsed = False
 
     def attach_source(self, source: DataSource, *, has_begun: bool) -> None:
-        """has_begun: some step has. Raises SecondLoaderError."""
+        """Makes `source` the loader of the job. has_begun: a step has begun before. Raises SecondLoaderError."""
         if self.source is source:
             return
         if self.source is not None:  # also before the first step: its epochs may be under way
@@ -57,11 +57,12 @@ class Given:
 
     @property
     def place_in_replica(self) -> tuple[int, int]:
-        """See DataSource; (0, 1) without one."""
+        """The place of this worker among those of its replica that get samples of their own, and their number; (0, 1)
+        without a loader. See DataSource."""
         return (0, 1) if self.source is None else self.source.place_in_replica
 
     def generation_entered(self, settings: StepSettings) -> None:
-        """Every model has the generation's communicator and settings from now on."""
+        """Has every model use the generation's communicator and settings from now on."""
         self._settings = settings
         for model in self.models:
             self._tune(model)
@@ -74,7 +75,8 @@ class Given:
             print(f"bagua: settings without effect ({self._settings}): {unused}", file=sys.stderr, flush=True)
 
     def new_order(self) -> tuple[int, ...]:
-        """Of the gradients of the model that was wrapped first, once for each measurement; empty: nothing new."""
+        """Returns the measured order of the gradients of the model that was wrapped first, once for each measurement;
+        empty if there is nothing new."""
         order = self.models[0].readiness if self.models else ()
         if order == self._told_order:
             return ()
@@ -82,7 +84,8 @@ class Given:
         return order
 
     def new_bucket_times(self) -> tuple[tuple[int, float], ...]:
-        """Of the same model, likewise."""
+        """Returns the measured times of the same model's buckets, once for each measurement; empty if there is nothing
+        new."""
         times = self.models[0].bucket_times if self.models else ()
         if times == self._told_times:
             return ()
@@ -104,7 +107,7 @@ class Given:
         self._registry.remove_model(model.module, [o for other in self.models for o in other.optimizers])
 
     def release(self, engine: StepEngine) -> None:
-        """The training is over: models, optimizers and registered objects are the script's alone again."""
+        """Gives models, optimizers and registered objects back to the script alone, since the training is over."""
         optimizers, registered = list(self._registry.optimizers), list(self._registry.registered.values())
         for model in list(self.models):
             model.detach()
@@ -114,13 +117,13 @@ class Given:
             self.source.training_over()
 
     def note_gpus(self, member: Member) -> None:
-        """What generations that are built from now on should reach."""
+        """Notes the GPUs that generations that are built from now on should reach."""
         member.rendezvous.gpus = gpus_of(p for model in self._registry.models for p in model.parameters())
 
     def prepare_entry(self, member: Member) -> None:
-        """At a boundary before a generation is entered: note the GPUs, since models may have been moved. A worker of a
-        replica that is about to report that it is ready to join prepares what others would wait for in its first step.
-        """
+        """Notes the GPUs at a boundary before a generation is entered, since models may have been moved. A worker of a
+        replica that is about to report that it is ready to join prepares what others would wait for in its first
+        step."""
         self.note_gpus(member)
         if self._is_rehearsed or member.generation is not None or member.replica is None:
             return
@@ -140,7 +143,8 @@ class Given:
         }
 
     def parameters(self) -> list[torch.Tensor]:
-        """What must be the same on all ranks: the very parameters, whatever memory a script gives them later."""
+        """Returns what must be the same on all ranks: the very parameters, whatever memory a script gives them
+        later."""
         if not self._registry.equal_states:
             return []
         return self._registry.parameters()

@@ -36,15 +36,16 @@ EXIT_CODE = 128 + signal.SIGTERM  # of a script that ignores the interrupt
 
 
 def interrupt_script() -> None:
-    """As Ctrl-C does: the script sees KeyboardInterrupt. Sent to the main thread, for only there it ends a blocking
-    call."""
+    """Interrupts the script as Ctrl-C does: it sees KeyboardInterrupt. The signal is sent to the main thread, for only
+    there it ends a blocking call."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)
 
 
 class LateLeave:
-    """interrupt, end: of the script and of the process."""
+    """Leaves the job in a thread of its own if the script does not reach a boundary in time. interrupt, end: of the
+    script and of the process."""
 
     def __init__(
         self,
@@ -67,7 +68,8 @@ class LateLeave:
         self._on_news(session.news)  # it may have been told before the line above
 
     def _on_news(self, news: News) -> None:
-        """Without a limit there is no moment at which a boundary would be too late."""
+        """Begins the thread if the agent asks to leave within a time. Without a limit there is no moment at which a
+        boundary would be too late."""
         with self._begun:
             self._begin(news)
 
@@ -83,7 +85,7 @@ class LateLeave:
             self._thread = thread
 
     def close(self) -> None:
-        """The script has ended. Returns once a leave that this thread has begun is done."""
+        """Ends the thread, since the script has ended. Returns once a leave that this thread has begun is done."""
         self._closed.set()
         self._guard.wait_out()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -122,7 +124,8 @@ class LateLeave:
             self._say(warning)
 
     def _look(self) -> tuple[Plan, str]:
-        """What to do; and why the state is not being saved, if it should be. What calls for a leave has begun it."""
+        """Returns what to do, and why the state is not being saved, if it should be. If the plan calls for a leave, the
+        leave has begun."""
         try:
             with self._guard.reading(LOOK_EVERY_S) as work:
                 situation, _ = self._leaving.late_situation(self._left_s())
@@ -145,7 +148,7 @@ class LateLeave:
         return plan, plan.reason
 
     def _save(self, plan: Plan, work: Handover | None) -> str:
-        """Why the write could not be begun; empty if it was."""
+        """Begins the last write. Returns why it could not be begun; empty if it was."""
         self._say(f"{plan.reason}: saves the committed state from outside the loop")
         try:
             with nullcontext() if work is None else work.taken_over(self._check_time):
@@ -155,7 +158,7 @@ class LateLeave:
         return ""
 
     def _check_time(self) -> None:
-        """While the device works off what the state depends on."""
+        """Raises TimeoutError when the time to leave is over, while the device works off what the state depends on."""
         if self._left_s() <= 0:
             raise TimeoutError("the device did not finish the work that the state depends on")
 

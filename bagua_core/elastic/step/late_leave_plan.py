@@ -29,7 +29,7 @@ class Act(Enum):
 
 
 class Form(Enum):
-    """Which values in memory are the committed state."""
+    """Says which values in memory are the committed state."""
 
     AS_IT_IS = "as it is"  # between two steps
     AT_RESUME_POINT = "at the resume point"  # in a step before its first optimizer step
@@ -96,12 +96,12 @@ def decide(s: LeaveSituation) -> Plan:
 
 
 def unreadable(left_s: float, problem: str) -> Plan:
-    """What to do while the state, or the situation, can't be read."""
+    """Returns the plan while the state, or the situation, can't be read."""
     return Plan(Act.WAIT if left_s > MARGIN_S else Act.GIVE_UP, problem)
 
 
 def _form(s: LeaveSituation) -> tuple[str, Form]:
-    """Why the committed state is not in memory, empty if it is; and in which form."""
+    """Returns why the committed state is not in memory, empty if it is, and the form in which it is."""
     if s.stepping:
         return "an optimizer is changing the parameters", Form.AS_IT_IS
     if s.phase not in IN_STEP:
@@ -122,7 +122,7 @@ def _form(s: LeaveSituation) -> tuple[str, Form]:
 def part_of(
     worker_id: str, current: Generation, newest: Generation | None, *, broken: bool, copied: bool
 ) -> tuple[int, int]:
-    """This worker's place among those that write the state, and how many these are.
+    """Returns this worker's place among those that write the state, and how many these are.
 
     Each writes a stripe if all members of `current` do. It writes the whole if some may have another state, after a
     loss, or none; or if they need not save theirs, because a newer generation goes on without them.
@@ -139,7 +139,8 @@ def part_of(
 
 
 def grace_warning(s: LeaveSituation, *, measured: bool) -> str:
-    """Said when the leave is asked, if the state could not be written within the grace period; empty if it could."""
+    """Returns a warning for the moment of the request to leave, if the state could not be written within the grace
+    period; empty if it could."""
     if not s.saves or not s.committed or s.left_s >= s.expected_write_s + MARGIN_S:
         return ""
     known = "as the last one did" if measured else "assumed, since none was written yet"

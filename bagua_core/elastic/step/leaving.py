@@ -20,7 +20,8 @@ from bagua_core.elastic.step.step_states import Phase
 
 
 class Leaving:
-    """commit_here: the part of a commit that needs no other worker; called under the guard."""
+    """Leaves the job, and has the last checkpoint written. commit_here: the part of a commit that needs no other
+    worker; called under the guard."""
 
     def __init__(
         self,
@@ -42,8 +43,8 @@ class Leaving:
         return self._member.number
 
     def stepped_out(self, left: Generation, *, keeps_state: bool, together: bool) -> None:
-        """See host.Host. Call it under the guard. The last checkpoint is cut in stripes if all members have the same
-        state, else each that is left writes the whole."""
+        """Forgets the state, or begins to write the last checkpoint of it. Call it under the guard. The last checkpoint
+        is cut in stripes if all members have the same state, else each that is left writes the whole. See host.Host."""
         state = self._step.state
         if left.is_gathering:
             state.operations.clear()
@@ -63,7 +64,8 @@ class Leaving:
         return self._checkpoints.before_leaving(self._member.session.news.leave_by_s)
 
     def late_situation(self, left_s: float) -> tuple[LeaveSituation, bool]:
-        """And whether the expected duration of a write was measured. While the state is read."""
+        """Returns the situation of this worker, and whether the expected duration of a write was measured. Called while
+        the state is read."""
         step, state, member = self._step, self._step.state, self._member
         news, current = member.session.news, member.generation
         newest = news.generation
@@ -94,7 +96,7 @@ class Leaving:
         return situation, bool(expected_s)
 
     def begin_last_write(self, form: Form, leave_by_s: float) -> None:
-        """Copy this worker's part of the last checkpoint and have it written. While the state is read."""
+        """Copies this worker's part of the last checkpoint and has it written. Called while the state is read."""
         step, member = self._step, self._member
         assert member.generation is not None
         if form is Form.AFTER_COMMIT:
@@ -113,7 +115,8 @@ class Leaving:
 
     @contextmanager
     def _at_round_begin(self) -> Iterator[None]:
-        """The checkpoint of a round has no local step of the next one, whose samples it calls unused."""
+        """Has models show the weights of the round's begin within this context. The checkpoint of a round has no local
+        step of the next one, whose samples it calls unused."""
         rounds = self._step.rounds
         with ExitStack() as stack:
             for model in self._models if rounds is not None and rounds.has_work else ():
@@ -121,11 +124,12 @@ class Leaving:
             yield
 
     def end_last_write(self, leave_by_s: float, problem: str) -> membership_pb2.LastCheckpoint | None:
-        """Wait for that. problem: why it was not begun. None: this worker holds no state of the job."""
+        """Waits for the end of the last write. problem: why it was not begun. Returns None if this worker holds no
+        state of the job."""
         return self._checkpoints.before_leaving(leave_by_s, problem)
 
     def without_write(self) -> membership_pb2.LastCheckpoint | None:
-        """The message to the agent if nothing is to be saved. A worker that holds no state says so: there may be
-        records, but nothing was committed."""
+        """Returns the message to the agent if nothing is to be saved. A worker that holds no state says so: there may
+        be records, but nothing was committed."""
         never_had_any = self._step.state.name.is_none and self._step.state.half is HalfCopy.NONE
         return membership_pb2.LastCheckpoint() if never_had_any else None

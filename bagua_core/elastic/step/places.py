@@ -11,7 +11,7 @@ from bagua_core.elastic.step.round_end import RoundEnd
 
 
 class Places(RoundEnd):
-    """See CurrentStep."""
+    """Adds the places of this worker, as the script sees them, to RoundEnd."""
 
     def __init__(self, environment: WorkerEnvironment | None) -> None:
         super().__init__(environment)
@@ -23,15 +23,16 @@ class Places(RoundEnd):
         self._says_places = True
 
     def asked_place(self) -> tuple[int, int]:
-        """As place_of_script, and notes that the script asked."""
+        """Returns place_of_script(), and notes that the script asked."""
         place = self.place_of_script()
         if self._places_asked is not None:
             self._places_asked.add(place)
         return place
 
     def _forward_in_step(self) -> None:
-        """Another forward of a step under way begins. Says once what a script loses that divided the data between
-        two forwards: in a joiner's first step ranks count it from the first forward on, and its part is not used."""
+        """Warns once, as another forward of a step under way begins, of what a script loses that divided the data
+        between two forwards: in a joiner's first step ranks count it from the first forward on, and its part is not
+        used."""
         asked, plan = self._places_asked, self.plan
         if (
             self._says_places
@@ -47,8 +48,8 @@ class Places(RoundEnd):
             )
 
     def place_of_script(self) -> tuple[int, int]:
-        """Rank and world size as the script should see them: between steps, those of the collectives that it can
-        take part in there, which leave joiners out until their first step. Before the loop, see before_loop.py."""
+        """Returns rank and world size as the script should see them: between steps, those of the collectives that it
+        can take part in there, which leave joiners out until their first step. Before the loop, see before_loop.py."""
         if self._before_loop is not None:
             self._before_loop.join()
             late = self._before_loop.place()
@@ -59,13 +60,14 @@ class Places(RoundEnd):
         return replica_rank * size + shard_rank, replicas * size
 
     def shard_place(self) -> tuple[int, int]:
-        """This worker's place in its replica, and the workers of that. Joins the job."""
+        """Returns this worker's place in its replica, and the number of the replica's workers. Joins the job."""
         self.join_before_loop()
         replica = self.member.replica if self.member is not None else None
         return (0, 1) if replica is None else replica.place
 
     def replica_place(self) -> tuple[int, int]:
-        """As place_of_script, of this worker's replica among the replicas. Joins the job."""
+        """Returns the rank of this worker's replica and the number of replicas, as place_of_script does for workers.
+        Joins the job."""
         if self._before_loop is not None:
             self._before_loop.join()
             late = self._before_loop.place()
@@ -79,6 +81,6 @@ class Places(RoundEnd):
         return self.global_rank - before, self.world_size - len(self.newcomers)
 
     def join_before_loop(self) -> None:
-        """Have ranks from now on, if this process was launched."""
+        """Joins the job, if this process was launched, so that the worker has ranks from now on."""
         if self._before_loop is not None:
             self._before_loop.join()

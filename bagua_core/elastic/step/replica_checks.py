@@ -17,8 +17,8 @@ from bagua_core.elastic.membership.member import Member
 
 
 class ReplicaChecks:
-    """parameters: what must be equal on all ranks, the live tensors. wait: CurrentStep.wait. reports: None under plain
-    `python`."""
+    """Compares the replicas and reports slow ranks. parameters: the live tensors, which must be equal on all ranks.
+    wait: CurrentStep.wait. reports: None under plain `python`."""
 
     def __init__(
         self,
@@ -38,15 +38,16 @@ class ReplicaChecks:
         self._computing.forget()
 
     def state_replaced(self, step: int) -> None:
-        """A copy of the state was put in."""
+        """Notes that a copy brought the state after `step`."""
         self._digests.state_replaced(self._parameters, step)
 
     def step_timed(self, lasted_s: float, waited_s: float) -> None:
-        """A step was committed that lasted `lasted_s`, of which this rank waited `waited_s` in collectives."""
+        """Notes that a step was committed that lasted `lasted_s`, of which this rank waited `waited_s` in
+        collectives."""
         self._computing.step_done(lasted_s, waited_s)
 
     def after_commit(self, member: Member, step: int) -> None:
-        """Compare if it is due. A comparison that fails breaks the generation; Diverged is raised."""
+        """Compares the replicas if it is due. A comparison that fails breaks the generation. Raises Diverged."""
         communicator = member.lane
         if communicator is None or communicator.world_size == 1:
             return

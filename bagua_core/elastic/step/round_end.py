@@ -28,7 +28,7 @@ from bagua_core.errors import UserError
 
 
 class RoundsNeedLoader(UserError, RuntimeError):
-    """A loop without ElasticDataLoader, with an algorithm whose unit of commit is the round."""
+    """The loop has no ElasticDataLoader, but the algorithm's unit of commit is the round."""
 
 
 class UnequalRounds(UserError, ValueError):
@@ -36,7 +36,7 @@ class UnequalRounds(UserError, ValueError):
 
 
 class RoundEnd(StepEnd):
-    """See CurrentStep."""
+    """Adds the end of a round to StepEnd."""
 
     def __init__(self, environment: WorkerEnvironment | None) -> None:
         super().__init__(environment)
@@ -48,7 +48,7 @@ class RoundEnd(StepEnd):
 
     @property
     def round_steps(self) -> int | None:
-        """See StepEngine. Raises UnequalRounds."""
+        """The number of local steps of a round; None if the models have no rounds. Raises UnequalRounds."""
         found = {model.round_steps for model in self.given.models}
         if len(found) > 1:
             raise UnequalRounds(
@@ -58,8 +58,9 @@ class RoundEnd(StepEnd):
         return found.pop() if found else None
 
     def closes_round_early(self) -> bool:
-        """See StepEngine: another member has used up its lease, or a newer generation leaves out a member of the one in
-        force. The shards of a replica take the same local steps, so one that hears of it first tells the others."""
+        """Tells whether the round is to end now: another member has used up its lease, or a newer generation leaves out
+        a member of the one in force. The shards of a replica take the same local steps, so one that hears of it first
+        tells the others. See StepEngine."""
         member = self.member
         if member is None:
             return False
@@ -79,7 +80,7 @@ class RoundEnd(StepEnd):
         return shared is not None and self._early_end.is_due(shared, self.plan.step)
 
     def _ends_early_in(self) -> Generation | None:
-        """The generation in force, if its first member that has used up its lease ends the round under way."""
+        """Returns the generation in force, if its first member that has used up its lease ends the round under way."""
         in_force = None if self.member is None else self.member.generation
         if in_force is None or self.rounds is None or not self.rounds.may_end_early:
             return None
@@ -90,8 +91,8 @@ class RoundEnd(StepEnd):
         super()._end_step()
 
     def _step_begins_s(self, now_s: float) -> float:
-        """The begin of the step that starts at now_s. Of a repeated round it is earlier by the time of its local steps,
-        so that the time between the two tries does not count."""
+        """Returns the begin of the step that starts at now_s. A repeated round begins earlier by the time of its local
+        steps, so that the time between the two tries does not count."""
         return now_s - (self._kept_s if self.rounds is not None and self.rounds.has_work else 0.0)
 
     def _close_round(self) -> None:
@@ -115,7 +116,8 @@ class RoundEnd(StepEnd):
             self.reduction_failed(error)
 
     def _used_here(self, rounds: Rounds) -> Used:
-        """With replicas, as shard 0 has measured it: leases follow from speeds, and all shards draw the same."""
+        """Returns what this worker used in the round. With replicas it is what shard 0 has measured: leases follow from
+        speeds, and all shards draw the same."""
         own = rounds.used()
         if self.member is None or self.member.replica is None:
             return own
@@ -123,7 +125,7 @@ class RoundEnd(StepEnd):
         return from_row(row.tolist())
 
     def _exchanged(self, communicator: Communicator, own: Used) -> list[Used]:
-        """What each member used, by global rank. Raises CollectiveFailed, PeerViolation."""
+        """Returns what each member used, by global rank. Raises CollectiveFailed, PeerViolation."""
         row = torch.tensor(to_row(own), dtype=torch.int64, device="cpu")
         rows = torch.zeros((communicator.world_size, ROW_COLUMNS), dtype=torch.int64, device="cpu")
         self._wait_in(communicator.allgather(rows, row), STEP)
@@ -137,7 +139,8 @@ class RoundEnd(StepEnd):
             self._kept_s = 0.0
 
     def _roll_back(self) -> None:
-        """Of a round only the average is given up: what this worker trained stays, and the average is repeated."""
+        """Rolls back the step. Of a round only the average is given up: what this worker trained stays, and the average
+        is repeated."""
         if self.rounds is None:
             super()._roll_back()
             return
@@ -164,5 +167,5 @@ class RoundEnd(StepEnd):
 
 
 def _leaves_out(newer: Generation, older: Generation) -> bool:
-    """Whether a member of the older one is not in the newer one."""
+    """Tells whether a member of `older` is not in `newer`."""
     return any(newer.placement_of(member.worker_id) is None for member in older.members)

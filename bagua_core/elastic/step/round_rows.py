@@ -12,13 +12,13 @@ _MILLI = 1000.0
 
 
 def to_row(used: Used) -> list[int]:
-    """Whole numbers of a fixed count, which members exchange."""
+    """Returns `used` as whole numbers of a fixed count, which members exchange."""
     flat = [place for each in used.ranges for place in each]
     return [len(used.ranges), round(used.speed * _MILLI), *flat, *([0] * (2 * MOST_LEASE_RANGES - len(flat)))]
 
 
 def from_row(row: Sequence[int]) -> Used:
-    """Raises PeerViolation for a row that `to_row` does not make."""
+    """Returns what a row of `to_row` says. Raises PeerViolation for a row that `to_row` does not make."""
     count, speed = row[0], row[1]
     if len(row) != ROW_COLUMNS or not 0 <= count <= MOST_LEASE_RANGES or speed < 0:
         raise PeerViolation(f"a member's row of a round is none: {list(row)}")

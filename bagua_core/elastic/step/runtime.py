@@ -1,4 +1,4 @@
-"""This process's engine, the only global state of the core: made on first use.
+"""Holds this process's engine, the only global state of the core, which is made on first use.
 
 In a world of one, end_training() ends it, and the next use makes another. A worker of a job has one for its life.
 """
@@ -26,9 +26,9 @@ class ForkedWorkerError(UserError, RuntimeError):
 
 
 def engine() -> Engine:
-    """The engine of this process. Raises ForkedWorkerError in a forked child: it has no part in the job.
-    Raises TrainingOver in a worker that has called end_training(), MixedModesError if the script has made torch's
-    default process group before."""
+    """Returns the engine of this process. Raises ForkedWorkerError in a forked child: it has no part in the job. Raises
+    TrainingOver in a worker that has called end_training(), MixedModesError if the script has made torch's default
+    process group before."""
     global _engine, _owner_pid
     with _lock:
         if _engine is None:
@@ -52,7 +52,7 @@ def engine() -> Engine:
 
 
 def is_launched() -> bool:
-    """Whether an agent started this process; also after end_training()."""
+    """Tells whether an agent started this process, also after end_training()."""
     return _is_over or engine().launched
 
 
@@ -63,7 +63,7 @@ def at_end_of_training(action: Callable[[], object]) -> None:
 
 
 def end_training() -> None:
-    """See bagua_core.shutdown. Does nothing if there is no training, or it has ended."""
+    """Ends the training. Does nothing if there is none, or it has ended. See bagua_core.shutdown."""
     global _engine, _is_over
     if _engine is None or _is_over:
         return
@@ -79,14 +79,14 @@ def end_training() -> None:
 
 
 def has_left() -> bool:
-    """Whether this worker has left the job outside the loop. For run_script.py."""
+    """Tells whether this worker has left the job outside the loop. Used by run_script.py."""
     with _lock:
         return _engine is not None and _engine.state.guard.is_taken_out
 
 
 def script_failed(error: BaseException) -> None:
-    """The script has ended with `error`, which is not reported yet. For run_script.py. Waits for the agent to end this
-    process if the cause is the end of another shard of its replica."""
+    """Reports `error`, with which the script has ended, if nothing else has reported it. For run_script.py. Waits for
+    the agent to end this process if the cause is the end of another shard of its replica."""
     with _lock:
         member = None if _engine is None or _owner_pid != os.getpid() else _engine.member
     if member is not None:

@@ -28,7 +28,7 @@ class UnfinishedBackward(UserError, RuntimeError):
 
 
 class StepEnd(CurrentStep):
-    """See CurrentStep."""
+    """Adds the end of a step to CurrentStep: commit and roll-back."""
 
     given: Given
     _checks: ReplicaChecks
@@ -64,7 +64,7 @@ class StepEnd(CurrentStep):
             tracing.lap(tracing.ROLLED_BACK if self.rounds is None else tracing.NOT_AVERAGED, step)
 
     def _agree_on_end(self) -> None:
-        """The shards of a replica commit this step together or not at all. Either all of them follow a change of
+        """Has the shards of a replica commit this step together or not at all. Either all of them follow a change of
         membership at this boundary or none does: one that starts the next step waits for the others in it."""
         member = self.member
         if member is None or member.replica is None:
@@ -76,10 +76,10 @@ class StepEnd(CurrentStep):
         self._stays = found is Outcome.DONE
 
     def _close_round(self) -> None:
-        """Before the vote: what the members of a round share. See round_end.py."""
+        """Exchanges, before the vote, what the members of a round share. See round_end.py."""
 
     def _round_committed(self) -> None:
-        """The round is final: its samples are used. See round_end.py."""
+        """Marks the samples of a final round as used. See round_end.py."""
 
     def _roll_back(self) -> None:
         why, self._failure = self._failure, None
@@ -126,7 +126,7 @@ class StepEnd(CurrentStep):
             state.owes_checkpoint |= self._checkpoints.is_due()
 
     def _commit_here(self) -> None:
-        """The part of a commit that needs no other worker. Under the guard."""
+        """Does the part of a commit that needs no other worker. Called under the guard."""
         state = self.state
         state.resume_point_is_current = state.guard.stepping = False
         self.most_parts = max(self.most_parts, self.part, state.final_parts)

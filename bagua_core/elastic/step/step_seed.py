@@ -21,7 +21,7 @@ _MASK = (1 << 64) - 1
 
 
 def _mixed(value: int) -> int:
-    """splitmix64's finalizer (Steele, Lea, Flood 2014): neighbouring inputs give unrelated outputs."""
+    """Applies splitmix64's finalizer (Steele, Lea, Flood 2014): neighbouring inputs give unrelated outputs."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -29,12 +29,13 @@ def _mixed(value: int) -> int:
 
 
 def step_seed(seed: int, step: int, global_rank: int) -> int:
-    """A 63-bit seed."""
+    """Returns the seed of a step on one rank: 63 bits."""
     return _mixed(_mixed(_mixed(seed & _MASK) ^ step) ^ global_rank) >> 1
 
 
 def announced_seed(seed: int) -> int:
-    """Of what the script draws between next_step() and its first forward: the forward draws other numbers."""
+    """Returns the seed of what the script draws between next_step() and its first forward: the forward draws other
+    numbers."""
     return _mixed(seed & _MASK)
 
 
@@ -49,7 +50,7 @@ def seed_generators(seed: int, step: int, global_rank: int) -> None:
 def seed_micro_batch(
     seed: int, plan: StepPlan, micro_batch: MicroBatch, place_in_replica: tuple[int, int] = (0, 1)
 ) -> None:
-    """What the micro-batch that begins draws from. It is the step's first, or a shard.
+    """Seeds the generators for the micro-batch that begins, which is the step's first, or a shard.
 
     place_in_replica: see DataSource: workers with samples of their own draw from numbers of their own.
     """
@@ -63,7 +64,7 @@ def seed_micro_batch(
 
 
 def seed_between_steps(seed: int, step: int) -> None:
-    """What a deterministic job draws outside steps, the same on all workers. step: committed steps."""
+    """Seeds what a deterministic job draws outside steps, the same on all workers. step: committed steps."""
     _seed_all(step_seed(seed, step, BETWEEN_STEPS))
 
 
