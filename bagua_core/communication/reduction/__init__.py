@@ -1,1 +1,1 @@
-"""Gradients on their way: buckets, the reducer and its thread."""
+"""The reduction of gradients: buckets, the reducer and its thread."""

@@ -38,7 +38,7 @@ class Arrivals:
                 self._taken.append(place)
 
     def backward_ends(self) -> None:
-        """A backward that did not bring each gradient once says nothing."""
+        """Takes the order of the backward that ends. A backward that did not bring each gradient once is ignored."""
         taken, self._taken = self._taken, None
         if taken is not None and len(taken) == len(self._place) == len(set(taken)):
             self.order = tuple(taken)

@@ -15,7 +15,8 @@ class NestedBackwardError(UserError, RuntimeError):
 
 
 class _End:
-    """What autograd calls at the end of a backward. Only autograd holds it, so it lives as long as that."""
+    """A callable that autograd calls at the end of a backward. Only autograd holds it, so it lives as long as that
+    backward."""
 
     def __init__(self, call: Callable[[], None], defers: bool) -> None:
         self._call = call
@@ -30,7 +31,7 @@ class _End:
 
 
 class BackwardTask:
-    """The backward under way. is_open: it has not reached its end; it raised, or it runs now."""
+    """Tracks the backward under way. is_open: whether it has not reached its end: it raised, or it runs now."""
 
     def __init__(self) -> None:
         self._task: int | None = None  # autograd's id of it
@@ -41,8 +42,8 @@ class BackwardTask:
         return self._task is not None
 
     def is_new(self) -> bool:
-        """Whether the gradient that is computed now is the first one of another backward. Raises NestedBackwardError
-        if the one under way goes on after that."""
+        """Tells whether the gradient that is computed now is the first one of another backward. Raises
+        NestedBackwardError if the one under way goes on after that."""
         if torch._C._current_graph_task_id() == self._task:
             return False
         if self._end is not None and self._end() is not None and self.is_open:
@@ -52,8 +53,11 @@ class BackwardTask:
         return True
 
     def begin(self, ended: Callable[[], None], defers: bool = False) -> None:
-        """ended: called by autograd after the last gradient. defers: and after what others do then, who may have come
-        later: torch's sharding reduces some gradients at the end of the backward only."""
+        """Begins a backward, and lets autograd call `ended` after its last gradient.
+
+        defers: whether the call comes also after other callbacks of that moment, even those queued later: torch's
+        sharding reduces some gradients at the end of the backward only.
+        """
         end = _End(ended, defers)
         torch.autograd.Variable._execution_engine.queue_callback(end)
         self._end = weakref.ref(end)

@@ -1,7 +1,7 @@
-"""One bucket's memory: a flat buffer, a view of it for each gradient, and how many are still missing.
+"""Keeps one bucket's memory: a flat buffer, a view of it for each gradient, and how many are still missing.
 
-Owns the layout. Does not know what the gradients are, nor who reduces them. `renew` gives the bucket
-fresh memory, so that an abandoned operation can go on writing into the old one unseen.
+Owns the layout. Does not know what the gradients are, nor what reduces them. `renew` gives the bucket fresh memory, so
+that an abandoned operation can go on writing into the old one unseen.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ ranks froze or unfroze some, the sums of reported_loss.py, and step_tail.py's pr
 
 
 class Bucket:
-    """parameters: all of the reducer's, in registration order; only the plan's members are looked at. tail: the numbers
-    behind the gradients that are summed as they are, or None."""
+    """A bucket: a flat buffer for the gradients of some parameters. parameters: all of the reducer's, in registration
+    order; only the plan's members are used. tail: the numbers behind the gradients that are summed as they are, or
+    None."""
 
     def __init__(self, plan: BucketPlan, parameters: Sequence[torch.Tensor], with_tail: bool) -> None:
         if with_tail and not carries_tail(plan):
@@ -34,7 +35,7 @@ class Bucket:
         self.renew()
 
     def renew(self) -> None:
-        """New memory, all zero."""
+        """Gives the bucket new memory, all zero."""
         elements = self.plan.elements + (TAIL_ELEMENTS if self._with_tail else 0)
         self.flat = torch.zeros(elements, dtype=self.plan.dtype, device=self.plan.device)
         self.pending = None
@@ -45,18 +46,19 @@ class Bucket:
         self.tail = self.flat[self.plan.elements :] if self._with_tail else None
 
     def rearm(self) -> None:
-        """Wait for all members again."""
+        """Marks all members as missing again, without an operation."""
         self.missing = len(self.plan.members)
         self.pending = None
 
     @property
     def reducible(self) -> torch.Tensor:
-        """What goes to the communicator; complex numbers travel as pairs of real ones."""
+        """The tensor that goes to the communicator; complex numbers travel as pairs of real ones."""
         return torch.view_as_real(self.flat).reshape(-1) if self.flat.is_complex() else self.flat
 
 
 def _view_like(flat: torch.Tensor, offset: int, parameter: torch.Tensor) -> torch.Tensor:
-    """Same shape, and the same strides where the parameter is dense: autograd then never copies."""
+    """Returns a view of `flat` in the parameter's shape, and with its strides where it is dense: autograd then never
+    copies."""
     dense = torch.ops.aten.is_non_overlapping_and_dense(parameter)
     if dense:
         return flat.as_strided(parameter.shape, parameter.stride(), offset)

@@ -1,7 +1,7 @@
 """Keeps a reducer's buckets: which parameters have a place, where it is, and which buckets all ranks are known to have.
 
 A layout begins with the parameters that the model was wrapped with. Further parameters get buckets of their own behind
-the others; these are late until all ranks are known to have them. Every rank takes the same turns, so layouts agree
+the others; these are late until all ranks are known to have them. Every rank makes the same changes, so layouts agree
 without a message. Knows nothing of gradients' weights, nor of when buckets leave.
 """
 
@@ -18,9 +18,9 @@ from bagua_core.model.sharded_tensors import is_sharded, like, local
 
 
 class BucketLayout:
-    """parameters, views, gradients, bucket_of: by index. A view is the parameter's part of its bucket, a gradient is
-    what .grad is when it lies there: the view itself, or a DTensor of it for a parameter that is one. buckets: in
-    launch order. index_of: by the parameter's id."""
+    """The places of a reducer's parameters in its buckets. parameters, views, gradients, bucket_of: by index. A view is
+    the parameter's part of its bucket. A gradient is what .grad is when it lies there: the view itself, or a DTensor of
+    it for a parameter that is one. buckets: in launch order. index_of: by the parameter's id."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class BucketLayout:
         first_bucket_bytes: int,
         tail_rides: bool,
     ) -> None:
-        """tail_rides: on the last bucket, if that can carry it."""
+        """Lays out the buckets. tail_rides: whether the tail is on the last bucket, if that can carry it."""
         self._attached = list(parameters)
         self.has_shards = any(is_sharded(p) for p in parameters)
         self._bucket_cap_bytes = bucket_cap_bytes
@@ -45,7 +45,7 @@ class BucketLayout:
     # -- changes, between steps
 
     def lay_out(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Buckets for these parameters alone. Gradients that lie in buckets move with them."""
+        """Makes buckets for these parameters alone. Gradients that lie in buckets move with them."""
         moving = [(p, view) for p, view, gradient in self._placed() if p.grad is gradient]
         self.parameters = []
         self.buckets: list[Bucket] = []
@@ -77,8 +77,8 @@ class BucketLayout:
         first_bucket_bytes: int,
         tail_rides: bool,
     ) -> None:
-        """Other sizes, and those of the beginning in another order. parameters: the same ones; the last ones fill the
-        first bucket."""
+        """Lays out buckets of other sizes, with the parameters of the beginning in another order. parameters: the same
+        ones; the last ones fill the first bucket."""
         assert self.is_attached(parameters)
         self._attached = list(parameters)
         self._bucket_cap_bytes, self._first_bucket_bytes = bucket_cap_bytes, first_bucket_bytes
@@ -86,23 +86,23 @@ class BucketLayout:
         self.lay_out(self._attached)
 
     def reset(self) -> bool:
-        """To the layout of the beginning. Whether that is a change."""
+        """Returns to the layout of the beginning; returns whether that is a change."""
         if self._is_attached:
             return False
         self.lay_out(self._attached)
         return True
 
     def append(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Late buckets for parameters that have no place yet."""
+        """Adds late buckets for parameters that have no place yet."""
         self._append(parameters, with_tail=False)
         self.is_compact = self._is_attached = False
 
     def settle(self) -> None:
-        """All ranks have the late buckets too."""
+        """Notes that all ranks have the late buckets too."""
         self.settled = len(self.buckets)
 
     def renew(self) -> None:
-        """New memory for all, zero."""
+        """Gives all buckets new memory, zero."""
         if self.lone_tail is not None:
             self.lone_tail = _new_tail()
         for bucket in self.buckets:
@@ -119,11 +119,11 @@ class BucketLayout:
 
     @property
     def settled_parameters(self) -> int:
-        """How many parameters, the first ones by index, lie in settled buckets."""
+        """The number of parameters, the first ones by index, that lie in settled buckets."""
         return len(self.parameters) - sum(len(b.plan.members) for b in self.buckets[self.settled :])
 
     def is_attached(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
-        """Whether these are the parameters of the beginning, in any order."""
+        """Tells whether these are the parameters of the beginning, in any order."""
         return {id(p) for p in parameters} == {id(p) for p in self._attached}
 
     def _append(self, parameters: Sequence[torch.nn.Parameter], with_tail: bool) -> None:

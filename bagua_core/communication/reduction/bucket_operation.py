@@ -1,4 +1,4 @@
-"""The operation on a full bucket between backward and optimizer: the sum over the job, or an algorithm's own.
+"""Defines the operation on a full bucket between backward and optimizer: the sum over the job, or an algorithm's own.
 
 Owns the interface and the plain sum. Invariants that every operation keeps: all ranks launch the same buckets in the
 same order; a failed step leaves nothing of it in the operation, so whatever it remembers from step to step changes in
@@ -41,7 +41,7 @@ class BucketOperation(ABC):
 
     @property
     def keeps_own(self) -> bool:
-        """Whether what `launch` leaves in a bucket is this rank's own mean gradient, and not one of all ranks."""
+        """Whether `launch` leaves this rank's own mean gradient in a bucket, and not one of all ranks."""
         return False
 
     @property
@@ -53,34 +53,33 @@ class BucketOperation(ABC):
     def launch(
         self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
     ) -> Pending:
-        """Begin on bucket `number`, full with the sum of weight times gradient over this rank's micro-batches.
+        """Begins the operation on bucket `number`, full with the sum of weight times gradient over this rank's
+        micro-batches.
 
         weight: of all this rank's micro-batches of the step, 0 for one that heals; the weights of all ranks sum to 1.
         Once done the bucket holds what the optimizer is to see as the gradient. Must not block for a peer.
         """
 
     def before_vote(self, communicator: Communicator) -> None:  # noqa: B027 (most have nothing to wait for)
-        """All buckets are done. Wait here for anything else that decides whether the step succeeds.
-
-        Raises CollectiveFailed.
-        """
+        """Waits, once all buckets are done, for anything else that decides whether the step succeeds. Raises
+        CollectiveFailed."""
 
     def reduced(self) -> None:  # noqa: B027
-        """The step is final on this rank: take over what the next one builds on. Not called in a step that failed."""
+        """Takes over what the next step builds on: the step is final on this rank. Not called in a step that failed."""
 
     def step_committed(self) -> None:  # noqa: B027
-        """A step is committed, with or without a reduction of these buckets. Called between steps."""
+        """Notes that a step is committed, with or without a reduction of these buckets. Called between steps."""
 
     def failed(self) -> None:  # noqa: B027
-        """The step did not happen: forget what it began. Operations that were given up may still write into buffers
+        """Forgets what the step began: it did not happen. Operations that were given up may still write into buffers
         handed to them, so these must not be used again."""
 
     def communicator_changed(self) -> None:  # noqa: B027
-        """Another generation is in force, or none. Called between steps."""
+        """Notes that another generation, or none, is in force. Called between steps."""
 
 
 class Sum(BucketOperation):
-    """Every rank gets the sum of all ranks' buckets: the mean gradient, since weights sum to 1."""
+    """The operation that gives every rank the sum of all ranks' buckets: the mean gradient, since weights sum to 1."""
 
     carries_pair = True
     takes_new_buckets = True
@@ -94,7 +93,8 @@ class Sum(BucketOperation):
 
 
 class LocalMean(BucketOperation):
-    """Every rank keeps the mean gradient of its own samples; what ranks share is something else, such as weights."""
+    """The operation that leaves every rank the mean gradient of its own samples; ranks share something else, such as
+    weights."""
 
     @property
     def keeps_own(self) -> bool:

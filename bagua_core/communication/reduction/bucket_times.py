@@ -29,7 +29,7 @@ class _Sum:
     ended_s: float = field(default=0.0)
 
     def ended(self, _: object) -> None:
-        """From any thread."""
+        """Records the end of the sum. Any thread may call it."""
         self.ended_s = time.monotonic()
 
 
@@ -57,7 +57,8 @@ class BucketTimes:
             self._backwards, self._best = SKIPPED + 1, []
 
     def launched(self, pending: Pending, size_bytes: int, *, is_plain: bool = True) -> None:
-        """Operations in the order of their launch. is_plain: a sum of the whole world, and nothing else."""
+        """Watches an operation; operations come in the order of their launch. is_plain: a sum of the whole world, and
+        nothing else."""
         if not self.is_watching or not is_plain or len(self._sums) > MOST_BUCKETS:
             return
         if isinstance(pending, WakeablePending):
@@ -66,7 +67,7 @@ class BucketTimes:
             pending._call_when_done(one.ended)
 
     def _take(self) -> None:
-        """Of the backward before. One that was given up, or had too many buckets, says nothing."""
+        """Takes the times of the backward before. A backward that was given up, or had too many buckets, is ignored."""
         sums, self._sums = self._sums, []
         if not sums or len(sums) > MOST_BUCKETS or any(not one.ended_s for one in sums):
             return
@@ -76,7 +77,7 @@ class BucketTimes:
 
 
 def _service(sums: Sequence[_Sum]) -> list[tuple[int, float]]:
-    """Bytes and seconds of each, in the order of launch."""
+    """Returns bytes and seconds of each sum, in the order of launch."""
     found: list[tuple[int, float]] = []
     together: list[_Sum] = []
     for one in sums:
@@ -94,7 +95,7 @@ def _shared(together: Sequence[_Sum]) -> list[tuple[int, float]]:
 
 
 def _shorter(before: list[tuple[int, float]], now: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Times of other buckets begin anew."""
+    """Returns the times whose sum is smaller; `now` if the times before are of other buckets."""
     if [size for size, _ in before] != [size for size, _ in now]:
         return now
     return min(before, now, key=lambda of: sum(took_s for _, took_s in of))

@@ -17,7 +17,8 @@ FIRST_BUCKET_BYTES = 1024 * 1024  # small, so that communication starts early in
 
 @dataclass(frozen=True, slots=True)
 class GradientSpec:
-    """One parameter's gradient as planning sees it. is_shard: only this worker's shard of it lies here."""
+    """The properties of one parameter's gradient that planning uses. is_shard: only this worker's shard of it lies
+    here."""
 
     elements: int
     dtype: torch.dtype
@@ -31,8 +32,8 @@ class GradientSpec:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """One bucket. members: places in registration order; offsets: first element of each member. is_shard: of its
-    members, as of the gradients."""
+    """The plan of one bucket. members: places in registration order; offsets: first element of each member. is_shard:
+    of its members, as of the gradients."""
 
     dtype: torch.dtype
     device: torch.device
@@ -47,13 +48,13 @@ def plan_buckets(
     bucket_cap_bytes: int = DEFAULT_BUCKET_CAP_MB * 1024 * 1024,
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
 ) -> tuple[BucketPlan, ...]:
-    """Buckets in the order in which they are launched.
+    """Plans the buckets, in the order in which they are launched.
 
-    gradients: in registration order. Backward is taken to produce them in reverse, so the last ones fill
-    the first bucket. A bucket has one dtype and device, and is closed once it holds its cap or more; a
-    gradient is never split. Buckets of several dtypes leave in the order in which they fill. Whole gradients and shards
-    share no bucket: the shards of a replica may differ in size, and the sums of whole ones must have the same bits on
-    all of its workers, which depend on their places.
+    gradients: in registration order. Backward is taken to produce them in reverse, so the last ones fill the first
+    bucket. A bucket has one dtype and device, and is closed once it holds its cap or more; a gradient is never split.
+    Buckets of several dtypes leave in the order in which they fill. Whole gradients and shards share no bucket: the
+    shards of a replica may differ in size, and the sums of whole ones must have the same bits on all of its workers,
+    which depend on their places.
     """
     if bucket_cap_bytes <= 0 or first_bucket_bytes <= 0:
         raise ValueError(f"bucket sizes must be positive: {bucket_cap_bytes}, {first_bucket_bytes} bytes")
@@ -77,7 +78,7 @@ def plan_buckets(
 
 
 def carries_tail(bucket: BucketPlan) -> bool:
-    """Whether a few more fp32 numbers can ride at the end of this bucket, readable without a device."""
+    """Tells whether a few more fp32 numbers can ride at the end of this bucket, readable without a device."""
     return bucket.dtype == torch.float32 and bucket.device.type == "cpu"
 
 

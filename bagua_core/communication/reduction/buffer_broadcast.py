@@ -30,7 +30,7 @@ def broadcast_buffers(
     source: int = SOURCE,
     may_differ: bool = False,
 ) -> None:
-    """Overwrite `buffers` with those of rank `source`. Raises CollectiveFailed, and then changes none of them.
+    """Overwrites `buffers` with those of rank `source`. Raises CollectiveFailed, and then changes none of them.
 
     unseen: those of them whose values no backward uses. Autograd does not see them change, so that a graph of an
     earlier forward may still be used.
@@ -72,7 +72,8 @@ def broadcast_buffers(
 
 
 def _layout(groups: list[list[torch.Tensor]]) -> torch.Tensor:
-    """A digest of types and shapes; then for each message 1, whether it is of the CPU's memory, and its size."""
+    """Returns a tensor whose first row holds a digest of types and shapes. Each further row is for one message: 1,
+    whether the message is of the CPU's memory, and its size."""
     shapes = [[(b.device.type, str(b.dtype), tuple(b.shape)) for b in group] for group in groups]
     row = torch.zeros(1 + _MOST_DEVICES, 3, dtype=torch.int64, device="cpu")
     row[0, 0] = zlib.crc32(repr(shapes).encode())
@@ -91,7 +92,7 @@ def _take_part_without(
     wait: Callable[[Pending], None],
     source: int,
 ) -> None:
-    """Receive the messages of a source whose layout is `row`, and drop them."""
+    """Receives the messages of a source whose layout is `row`, and drops them."""
     other = next((group[0].device for group in groups if group[0].device.type != "cpu"), torch.device("cuda"))
     for is_there, is_cpu, size_bytes in row[1:].tolist():
         if is_there:

@@ -1,4 +1,4 @@
-"""This rank's contributions to a reduction: what each gradient puts into its place in the buckets.
+"""Writes this rank's contributions to a reduction: what each gradient puts into its place in the buckets.
 
 Knows nothing of when a bucket leaves; reducer.py builds on it. Invariants: a bucket holds weight times this rank's
 gradient; a reduction that was given up leaves only zeros behind, in memory that no abandoned operation can reach.
@@ -38,20 +38,21 @@ class Contributions(Exchange):
         self._take_over_layout()
 
     def buckets_of_parameters(self) -> list[tuple[Bucket, list[torch.nn.Parameter]]]:
-        """The buckets in launch order, each with the parameters whose gradients lie in it."""
+        """Returns the buckets in launch order, each with the parameters whose gradients lie in it."""
         return [(b, [self._parameters[i] for i in b.plan.members]) for b in self._buckets]
 
     @property
     def layout_version(self) -> int:
-        """See Exchange."""
+        """The version of the layout; see Exchange."""
         return self._layout.version
 
     def reduces(self, parameter: torch.Tensor) -> bool:
-        """See Exchange."""
+        """Tells whether the parameter has a place in the buckets; see Exchange."""
         return id(parameter) in self._index_of
 
     def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
-        """See Exchange. A value lies in the bucket, where a mean that all ranks hold is recognized."""
+        """Makes `value` the .grad of `parameter`; see Exchange. The value lies in the bucket, where a mean that all
+        ranks hold is recognized."""
         index = next((i for i, p in enumerate(self._parameters) if p is parameter), None)
         if value is None or index is None:
             super().put_gradient(parameter, value)
@@ -60,7 +61,7 @@ class Contributions(Exchange):
             parameter.grad = self._gradients[index]
 
     def _take_over_layout(self) -> None:
-        """Between steps. What is read for each gradient is kept here."""
+        """Keeps here what is read for each gradient of the layout. Called between steps."""
         layout = self._layout
         self._parameters, self._buckets, self._views = layout.parameters, layout.buckets, layout.views
         self._gradients = layout.gradients
@@ -72,7 +73,8 @@ class Contributions(Exchange):
         self._accumulated = bytearray(count)
 
     def _weigh(self, micro_batch: MicroBatch) -> None:
-        """A backward of it begins. Each micro-batch counts once, whatever the number of its backwards."""
+        """Adds the weight of a micro-batch whose backward begins. Each micro-batch counts once, whatever the number of
+        its backwards."""
         self._micro_batch = micro_batch
         if micro_batch is not self._weighed:
             if self._weighed is None or self._weighed.last:
@@ -86,7 +88,7 @@ class Contributions(Exchange):
         self._own_means.clear()
 
     def _contribute(self, index: int, parameter: torch.Tensor) -> None:
-        """Put weight * .grad into the bucket. .grad None counts as zero."""
+        """Puts weight * .grad into the bucket. A .grad of None counts as zero."""
         gradient, view, place = parameter.grad, self._views[index], self._gradients[index]
         is_placed = gradient is place
         if gradient is not None and gradient is not view:
@@ -122,7 +124,7 @@ class Contributions(Exchange):
             gradient.zero_()
 
     def _note_used(self) -> None:
-        """Before anything is filled in for those that took no part."""
+        """Notes which parameters took part, before anything is filled in for the others."""
         self._used.copy_(
             torch.tensor(
                 [
@@ -135,8 +137,8 @@ class Contributions(Exchange):
         )
 
     def _set_mean_aside(self, index: int, parameter: torch.nn.Parameter) -> None:
-        """A mean in .grad goes into the next one from one rank, unweighted; rank 0 always holds the state. Where each
-        rank has a mean of its own, it is added to that rank's next one."""
+        """Sets aside a mean that .grad still holds, so that it goes into the next mean from one rank, unweighted; rank
+        0 always holds the state. Where each rank has a mean of its own, it is added to that rank's next one."""
         if parameter.grad is not self._gradients[index]:
             return
         parameter.grad = None
@@ -147,13 +149,14 @@ class Contributions(Exchange):
             self._own_means[index] = self._views[index].clone()
 
     def _add_own(self) -> None:
-        """The buckets hold the next means."""
+        """Adds this rank's own means to the next means, which the buckets hold."""
         for index, mean in self._own_means.items():
             self._views[index].add_(mean)
         self._own_means.clear()
 
     def _retire_buckets(self) -> None:
-        """Operations that were given up may still write: into memory that nothing else uses any more."""
+        """Gives the buckets new memory: operations that were given up may still write into the old one, which nothing
+        else uses."""
         self._operation.failed()
         self._used = torch.zeros_like(self._used)
         self._layout.renew()

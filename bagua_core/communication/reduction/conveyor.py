@@ -36,15 +36,15 @@ Job = Generator[Pending, None, None]
 
 
 class _Signal(Enum):
-    """Messages to the thread beside jobs."""
+    """The messages to the conveyor's thread beside jobs."""
 
     FLUSH = "flush"
     STOP = "stop"
 
 
 class Conveyor:
-    """One per engine, see conveyor_of. Its thread begins with the first launch, and ends with this object or the
-    process; a forked child gets one of its own."""
+    """Runs jobs in a thread of its own. There is one per engine, see conveyor_of. Its thread begins with the first
+    launch, and ends with this object or the process; a forked child gets a thread of its own."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -54,12 +54,12 @@ class Conveyor:
     def launch(
         self, communicator: Communicator, job: Job, tensors: Sequence[torch.Tensor] | None = None
     ) -> Pending:
-        """Run `job`, whose collectives are of `communicator` or its lanes. Never blocks.
+        """Runs `job`, whose collectives are of `communicator` or its lanes. Never blocks.
 
         tensors: what the job reads or writes of the launching thread's, on one device; None: anything on the current
         device. Once a job of a communicator has failed no other of it is begun or goes on, for peers would take one
-        collective for another. Waiting for the result flushes. Call it from one thread at a time, in the same order
-        on all ranks.
+        collective for another. Waiting for the result flushes. Call it from one thread at a time, in the same order on
+        all ranks.
         """
         if self._pid != os.getpid():
             self._begin()
@@ -70,7 +70,7 @@ class Conveyor:
         return ticket
 
     def flush(self) -> None:
-        """Nothing more comes that the jobs so far should wait for."""
+        """Ends the batch: the jobs launched so far wait for no later one."""
         if self._is_open and self._pid == os.getpid():
             self._is_open = False
             self._line.put(_Signal.FLUSH)
@@ -86,7 +86,7 @@ _conveyors: weakref.WeakKeyDictionary[object, Conveyor] = weakref.WeakKeyDiction
 
 
 def conveyor_of(engine: object) -> Conveyor:
-    """The one that all models of an engine share, so that their collectives have one order."""
+    """Returns the conveyor that all models of an engine share, so that their collectives have one order."""
     return _conveyors.setdefault(engine, Conveyor())
 
 
@@ -114,13 +114,13 @@ class _Ticket(WakeablePending):
 
     @property
     def has_ended(self) -> bool:
-        """Nothing more of it is given to the device."""
+        """Whether nothing more of the job is given to the device."""
         return self._completion.is_over
 
     # -- in the conveyor's thread
 
     def advance(self, stream: SideStream) -> None:
-        """To the job's next wait, or its end. stream: the conveyor's. Raises whatever the job raises."""
+        """Runs the job to its next wait, or its end. stream: the conveyor's. Raises whatever the job raises."""
         assert self._job is not None
         with stream.on_it():
             self._come_after_launch(stream)
@@ -175,7 +175,7 @@ class _Ticket(WakeablePending):
         return self._completion.is_over and (self._ended is None or self._ended.is_past())
 
     def _call_when_done(self, wake: Callable[[object], None]) -> None:
-        """When the job has ended; the device may still be at it."""
+        """Calls `wake` when the job has ended; the device may still be at it."""
         self._completion.call_when_over(wake)
 
     def _collect(self) -> None:
@@ -246,7 +246,8 @@ class _Batch:
                 )
 
     def _stream_of(self, order: DeviceOrder) -> SideStream:
-        """One for each device: scratch memory that jobs use one after the other needs no other order."""
+        """Returns the conveyor's stream of a device. One is enough: scratch memory that jobs use one after the other
+        needs no other order."""
         stream = self._streams.get(order)
         if stream is None:
             stream = self._streams[order] = order.side_stream()
@@ -264,7 +265,8 @@ def _run(line: SimpleQueue[_Ticket | _Signal]) -> None:
 
 
 def _serve(batch: _Batch, item: _Ticket | _Signal) -> bool:
-    """Whether to go on. A function of its own, so that an idle thread holds no ticket."""
+    """Handles one item and returns whether to go on. It is a function of its own, so that an idle thread holds no
+    ticket."""
     if item is _Signal.STOP:
         return False
     if isinstance(item, _Ticket):

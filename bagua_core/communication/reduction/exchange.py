@@ -18,49 +18,49 @@ from bagua_core.communication.reduction.trained_parameters import Candidates
 
 
 class Exchange:
-    """Each call does nothing unless the algorithm needs it."""
+    """The calls that a wrapped model makes to its algorithm. Each does nothing unless the algorithm needs it."""
 
     synced = True
     """Whether the next backward shares anything; False under no_sync."""
 
     @property
     def is_unfinished(self) -> bool:
-        """A backward pass began and was not finished, so peers may wait for this rank."""
+        """Whether a backward pass began and was not finished, so that peers may wait for this rank."""
         return False
 
     def be_model(self, number: int) -> None:
-        """Its model has this number among those of the engine (model_turns.py)."""
+        """Gives this exchange the number of its model among those of the engine (model_turns.py)."""
 
     @property
     def acts_in_forward(self) -> bool:
-        """The next training forward starts collectives of all members in `forward_begins`."""
+        """Whether the next training forward starts collectives of all members in `forward_begins`."""
         return False
 
     def trains(self, candidates: Candidates, choice: bytes) -> None:
-        """A forward begins: of `candidates`, all parameters of the module by name, those with a 1 in `choice` require a
-        gradient. Raises CannotTakeOn, FrozenWithinStep."""
+        """Sets which parameters are trained, as a forward begins: of `candidates`, all parameters of the module by
+        name, those with a 1 in `choice` require a gradient. Raises CannotTakeOn, FrozenWithinStep."""
 
     @property
     def layout_version(self) -> int:
-        """Changes when `reduces` may answer differently."""
+        """A number that changes when `reduces` may answer differently."""
         return 0
 
     def reduces(self, parameter: torch.Tensor) -> bool | None:
-        """Whether this exchange acts on the parameter's gradient; None: as when it was attached."""
+        """Tells whether this exchange acts on the parameter's gradient; None: as when it was attached."""
         return None
 
     @property
     def reductions(self) -> int | None:
-        """Reductions of the gradients that succeeded so far; None: not counted."""
+        """The number of reductions of the gradients that succeeded so far; None: not counted."""
         return None
 
     @property
     def has_local_gradients(self) -> bool:
-        """.grad holds contributions of this rank alone, of backwards since the last reduction."""
+        """Whether .grad holds contributions of this rank alone, of backwards since the last reduction."""
         return False
 
     def holds_reduced(self, parameter: torch.Tensor) -> bool:
-        """Whether the parameter's .grad is memory in which this exchange leaves what it reduced."""
+        """Tells whether the parameter's .grad is memory in which this exchange leaves what it reduced."""
         return True
 
     @property
@@ -70,43 +70,43 @@ class Exchange:
 
     @property
     def bucket_times(self) -> tuple[tuple[int, float], ...]:
-        """Bytes and seconds of each bucket's sum in the order of launch; empty: none is measured."""
+        """The bytes and seconds of each bucket's sum in the order of launch; empty: none is measured."""
         return ()
 
     def forward_begins(self) -> None:
-        """A forward that computes gradients begins, in a step that has not failed."""
+        """Acts as a forward that computes gradients begins, in a step that has not failed."""
 
     def copy_begins(self) -> None:
-        """The state of this worker is about to be read for workers that joined; they copy it beside the step that
-        begins. Called before the step's first forward."""
+        """Prepares for a copy of this worker's state, which is about to be read for workers that joined; they copy it
+        beside the step that begins. Called before the step's first forward."""
 
     def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
-        """Make `value` the .grad of `parameter`; see step_interface.Model."""
+        """Makes `value` the .grad of `parameter`; see step_interface.Model."""
         parameter.grad = None if value is None else value.to(parameter.device)
 
     def close_round(self, communicator: Communicator | None, weight: float) -> None:
-        """The round's local steps are done: begin what `step_committed` takes over. For algorithms with rounds alone.
+        """Begins what `step_committed` takes over: the round's local steps are done. For algorithms with rounds alone.
 
         communicator: None in a world of one. weight: this worker's samples over those of all members; 0 for a worker
-        without any, whose own values must not count. Collectives of all members start here, in one order.
-        Raises CollectiveFailed.
+        without any, whose own values must not count. Collectives of all members start here, in one order. Raises
+        CollectiveFailed.
         """
 
     def at_round_begin(self) -> AbstractContextManager[None]:
-        """Within it the model has the parameters with which the round under way began."""
+        """Returns a context within which the model has the parameters with which the round under way began."""
         return nullcontext()
 
     def step_committed(self) -> None:
-        """The step is final, the optimizer has stepped."""
+        """Acts once the step is final and the optimizer has stepped."""
 
     def step_rolled_back(self) -> None:
-        """The step did not happen."""
+        """Acts once the step is rolled back: it did not happen."""
 
     def communicator_changed(self) -> None:
-        """Another generation is in force, or none: cache nothing of the old one."""
+        """Drops everything of the old communicator: another generation is in force, or none."""
 
     def retune(self, operation: BucketOperation, bucket_cap_bytes: int, order: Sequence[int]) -> None:
-        """Between two steps, on all ranks alike: sum by another operation, in other buckets.
+        """Changes the operation that sums and the buckets, between two steps and on all ranks alike.
 
         bucket_cap_bytes: a bucket is closed once it holds as many. order: the attached parameters by place, in the
         order in which their gradients are ready; one of another length counts as none, which is the reverse of the
@@ -114,15 +114,15 @@ class Exchange:
         """
 
     def travelling(self) -> Mapping[str, torch.Tensor]:
-        """Further tensors that belong to the job's state and are alike on all ranks that hold it: they are
+        """Returns further tensors that belong to the job's state and are alike on all ranks that hold it: they are
         checkpointed, and a rank that heals gets them. Every call returns the same names and the same tensor objects."""
         return {}
 
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Training is over and every member comes here: make the replicas equal if they are not.
+        """Makes the replicas equal if they are not: training is over and every member calls this.
 
         average: the mean over the members, which survives losses. Called outside steps.
         """
 
     def close(self) -> None:
-        """Remove all hooks."""
+        """Removes all hooks."""

@@ -9,8 +9,8 @@ import torch
 
 
 class GradientHooks:
-    """accumulated: called with a parameter when a backward has added to its .grad. before: makes, for a parameter, what
-    is called with a gradient that is about to be added."""
+    """The hooks on some parameters. accumulated: called with a parameter when a backward has added to its .grad.
+    before: makes, for a parameter, what is called with a gradient that is about to be added."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class GradientHooks:
         self._handles: list[Any] = []
 
     def add(self, parameters: Iterable[torch.nn.Parameter], before: bool) -> None:
-        """To those that require a gradient, once each. before: also the second kind of hook."""
+        """Adds hooks to those parameters that require a gradient, once each. before: also the second kind of hook."""
         for p in parameters:
             if p.requires_grad and id(p) not in self._known:
                 self._known.add(id(p))

@@ -33,7 +33,7 @@ class HookError(UserError, RuntimeError):
 
 
 class _DrivenFuture(torch.futures.Future[Any]):
-    """Completed by the thread that waits for it, which no other thread could do."""
+    """A future that is completed by the thread that waits for it; no other thread could complete it."""
 
     def __init__(self, devices: list[int | str | torch.device]) -> None:
         super().__init__(devices=devices)
@@ -41,7 +41,7 @@ class _DrivenFuture(torch.futures.Future[Any]):
 
     @abstractmethod
     def _drive(self) -> None:
-        """Complete it. Raises what its collective raises."""
+        """Completes the future. Raises what its collective raises."""
 
     def wait(self) -> Any:
         if not self.done():
@@ -53,7 +53,7 @@ class _DrivenFuture(torch.futures.Future[Any]):
 
 
 class _ThenFuture(_DrivenFuture):
-    """What a callback makes of another future."""
+    """The result of a callback on another future."""
 
     def __init__(
         self, before: _DrivenFuture, callback: Callable[[Any], Any], devices: list[int | str | torch.device]
@@ -84,7 +84,7 @@ class HookFuture(_DrivenFuture):
         self._group, self.pending, self._tensors, self._divisor = group, pending, tensors, divisor
 
     def complete(self) -> None:
-        """The collective is done. Runs the hook's callbacks."""
+        """Sets the result, once the collective is done, and runs the hook's callbacks."""
         if self.done():
             return
         if self._divisor > 1:
@@ -103,7 +103,7 @@ class HookFuture(_DrivenFuture):
 
 
 class _Work:
-    """What of torch's Work a hook uses."""
+    """The part of torch's Work that a hook uses."""
 
     def __init__(self, future: HookFuture) -> None:
         self._future = future
@@ -120,7 +120,8 @@ class _Work:
 
 
 class HookGroup(dist.ProcessGroup):
-    """communicator None: a world of one. failure: the first error of a collective that a callback waited for."""
+    """A process group whose collectives run on the job's communicator. communicator None: a world of one. failure: the
+    first error of a collective that a callback waited for."""
 
     def __init__(self, communicator: Communicator | None) -> None:
         rank, size = (0, 1) if communicator is None else (communicator.global_rank, communicator.world_size)

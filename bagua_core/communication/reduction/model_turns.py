@@ -34,20 +34,20 @@ class ModelTurns:
         self._leader = 0  # in it
 
     def add(self, name: str) -> int:
-        """The number of a model that is wrapped now."""
+        """Adds a model that is wrapped now, and returns its number."""
         self._next += 1
         self._names[self._next] = name
         return self._next
 
     def remove(self, number: int) -> None:
-        """It is wrapped no more, on all ranks alike."""
+        """Removes a model that is no longer wrapped, on all ranks alike."""
         self._names.pop(number, None)
 
     def are_needed(self, communicator: Communicator) -> bool:
         return len(self._names) > 1 and communicator.world_size > 1
 
     def leads(self, number: int) -> bool:
-        """Whether the model's gradient, which is computed now, is the first of the backward under way."""
+        """Tells whether the model's gradient, which is computed now, is the first of the backward under way."""
         task = torch._C._current_graph_task_id()
         with self._lock:
             if task != self._task:
@@ -55,7 +55,7 @@ class ModelTurns:
             return self._leader == number
 
     def take(self, number: int, communicator: Communicator) -> Turn:
-        """All ranks take a turn here, or one of them raises."""
+        """Begins a turn of a model. All ranks take a turn here, or one of them raises."""
         return Turn(communicator, number, self._names)
 
 
@@ -67,14 +67,14 @@ class Turn:
         self.pending = communicator.alltoall(self._numbers, own)
 
     def check(self) -> None:
-        """`pending` is done. Raises BackwardsDiffer, on all ranks alike."""
+        """Raises BackwardsDiffer, on all ranks alike, if they are at different models. `pending` must be done."""
         numbers = self._numbers.flatten().tolist()
         if len(set(numbers)) > 1:
             raise BackwardsDiffer(_explained(numbers, self._names))
 
 
 def _explained(numbers: Sequence[int], names: dict[int, str]) -> str:
-    """numbers: by rank."""
+    """Returns the error's text. numbers: by rank."""
     other = next(rank for rank, number in enumerate(numbers) if number != numbers[0])
     first, second = (f"model {n} ({names.get(n, 'not wrapped here')})" for n in (numbers[0], numbers[other]))
     return (
@@ -85,7 +85,7 @@ def _explained(numbers: Sequence[int], names: dict[int, str]) -> str:
 
 
 class TurnOfBackward:
-    """A reducer's turn in one backward after the other. number: of its model; None: it takes no turns."""
+    """The turn of a reducer in one backward after the other. number: of its model; None: it takes no turns."""
 
     def __init__(self, turns: ModelTurns, wait: Callable[[Pending], None]) -> None:
         self.number: int | None = None
@@ -96,8 +96,9 @@ class TurnOfBackward:
         self._failure: CollectiveFailed | None = None
 
     def backward_begins(self, communicator: Communicator | None, *, can_lead: bool) -> None:
-        """The first gradient is computed of a backward that ends with a reduction by `communicator`, if any. can_lead:
-        its end comes before that of any other model whose first gradient is computed later."""
+        """Begins the turn of a backward whose first gradient is computed now, and which ends with a reduction by
+        `communicator`, if any. can_lead: its end comes before that of any other model whose first gradient is computed
+        later."""
         self._communicator = self._turn = self._failure = None
         number = self.number
         if number is None or communicator is None or not self._turns.are_needed(communicator):
@@ -108,17 +109,19 @@ class TurnOfBackward:
 
     @property
     def is_due(self) -> bool:
-        """No bucket may leave before it is taken."""
+        """Whether the turn is still to be taken, before which no bucket may leave."""
         return self._communicator is not None
 
     @property
     def has_begun(self) -> bool:
-        """Other ranks know that this one has come to this backward."""
+        """Whether other ranks know that this one has come to this backward."""
         return self._turn is not None
 
     def is_taken(self, *, ended: bool) -> bool:
-        """Take it, if it is due, and wait for the other ranks. False: it is still due. ended: the backward has. Raises
-        BackwardsDiffer; `check` raises what else failed."""
+        """Takes the turn, if it is due, waits for the other ranks, and returns whether it is taken.
+
+        False: it is still due. ended: the backward has ended. Raises BackwardsDiffer; `check` raises what else failed.
+        """
         if self._communicator is None or self.number is None:
             return True
         if self._failure is not None:
@@ -137,7 +140,7 @@ class TurnOfBackward:
         return True
 
     def check(self) -> None:
-        """Raises CollectiveFailed."""
+        """Raises CollectiveFailed if the turn failed."""
         if self._failure is not None:
             raise self._failure
 
@@ -146,7 +149,7 @@ _of_engine: weakref.WeakKeyDictionary[object, ModelTurns] = weakref.WeakKeyDicti
 
 
 def model_turns_of(engine: object) -> ModelTurns:
-    """The engine's turns; there are some from the first call on."""
+    """Returns the engine's turns; the first call creates them."""
     found = _of_engine.get(engine)
     if found is None:
         found = _of_engine[engine] = ModelTurns()

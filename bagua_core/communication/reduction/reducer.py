@@ -92,37 +92,38 @@ class Reducer(Contributions):
 
     @property
     def is_unfinished(self) -> bool:
-        """A backward began and did not reach its end: it raised, or it runs now."""
+        """Whether a backward began and did not reach its end: it raised, or it runs now."""
         return self._backward.is_open
 
     @property
     def reductions(self) -> int:
-        """See Exchange."""
+        """The number of reductions that succeeded; see Exchange."""
         return self._reductions
 
     @property
     def has_local_gradients(self) -> bool:
-        """See Exchange."""
+        """Whether .grad holds contributions of this rank alone; see Exchange."""
         return self._has_local
 
     @property
     def readiness(self) -> tuple[int, ...]:
-        """See Exchange."""
+        """The measured order of the gradients; see Exchange."""
         return self.arrivals.order
 
     @property
     def bucket_times(self) -> tuple[tuple[int, float], ...]:
-        """See Exchange."""
+        """The bytes and seconds of each bucket's sum; see Exchange."""
         return self._times.found
 
     def holds_reduced(self, parameter: torch.Tensor) -> bool:
-        """See Exchange. Not while a backward runs: its contributions lie there too."""
+        """Tells whether the parameter's .grad is its part of a bucket; see Exchange. It is False while a backward runs,
+        because contributions lie there too."""
         index = self._index_of.get(id(parameter))
         whole = not self._backward.is_open and not self._has_local
         return whole and index is not None and parameter.grad is self._gradients[index]
 
     def be_model(self, number: int) -> None:
-        """See Exchange."""
+        """Sets the number of the model; see Exchange."""
         self._turn.number = number
 
     @property
@@ -135,8 +136,9 @@ class Reducer(Contributions):
     # -- which parameters are trained
 
     def trains(self, candidates: Candidates, choice: bytes) -> None:
-        """See Exchange. Parameters that are unfrozen get buckets of their own behind the others, which are reduced once
-        all ranks are known to have the same ones. The layout changes at a forward after that, on all ranks alike."""
+        """Sets which parameters are trained; see Exchange. Parameters that are unfrozen get buckets of their own behind
+        the others, which are reduced once all ranks are known to have the same ones. The layout changes at a forward
+        after that, on all ranks alike."""
         trained = self._trained
         if (choice == trained.choice and not self._relays) or self.is_unfinished:
             return
@@ -167,7 +169,7 @@ class Reducer(Contributions):
             self._frozen = [p for p in self._parameters if id(p) not in known]
 
     def _reduce_late(self, communicator: Communicator) -> None:
-        """The buckets of parameters that were unfrozen. All ranks have the same ones."""
+        """Reduces the buckets of parameters that were unfrozen. All ranks have the same ones."""
         first, begin = self._layout.settled, self._layout.settled_parameters
         self._layout.settle()
         for number, bucket in enumerate(self._buckets[first:], first):
@@ -179,19 +181,20 @@ class Reducer(Contributions):
             self._engine.wait(communicator.allreduce(self._used[begin:], ReduceOp.MAX))
 
     def step_committed(self) -> None:
-        """See Exchange. Gradients of a step whose last micro-batch had no backward are no part of the next one."""
+        """Forgets gradients of a step whose last micro-batch had no backward: they are no part of the next one. See
+        Exchange."""
         self._operation.step_committed()
         if self._has_parts:
             with self._lock:
                 self._forget_parts()
 
     def step_rolled_back(self) -> None:
-        """The step did not happen: forget accumulations; .grad is the caller's to clear."""
+        """Forgets the accumulations of a step that did not happen; the caller must clear .grad."""
         with self._lock:
             self._forget()
 
     def communicator_changed(self) -> None:
-        """Nothing of the old communicator outlives this."""
+        """Drops everything of the old communicator."""
         with self._lock:
             self._forget()
             self.arrivals.begin_generation()
@@ -206,7 +209,7 @@ class Reducer(Contributions):
             self._operation.communicator_changed()
 
     def retune(self, operation: BucketOperation, bucket_cap_bytes: int, order: Sequence[int]) -> None:
-        """See Exchange."""
+        """Changes the operation and the buckets; see Exchange."""
         with self._lock:
             self._forget()
             self._operation.communicator_changed()
@@ -253,7 +256,7 @@ class Reducer(Contributions):
             self._launch_filled()
 
     def _enter_backward(self) -> None:
-        """At the first gradient of a backward: what holds for all of it."""
+        """Sets, at the first gradient of a backward, what holds for all of it."""
         if not self._backward.is_new():
             return
         if self._backward.is_open:
@@ -274,13 +277,13 @@ class Reducer(Contributions):
         self._backward_begins()
 
     def _backward_begins(self) -> None:
-        """The step's values are set, and no gradient of this backward is taken yet."""
+        """Called once the step's values are set, before a gradient of this backward is taken."""
 
     def _turn_is_taken(self) -> None:
-        """The first bucket of several models' is about to leave."""
+        """Called when the first bucket of several models' is about to leave."""
 
     def _launch_filled(self, *, ended: bool = False) -> None:
-        """ended: the backward has."""
+        """Launches the full buckets that are next in order. ended: the backward has ended."""
         communicator = self._communicator
         if communicator is None and not self._operation.acts_alone:
             return
@@ -302,7 +305,8 @@ class Reducer(Contributions):
                 trace_operation(launched, "bucket", number)
 
     def _launch_small(self, communicator: Communicator) -> list[Pending]:
-        """What goes beside the buckets. The tail is last: its pair says that all of the step succeeded here."""
+        """Launches what goes beside the buckets. The tail is last: its pair says that all of the step succeeded
+        here."""
         pendings: list[Pending] = []
         if self._finds_unused:
             settled = self._used[: self._layout.settled_parameters]
@@ -377,7 +381,7 @@ class Reducer(Contributions):
             parameter.grad = None
 
     def _reduce_rest(self) -> tuple[float, float] | None:
-        """Launch what is left and wait for everything. Returns the sums of the switch pair."""
+        """Launches what is left and waits for everything. Returns the sums of the switch pair."""
         communicator = self._communicator
         self._launch_filled(ended=True)
         self._turn.check()
@@ -412,10 +416,10 @@ class Reducer(Contributions):
     # -- several backwards in a step of several micro-batches
 
     def _separate_mean(self) -> None:
-        """From now on keep a mean that .grad still holds apart from what the next backward adds.
+        """Keeps, from now on, a mean that .grad still holds apart from what the next backward adds.
 
-        With one micro-batch a step no such care is needed: a mean G that all ranks hold comes out of the
-        reduction as G, for the weights sum to 1. The weights of a last micro-batch alone do not.
+        With one micro-batch a step no such care is needed: a mean G that all ranks hold comes out of the reduction as
+        G, for the weights sum to 1. The weights of a last micro-batch alone do not.
         """
         if self._separates_mean:
             return
@@ -443,7 +447,8 @@ class Reducer(Contributions):
         return gradient_computed
 
     def _say_lost(self) -> None:
-        """Once: the gradients of a member are replaced by zero, because a loader's batch has no share for it."""
+        """Warns once that the gradients of a member are replaced by zero, because a loader's batch has no share for
+        it."""
         if not self._has_said_lost:
             self._has_said_lost = True
             print(
@@ -457,7 +462,7 @@ class Reducer(Contributions):
     # -- what did not happen
 
     def _give_up_unfinished(self) -> None:
-        """The backward before raised half-way and the script went on; peers wait for the rest of it."""
+        """Gives up a backward that raised half-way when the script went on; peers wait for the rest of it."""
         sent = sum(1 for b in self._buckets if b.pending is not None)
         self._forget()
         if sent or self._turn.has_begun:

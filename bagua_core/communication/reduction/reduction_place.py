@@ -23,8 +23,8 @@ class BackwardsDiffer(UserError, RuntimeError):
 
 
 def contribution(place: tuple[int, int] | None) -> tuple[float, float, float]:
-    """What a rank adds to the sums. place: committed steps, and reductions of the model before this one in the step;
-    None for a rank that copies the state."""
+    """Returns what a rank adds to the sums. place: committed steps, and reductions of the model before this one in the
+    step; None for a rank that copies the state."""
     if place is None:
         return step_counts.contribution(None)
     step, number = place
@@ -32,7 +32,7 @@ def contribution(place: tuple[int, int] | None) -> tuple[float, float, float]:
 
 
 def explain(places: Sequence[tuple[int, int]]) -> str:
-    """The error's text. places: (step, number) by global rank, NO_PLACE for those that copied the state."""
+    """Returns the error's text. places: (step, number) by global rank, NO_PLACE for those that copied the state."""
     known = [(rank, place) for rank, place in enumerate(places) if place != NO_PLACE]
     first, of_first = known[0] if known else (0, NO_PLACE)
     other = next(((rank, place) for rank, place in known if place != of_first), None)

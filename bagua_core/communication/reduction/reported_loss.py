@@ -15,18 +15,18 @@ NOT_REPORTED = (0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class JobLoss:
-    """mean: over the ranks that report a loss, `reporting` of them."""
+    """The job's mean loss. mean: over the ranks that report a loss, `reporting` of them."""
 
     mean: float
     reporting: int
 
 
 def contribution(metrics: Mapping[str, float]) -> tuple[float, float]:
-    """What a rank adds to the sums. metrics: its newest values by name."""
+    """Returns what a rank adds to the sums. metrics: its newest values by name."""
     return (metrics[LOSS], 1.0) if LOSS in metrics else NOT_REPORTED
 
 
 def job_loss(sums: tuple[float, float]) -> JobLoss | None:
-    """sums: of all ranks' contributions. None: no rank reports a loss."""
+    """Returns the job's mean loss; None if no rank reports a loss. sums: of all ranks' contributions."""
     total, reporting = sums[0], round(sums[1])
     return JobLoss(total / reporting, reporting) if reporting > 0 else None

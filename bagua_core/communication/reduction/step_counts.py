@@ -20,7 +20,7 @@ class OptimizerStepsDiffer(UserError, RuntimeError):
 
 
 def contribution(count: int | None) -> tuple[float, float, float]:
-    """What a rank adds to the sums. count: None if it did not commit the last step by itself."""
+    """Returns what a rank adds to the sums. count: None if it did not commit the last step by itself."""
     if count is None:
         return 0.0, 0.0, 0.0
     bounded = min(count, LARGEST_COUNT)
@@ -28,14 +28,15 @@ def contribution(count: int | None) -> tuple[float, float, float]:
 
 
 def differ(sums: tuple[float, float, float]) -> bool:
-    """Whether two ranks that were counted have different counts. sums: of all ranks' contributions."""
+    """Tells whether two ranks that were counted have different counts. sums: of all ranks' contributions."""
     ranks, total, squares = (int(number) for number in sums)
     # equality in Cauchy-Schwarz holds for equal numbers only
     return ranks * squares != total * total
 
 
 def explain(counts: Sequence[int], step: int) -> str:
-    """The error's text. counts: by global rank, NOT_COUNTED for those that were not counted; step: committed steps."""
+    """Returns the error's text. counts: by global rank, NOT_COUNTED for those that were not counted; step: committed
+    steps."""
     counted = [(rank, count) for rank, count in enumerate(counts) if count != NOT_COUNTED]
     first, of_first = counted[0] if counted else (0, 0)
     other = next(((rank, count) for rank, count in counted if count != of_first), None)
@@ -51,7 +52,8 @@ def explain(counts: Sequence[int], step: int) -> str:
 
 
 def inexact(all_equal: str) -> str:
-    """The error's text where the numbers of all ranks are equal, but not by their sums. all_equal: what is equal."""
+    """Returns the error's text where the numbers of all ranks are equal, but not by their sums. all_equal: what is
+    equal."""
     return (
         f"{all_equal}, but the sums over all ranks do not say so: what carries the gradients of the last bucket does "
         "not sum float32 exactly"

@@ -24,8 +24,8 @@ from bagua_core.model.optimizer_steps import optimizer_steps_of
 
 
 def probe_of(global_rank: int) -> float:
-    """What a rank adds to the probe. Its twelve bits get lost in half precision, and it is not alike on all ranks, so
-    that no multiple of a rank's own is the sum; which is exact in fp32 for 4,096 ranks."""
+    """Returns what a rank adds to the probe. Its twelve bits get lost in half precision, and it is not alike on all
+    ranks, so that no multiple of a rank's own is the sum; which is exact in fp32 for 4,096 ranks."""
     return float(4095 - global_rank % 2)
 
 
@@ -39,7 +39,8 @@ class PairNotCarried(UserError, TypeError):
 
 @dataclass(frozen=True, slots=True)
 class TailSums:
-    """pair: of the switch values. choices_differ: some rank trains other parameters than all last agreed on."""
+    """The sums of the tail. pair: of the switch values. choices_differ: some rank trains other parameters than all last
+    agreed on."""
 
     pair: tuple[float, float]
     choices_differ: bool
@@ -56,7 +57,7 @@ class StepTail:
         self._read = 0  # reductions that are complete in it
 
     def write(self, tail: torch.Tensor) -> None:
-        """This rank's numbers, just before their reduction starts."""
+        """Writes this rank's numbers into `tail`, just before their reduction starts."""
         plan, v = self._engine.plan, self._engine.switch_value()
         count = self._optimizer_steps.before(plan.step)
         counts = step_counts.contribution(count)
@@ -80,8 +81,8 @@ class StepTail:
     def read(
         self, tail: torch.Tensor, communicator: Communicator, carrier: BucketOperation | None = None
     ) -> TailSums:
-        """tail: reduced, by `carrier` or in a message of its own. Raises BackwardsDiffer and OptimizerStepsDiffer on
-        all ranks alike, PairNotCarried, CollectiveFailed."""
+        """Reads the sums from `tail`, which was reduced by `carrier` or in a message of its own. Raises BackwardsDiffer
+        and OptimizerStepsDiffer on all ranks alike, PairNotCarried, CollectiveFailed."""
         total, squares, *sums, differing, losses, reporting, probe = tail.tolist()
         counts, places = (sums[0], sums[1], sums[2]), (sums[3], sums[4], sums[5])
         expected = probe_sum(communicator.world_size)
@@ -102,8 +103,8 @@ class StepTail:
         self._read_in = read_in
 
     def _place(self) -> tuple[int, int] | None:
-        """Of this rank's next reduction, or the one under way: committed steps, and reductions that are complete since.
-        None beside a copy of the state."""
+        """Returns the place of this rank's next reduction, or of the one under way: committed steps, and reductions
+        that are complete since. None beside a copy of the state."""
         plan = self._engine.plan
         if plan.global_rank in plan.healing:
             return None

@@ -31,10 +31,12 @@ class CannotTakeOn(UserError, RuntimeError):
 
 
 class TrainedParameters:
-    """candidates: all parameters of the module, by name."""
+    """Records the parameters that this rank trains, and those that all ranks agreed on. candidates: all parameters of
+    the module, by name."""
 
     def __init__(self, is_attached: Callable[[Sequence[torch.nn.Parameter]], bool]) -> None:
-        """is_attached: whether these are the parameters that the model was wrapped with."""
+        """Begins without a choice. is_attached: tells whether these are the parameters that the model was wrapped
+        with."""
         self._is_attached = is_attached
         self.candidates: Candidates = ()
         self.choice: bytes | None = None
@@ -45,7 +47,8 @@ class TrainedParameters:
         """Whether `choice` is another than `agreed`."""
 
     def forget(self) -> None:
-        """Another generation: all ranks begin with the parameters that the model was wrapped with."""
+        """Forgets the choices for another generation: all ranks begin with the parameters that the model was wrapped
+        with."""
         self.choice = self.agreed = None
         self.differs = False
 
@@ -60,7 +63,7 @@ class TrainedParameters:
             self.differs = choice != self.agreed
 
     def changed(self, choice: bytes) -> list[str]:
-        """Names of the parameters for which `choice` is not the last one."""
+        """Returns the names of the parameters for which `choice` is not the last one."""
         if self.choice is None:
             return []
         return [
@@ -73,7 +76,8 @@ class TrainedParameters:
         return [name for name, candidate in self.candidates if any(candidate is p for p in parameters)]
 
     def agree(self, communicator: Communicator, wait: Callable[[Pending], None]) -> None:
-        """Called by all ranks if one of them differs. Raises TrainedParametersDiffer, on all of them."""
+        """Exchanges the choices of all ranks, which all call this if one of them differs. Raises
+        TrainedParametersDiffer, on all of them."""
         choice = self.choice
         if choice is None:
             choice = bytes(p.requires_grad for _, p in self.candidates)
@@ -88,7 +92,7 @@ class TrainedParameters:
 
 
 def difference(choices: Sequence[bytes], names: Sequence[str]) -> str | None:
-    """The error's text, or None if all ranks chose alike. choices: by global rank."""
+    """Returns the error's text, or None if all ranks chose alike. choices: by global rank."""
     first = choices[0]
     for rank, choice in enumerate(choices):
         if choice == first:
@@ -105,6 +109,6 @@ def difference(choices: Sequence[bytes], names: Sequence[str]) -> str | None:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """Returns the first names, and how many more there are."""
     shown = ", ".join(names[:NAMES_SHOWN])
     return shown if len(names) <= NAMES_SHOWN else f"{shown} and {len(names) - NAMES_SHOWN} more"
