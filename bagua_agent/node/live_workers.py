@@ -174,8 +174,8 @@ class LiveWorkers:
         self._replicas.lost_touch(agent_id, now_s)
 
     def _assembled(self, replica: Replica) -> None:
-        """Records who shares the replica with each worker here. So their ends explain each other before a generation
-        lists them."""
+        """Records which workers share the replica with each worker here. So their ends explain each other before a
+        generation lists them."""
         for worker_id in replica.worker_ids:
             if self._workers.get(worker_id) is not None and worker_id not in self._company:
                 self._company[worker_id] = company_in(replica, worker_id)

@@ -19,11 +19,11 @@ ANSWER_WITHIN_S = 2.0  # its thread waits for the GIL, and reads what is there
 
 
 class NoCollectives(InfrastructureLost):
-    """A worker did not say which collectives it has under way."""
+    """Raised if a worker did not say which collectives it has under way."""
 
 
 def collectives_of(target: StackTarget, within_s: float = ANSWER_WITHIN_S) -> str:
-    """JSON, as the worker wrote it. Raises NoCollectives."""
+    """Returns the worker's collectives as JSON, as the worker wrote it. Raises NoCollectives."""
     channel = target.channel
     if channel is None:
         raise NoCollectives("it is no Python of ours, so it can't be asked")

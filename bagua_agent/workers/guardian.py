@@ -164,7 +164,8 @@ class Guardian:
         return None if process is None else process.pid
 
     def register(self, pgid: int) -> None:
-        """From now on `pgid` does not outlive this process."""
+        """Registers the process group `pgid`, which does not outlive this process from now on. Raises InternalError if
+        pgid is 1 or less."""
         if pgid <= 1:
             raise InternalError(f"process group {pgid} cannot be guarded")
         with self._lock:
@@ -177,7 +178,8 @@ class Guardian:
             self._tell(b"-%d\n" % pgid)
 
     def end_marked(self, variable: str) -> None:
-        """No process with `variable` (NAME=value) in its environment outlives this one."""
+        """Registers a variable (NAME=value): no process with it in its environment outlives this one. Raises
+        InternalError if it has another form."""
         name, equals, value = variable.partition("=")
         if not (name and equals and value):
             raise InternalError(f"{variable!r} marks nothing")
@@ -186,11 +188,12 @@ class Guardian:
             self._tell(self._mark)
 
     def remove_directory(self, path: Path) -> None:
-        """From now on `path` and all in it does not outlive this process."""
+        """Registers `path`: it and all in it does not outlive this process from now on."""
         self._directory(path, b"d")
 
     def prune_directory(self, path: Path) -> None:
-        """As `remove_directory`, but only directories that are empty by then: what was written there is kept."""
+        """Registers `path` as `remove_directory` does, but only directories that are empty by then are removed: what
+        was written there is kept."""
         self._directory(path, b"e")
 
     def _directory(self, path: Path, verb: bytes) -> None:

@@ -47,7 +47,7 @@ LARGEST_FILE_BYTES = 4 << 20  # of one worker with its children: what they answe
 
 @dataclass(frozen=True, slots=True)
 class StackTarget:
-    """A worker."""
+    """A worker whose stacks can be saved."""
 
     worker_id: str
     pid: int
@@ -58,8 +58,8 @@ class StackTarget:
 
 @dataclass(frozen=True, slots=True)
 class SavedStacks:
-    """path: None if nothing could be written. problem: why the worker's own Python stacks are missing or
-    incomplete; empty if they are whole."""
+    """The result of saving one worker's stacks. path: None if nothing could be written. problem: why the worker's own
+    Python stacks are missing or incomplete; empty if they are whole."""
 
     worker_id: str
     path: Path | None
@@ -67,7 +67,7 @@ class SavedStacks:
 
 
 class NoAnswer(InfrastructureLost):
-    """A process did not write its stacks, or not all of them. partial: what came."""
+    """Raised if a process did not write its stacks, or not all of them. partial: what came."""
 
     def __init__(self, why: str, partial: str = "") -> None:
         super().__init__(why)
@@ -89,13 +89,14 @@ def save_stacks(
 
 
 def readable_stacks(target: StackTarget, why: str, *, within_s: float = WITHIN_S) -> tuple[str, str]:
-    """The stacks of one worker with its children as text, and why its own Python stacks are missing or incomplete
-    (empty if they are whole). Writes no file. Takes at most about within_s (plus NATIVE_WITHIN_S with py-spy)."""
+    """Returns the stacks of one worker with its children as text, and why its own Python stacks are missing or
+    incomplete (empty if they are whole). Writes no file. Takes at most about within_s (plus NATIVE_WITHIN_S with
+    py-spy)."""
     return _text_of(target, why, within_s, shutil.which("py-spy"))
 
 
 def stacks_of(target: StackTarget, pid: int, within_s: float = ANSWER_WITHIN_S) -> str:
-    """The Python stacks of the worker's process `pid`, as faulthandler writes them. Raises NoAnswer."""
+    """Returns the Python stacks of the worker's process `pid`, as faulthandler writes them. Raises NoAnswer."""
     channel = target.channel
     if channel is None:
         raise NoAnswer("it is no Python of ours, so it has no place to write them to")
@@ -122,7 +123,8 @@ def stacks_of(target: StackTarget, pid: int, within_s: float = ANSWER_WITHIN_S) 
 
 
 def _ask_its_thread(pid: int, channel: StackChannel, within_s: float) -> str | None:
-    """None if it does not answer in time, or can't: the signal may find out why."""
+    """Returns the stacks that the process's own thread writes; None if it does not answer in time, or can't: the signal
+    may find out why."""
     status = process_status(pid)
     if status is None or status.is_stopped:
         return None
@@ -166,7 +168,8 @@ def _ask(pid: int, pidfd: int, number: int, channel: StackChannel, deadline_s: f
 
 
 def _is_answered(before: SignalStatus, now: SignalStatus) -> bool:
-    """Taken by a thread, and that thread's handler has returned: the kernel blocks the signal while it runs."""
+    """Tells whether a thread has taken the signal and its handler has returned: the kernel blocks the signal while it
+    runs."""
     return not now.pending and not (now.blocked_in - before.blocked_in)
 
 
@@ -195,7 +198,8 @@ def _save(target: StackTarget, why: str, within_s: float, tool: str | None) -> S
 
 
 def _text_of(target: StackTarget, why: str, within_s: float, tool: str | None) -> tuple[str, str]:
-    """With the problem of its own Python stacks. tool: py-spy; None: without native stacks."""
+    """Returns the text of a worker's stacks, and the problem of its own Python stacks. tool: py-spy; None: without
+    native stacks."""
     deadline_s = time.monotonic() + within_s
     pids = processes_of(target.pid)
     problem = ""
@@ -224,7 +228,7 @@ def _head(target: StackTarget, why: str) -> str:
 
 
 def _section(target: StackTarget, pid: int, deadline_s: float) -> tuple[str, str]:
-    """Everything about one process, and why its Python stacks are not whole."""
+    """Returns everything about one process, and why its Python stacks are not whole."""
     status = process_status(pid)
     if status is None:
         return f"== process {pid} has ended\n", "it has ended"
@@ -252,7 +256,7 @@ def _describe(status: ProcessStatus) -> Iterator[str]:
 
 
 def _native(tool: str, pid: int, account: Account | None) -> str:
-    """What py-spy sees, with frames of C and C++. It needs rights that an agent may not have.
+    """Returns the stacks that py-spy sees, with frames of C and C++. It needs rights that an agent may not have.
 
     It runs under the worker's account, for it opens files that the worker's memory map names.
     """
@@ -283,7 +287,7 @@ def _write(directory: Path, text: str, account: Account | None) -> Path:
 
 
 def _make_room(directory: Path) -> None:
-    """Keep the first, which shows how it began, and the newest."""
+    """Removes older files but for the first, which shows how it began, and the newest."""
     files = sorted(directory.glob("stacks-*.txt"), key=lambda path: path.lstat().st_mtime)
     for path in files[1 : max(1, len(files) - FILES_KEPT + 2)]:
         path.unlink(missing_ok=True)

@@ -28,7 +28,8 @@ NOWHERE = Path(os.devnull)
 
 
 class StoreHost:
-    """Call from threads that live as long as the agent. env: a worker's. warm: what to fork it from."""
+    """The process that hosts the stores, started when it is needed. Call from threads that live as long as the agent.
+    env: a worker's. warm: what to fork it from."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class StoreHost:
         return None if process is None else process.pid
 
     def open(self, host: str, port: int = 0) -> int:
-        """The port of a new, empty store; 0 picks a free one. host: this node's address.
+        """Opens a new, empty store and returns its port; 0 picks a free one. host: this node's address.
 
         Raises InfrastructureLost when the port is taken or the process does not answer; another try may work.
         """

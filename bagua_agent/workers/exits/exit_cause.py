@@ -29,8 +29,8 @@ _ABORTED = "terminate called without an active exception"
 
 @dataclass(frozen=True, slots=True)
 class ExitCause:
-    """exit_code: negative for the number of a signal; 1 where an exception came before an abort on the way out.
-    summary: one line for a person."""
+    """The cause of a worker's end. exit_code: negative for the number of a signal; 1 where an exception came before an
+    abort on the way out. summary: one line for a person."""
 
     exit_code: int
     signal_name: str | None
@@ -46,8 +46,11 @@ def exit_cause(
     killed_for: str = "",
     out_of_memory: str = "",
 ) -> ExitCause:
-    """error_file_text: content of error.json, None if there is none. killed_for: why the agent itself killed it, so
-    that its signal is not taken for another's. out_of_memory: the kernel's record of it. Never raises."""
+    """Returns the cause of a worker's end. Never raises.
+
+    error_file_text: content of error.json, None if there is none. killed_for: why the agent itself killed it, so that
+    its signal is not taken for another's. out_of_memory: the kernel's record of it.
+    """
     message, callstack = _recorded(error_file_text)
     stderr_tail = _RANK_PREFIX.sub("", stderr_tail)
     if returncode == -signal.SIGABRT and not killed_for and _aborted_on_its_way_out(stderr_tail):
@@ -72,12 +75,12 @@ def exit_cause(
 
 
 def shell_exit_code(returncode: int) -> int:
-    """What a shell would show for it: 128 plus the number of the signal that ended it."""
+    """Returns the exit code that a shell would show: 128 plus the number of the signal that ended the process."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def signal_name(returncode: int) -> str | None:
-    """Of a negative return code; None if it is not one."""
+    """Returns the name of the signal that a negative return code means; None if it is not negative."""
     if returncode >= 0:
         return None
     try:
@@ -87,7 +90,7 @@ def signal_name(returncode: int) -> str | None:
 
 
 def _recorded(text: str | None) -> tuple[str, str]:
-    """Message and traceback of an error file; empty for missing parts. The file is untrusted."""
+    """Returns the message and traceback of an error file; empty for missing parts. The file is untrusted."""
     if not text:
         return "", ""
     try:
@@ -106,7 +109,7 @@ def _recorded(text: str | None) -> tuple[str, str]:
 
 
 def _exception_in(stderr_tail: str) -> str:
-    """The exception line of the last traceback in the tail, or nothing."""
+    """Returns the exception line of the last traceback in the tail; empty if there is none."""
     lines = stderr_tail.splitlines()
     for start in range(len(lines) - 1, -1, -1):
         if lines[start].startswith(("Traceback (most recent call last)", '  File "')):
@@ -118,26 +121,28 @@ def _exception_in(stderr_tail: str) -> str:
 
 
 def _terminated_by(stderr_tail: str) -> str:
-    """The C++ exception that nothing caught, or nothing."""
+    """Returns the C++ exception that nothing caught; empty if there is none."""
     found = _TERMINATED.search(stderr_tail)
     return f"{found[1]}: {found[2].strip()}" if found else ""
 
 
 def _aborted_on_its_way_out(stderr_tail: str) -> bool:
-    """Whether an exception that nothing caught is followed by an abort alone: C++ threads, such as those of torch's
-    process group, that still run when the interpreter ends. Python would have ended with 1, and sometimes does."""
+    """Tells whether an exception that nothing caught is followed by an abort alone. C++ threads, such as those of
+    torch's process group, that still run when the interpreter ends cause it. Python would have ended with 1, and
+    sometimes does."""
     lines = [line for line in stderr_tail.splitlines() if line.strip()]
     return lines[-1:] == [_ABORTED] and lines[-2:-1] == [_exception_in("\n".join(lines[:-1]))]
 
 
 def _last_lines(text: str) -> str:
-    """Without native frames: thirty of them would push the exception itself out of sight."""
+    """Returns the last lines of the text without native frames: thirty of them would push the exception itself out of
+    sight."""
     kept = [line for line in text.rstrip().splitlines() if not _NATIVE_FRAME.match(line)]
     return "\n".join(line[:TAIL_LINE_CHARACTERS] for line in kept[-TAIL_LINES:])
 
 
 def _encodable(text: str) -> str:
-    """JSON can name half a character, and a record takes none."""
+    """Replaces what UTF-8 can't encode: JSON can name half a character, and a record takes none."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

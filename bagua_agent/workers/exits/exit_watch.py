@@ -33,7 +33,7 @@ class ExitWatch:
         self.start, self.stop = self._watch.start, self._watch.stop
 
     def watch(self, worker: WorkerProcess) -> None:
-        """A worker that has ended already is reported too. Raises OSError if there is no descriptor left."""
+        """Adds a worker; one that has ended already is reported too. Raises OSError if there is no descriptor left."""
         pidfd = worker.duplicate_pidfd()
         if pidfd is None:
             log.error("%r was closed before its exit was seen", worker)

@@ -20,7 +20,7 @@ _SUMMARY_CHARACTERS = 160
 
 
 class MemoryKills:
-    """kernel_log, root: other files for tests."""
+    """Finds out whether the kernel killed a process for lack of memory. kernel_log, root: other files for tests."""
 
     def __init__(self, kernel_log: Path = KERNEL_LOG, root: Path = Path("/")) -> None:
         self._kernel_log = kernel_log
@@ -28,7 +28,7 @@ class MemoryKills:
         self._killed = self._count()
 
     def record_of(self, pid: int) -> str:
-        """One line; "" if nothing tells that the kernel killed this process for lack of memory."""
+        """Returns one line; "" if nothing shows that the kernel killed this process for lack of memory."""
         killed, self._killed = self._killed, self._count()
         if line := _line_about(pid, _records(self._kernel_log)):
             return line
@@ -47,7 +47,7 @@ class MemoryKills:
 
 
 def _counters(root: Path) -> list[Path]:
-    """Files with an "oom_kill N" line: of the agent's own group first."""
+    """Returns the files with an "oom_kill N" line: that of the agent's own group first."""
     try:
         groups = memory_cgroups(
             (root / "proc/self/cgroup").read_text(), (root / "proc/self/mountinfo").read_text()
@@ -61,7 +61,8 @@ def _counters(root: Path) -> list[Path]:
 
 
 def _records(kernel_log: Path) -> Iterator[str]:
-    """Each read of the device gives one record, "priority,number,time,flags;text"."""
+    """Yields the lines of the kernel's log. Each read of the device gives one record,
+    "priority,number,time,flags;text"."""
     try:
         log = os.open(kernel_log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -82,7 +83,7 @@ def _records(kernel_log: Path) -> Iterator[str]:
 
 
 def _line_about(pid: int, records: Iterator[str]) -> str:
-    """The last one, for process ids are used again."""
+    """Returns the last line about `pid`, because process ids are used again."""
     pattern = re.compile(rf";.*(?:[Oo]ut of memory|oom).*[Kk]ill(?:ed)? process {pid} \(")
     found = ""
     for record in records:

@@ -23,7 +23,8 @@ _adopting = 0
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """Orphans among this process's descendants become its children. May be nested and used by many threads."""
+    """Makes orphans among this process's descendants its children within the block. May be nested and used by many
+    threads."""
     global _adopting
     with _lock:
         _adopting += 1
@@ -45,16 +46,16 @@ def _set_subreaper(on: bool) -> None:
 
 
 def is_orphan(pid: int, session: int, own_session: int) -> bool:
-    """Whether our child `pid` was not started by us, judged by its session.
+    """Tells whether our child `pid` was not started by us, judged by its session.
 
-    What we start stays in our session or leads one of its own, and so does a worker handed over to us; only
-    a worker's descendants are in another's.
+    What we start stays in our session or leads one of its own, and so does a worker handed over to us; only a worker's
+    descendants are in another's.
     """
     return session not in (pid, own_session)
 
 
 def reap_orphans() -> list[int]:
-    """Reap the zombies among adopted orphans; their ids. Costs one system call when there is no zombie."""
+    """Reaps the zombies among adopted orphans and returns their ids. Costs one system call when there is no zombie."""
     try:
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return []

@@ -20,7 +20,7 @@ GROUP_POLL_S = 0.005
 
 
 def kill_group(worker: WorkerProcess) -> bool:
-    """SIGKILL at once. See `end_groups`."""
+    """Sends SIGKILL to the worker's group at once. See `end_groups`."""
     return end_groups((worker,), 0.0)
 
 
@@ -64,7 +64,7 @@ def _wait_for_group(pgid: int, deadline: float) -> bool:
 
 
 def is_group_running(pgid: int) -> bool:
-    """Whether a process of the group runs. Zombies don't count: there may be no parent to reap them."""
+    """Tells whether a process of the group runs. Zombies don't count: there may be no parent to reap them."""
     try:
         os.killpg(pgid, 0)
     except ProcessLookupError:

@@ -1,1 +1,1 @@
-"""What workers print: routing, prefixes, log files and their rotation, terminals."""
+"""The output of workers: routing, prefixes, log files and their rotation, terminals."""

@@ -19,9 +19,10 @@ STREAMS = 2
 
 
 def too_many(sizes_bytes: Sequence[int], most_bytes: int) -> int:
-    """How many go, of those that come first; pure. sizes_bytes: of a slot's earlier workers, oldest first.
+    """Returns how many of a slot's earlier workers, from the oldest on, lose their logs; pure. sizes_bytes: of these
+    workers' logs, oldest first.
 
-    Never the last one: it says why its worker was replaced.
+    The last one always stays: it says why its worker was replaced.
     """
     gone = max(0, len(sizes_bytes) - MOST_EARLIER)
     left_bytes = sum(sizes_bytes[gone:])
@@ -32,14 +33,16 @@ def too_many(sizes_bytes: Sequence[int], most_bytes: int) -> int:
 
 
 class EarlierLogs:
-    """Used by one thread at a time. most_log_bytes: of one stream of a worker; 0: nothing is removed."""
+    """Removes the logs of a slot's earlier workers. Used by one thread at a time. most_log_bytes: of one stream of a
+    worker; 0: nothing is removed."""
 
     def __init__(self, most_log_bytes: int) -> None:
         self._most_bytes = STREAMS * most_log_bytes
         self._by_slot: dict[int, list[Path]] = {}
 
     def begin(self, slot: int, directory: Path) -> None:
-        """A worker has this slot from now on, and writes there. All of the slot before it have ended."""
+        """Records that a worker has this slot from now on, and writes to `directory`. All workers of the slot before it
+        have ended."""
         if not self._most_bytes:
             return
         earlier = self._by_slot.setdefault(slot, [])

@@ -21,7 +21,7 @@ PASSABLE_DIRECTORY_MODE = 0o751
 
 
 def make_directories(path: Path, below: Path, account: Account | None) -> None:
-    """Make `path` and what is missing between it and `below`. account: as in `open_file`. Raises OSError."""
+    """Makes `path` and what is missing between it and `below`. account: as in `open_file`. Raises OSError."""
     below.mkdir(parents=True, exist_ok=True)
     for directory in (*reversed([p for p in path.parents if p.is_relative_to(below)][:-1]), path):
         try:
@@ -39,7 +39,7 @@ def make_directories(path: Path, below: Path, account: Account | None) -> None:
 
 
 def open_file(path: Path, account: Account | None, *, new: bool = False) -> int:
-    """A descriptor for appending to `path`, which is made if it is missing. Raises OSError.
+    """Returns a descriptor for appending to `path`, which is made if it is missing. Raises OSError.
 
     account: whose workers print there; None: the agent's own. new: it must not be there. A file that is there must be
     an ordinary one of this agent or the account, under this name alone.
@@ -69,7 +69,8 @@ def open_file(path: Path, account: Account | None, *, new: bool = False) -> int:
 
 
 def _check_own(found: os.stat_result, directory: Path) -> None:
-    """Where others may make directories, one of theirs may lead anywhere."""
+    """Raises OSError unless what was found is a directory of the agent's own. Where others may make directories, one of
+    theirs may lead anywhere."""
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise OSError(errno.EPERM, "it is there already and is not the agent's own", str(directory))
 

@@ -20,10 +20,10 @@ MOST_FOUND_BYTES = 1 << 50  # of a file that was there, whatever size it has bee
 
 
 class LogFile:
-    """account: whose workers print there. Its directory must exist. Used by one thread at a time.
+    """Appends to a log file and rotates it. Its directory must exist. Used by one thread at a time.
 
-    most_bytes: of both parts together; 0: no bound. Raises UserError or InfrastructureLost when the file cannot be
-    opened.
+    account: whose workers print there. most_bytes: of both parts together; 0: no bound. Raises UserError or
+    InfrastructureLost when the file cannot be opened.
     """
 
     def __init__(self, path: Path, account: Account | None = None, most_bytes: int = 0) -> None:
@@ -38,7 +38,7 @@ class LogFile:
             raise host_error(error, f"cannot write {path}", "check --log-dir") from error
 
     def write(self, data: bytes) -> None:
-        """All of data, unless a write failed before: that is said once and ends the file."""
+        """Writes all of data, unless a write failed before. A failure is logged once and ends the file."""
         view = memoryview(data)
         while view and self._fd >= 0:
             try:
@@ -59,7 +59,8 @@ class LogFile:
             self._fd = -1
 
     def _fitting(self, view: memoryview) -> int:
-        """Bytes of it that go into the part being written, in whole lines if it is not empty. 0: another is due."""
+        """Returns how many of the bytes go into the part being written, in whole lines if it is not empty. 0: another
+        part is due."""
         if not self._part_bytes:
             return len(view)
         # The account owns the file, and may have made it longer or shorter.
@@ -71,7 +72,8 @@ class LogFile:
         return lines or (0 if size else room)
 
     def _rotate(self) -> None:
-        """Raises OSError. Positions count what this agent wrote, whatever others did to the file."""
+        """Renames the file, removes the older parts and opens a new one. Raises OSError. Positions count what this
+        agent wrote, whatever others did to the file."""
         ends = part_ends(self._path)
         os.rename(self._path, part_path(self._path, (ends[-1] if ends else 0) + self._written_bytes))
         for old in ends:  # before the new one: a full disk has room for it then

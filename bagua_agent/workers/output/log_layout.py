@@ -40,7 +40,7 @@ class WorkerFiles:
 
     @property
     def shown(self) -> str:
-        """The directory as people are given it; empty while there is no file in it."""
+        """The directory as it is shown to people; empty while there is no file in it."""
         try:
             return str(self.directory) if any(self.directory.iterdir()) else ""
         except OSError:
@@ -49,7 +49,7 @@ class WorkerFiles:
 
 @dataclass(frozen=True, slots=True)
 class LogLayout:
-    """Files of one node in one job."""
+    """The paths of the files of one node in one job."""
 
     log_dir: Path
     job_id: str
@@ -72,13 +72,15 @@ class LogLayout:
         return WorkerFiles(self.node_directory / f"slot{slot}-{path_component(worker_id)}")
 
     def make_worker_directory(self, slot: int, worker_id: str) -> WorkerFiles:
-        """Raises UserError or InfrastructureLost when the log directory cannot be written."""
+        """Makes the directory of a worker and returns the paths of its files. Raises UserError or InfrastructureLost
+        when the log directory cannot be written."""
         files = self.worker_files(slot, worker_id)
         self._make(files.directory)
         return files
 
     def make_node_directory(self) -> None:
-        """Raises UserError or InfrastructureLost when the log directory cannot be written."""
+        """Makes the directory of this node's files. Raises UserError or InfrastructureLost when the log directory
+        cannot be written."""
         self._make(self.node_directory)
 
     def _make(self, directory: Path) -> None:
@@ -89,7 +91,7 @@ class LogLayout:
 
 
 def open_log_dir(log_dir: str | None) -> Path:
-    """The directory of --log-dir, made if missing; a private temporary one if none is given.
+    """Returns the directory of --log-dir, made if missing; a private temporary one if none is given.
 
     Raises UserError.
     """
@@ -108,6 +110,6 @@ def open_log_dir(log_dir: str | None) -> Path:
 
 
 def path_component(text: str) -> str:
-    """`text` as one safe name in a path: nothing that climbs out of its directory."""
+    """Returns `text` as one safe name in a path: nothing that climbs out of its directory."""
     safe = re.sub(r"[^\w.@=+-]", "_", text)[:COMPONENT_CHARACTERS]
     return safe if safe.strip(".") else "_" + safe

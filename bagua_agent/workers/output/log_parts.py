@@ -24,7 +24,8 @@ _END = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """position: of its first byte in the stream; later than asked for if what was asked for is not kept."""
+    """A part of a stream. position: of its first byte in the stream; later than asked for if what was asked for is not
+    kept."""
 
     position: int
     data: bytes
@@ -35,7 +36,7 @@ def part_path(path: Path, end: int) -> Path:
 
 
 def part_ends(path: Path) -> list[int]:
-    """Of the parts that are complete, oldest first. Raises OSError."""
+    """Returns the ends of the parts that are complete, oldest first. Raises OSError."""
     begin = f"{path.name}."
     with os.scandir(path.parent) as entries:
         names = [e.name for e in entries if e.name.startswith(begin)]
@@ -43,7 +44,7 @@ def part_ends(path: Path) -> list[int]:
 
 
 def read_piece(path: Path, position: int, most_bytes: int) -> Piece:
-    """What is kept from `position` on; empty at the end of what is written. Raises OSError, also for what is no
+    """Reads what is kept from `position` on; empty at the end of what is written. Raises OSError, also for what is no
     ordinary file."""
     for _ in range(MOST_LOOKS):
         ends = part_ends(path)
@@ -65,7 +66,7 @@ def read_piece(path: Path, position: int, most_bytes: int) -> Piece:
 
 
 def extent(path: Path) -> tuple[int, int]:
-    """Positions of the first byte that is kept, and after the last one that is written. Raises OSError."""
+    """Returns the positions of the first byte that is kept, and after the last one that is written. Raises OSError."""
     for _ in range(MOST_LOOKS):
         ends = part_ends(path)
         try:

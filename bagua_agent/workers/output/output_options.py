@@ -1,4 +1,4 @@
-"""What torchrun's output flags mean: which stream of which slot goes to a file, the terminal, or both.
+"""Decides what torchrun's output flags mean: which stream of which slot goes to a file, the terminal, or both.
 
 Pure: text in, frozen values out. Errors name the flag and the value.
 """
@@ -23,7 +23,7 @@ class Streams(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class StreamChoice:
-    """Streams per slot: a default, and slots that differ."""
+    """A choice of streams for each slot: a default, and slots that differ."""
 
     default: Streams = Streams.NONE
     by_slot: Mapping[int, Streams] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class StreamChoice:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """Where one stream of one worker goes. filters: lines with any of these also go to the common file."""
+    """The destinations of one stream of one worker. filters: lines with any of these also go to the common file."""
 
     file: bool
     terminal: bool
@@ -43,7 +43,7 @@ class StreamPlan:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """local_ranks_filter: slots that may write to the terminal; None for all.
+    """The output flags of a job, parsed. local_ranks_filter: slots that may write to the terminal; None for all.
 
     role, prefix_template: make the prefix of teed lines, as torchrun's. labels: every line begins with node and slot.
     """
@@ -69,7 +69,7 @@ class OutputOptions:
         prefix_template: str = "",
         labels: bool = False,
     ) -> OutputOptions:
-        """From the flags' texts. Raises UserError."""
+        """Makes the options from the flags' texts. Raises UserError."""
         return OutputOptions(
             redirects=parse_streams("--redirects", redirects),
             tee=parse_streams("--tee", tee),
@@ -82,7 +82,7 @@ class OutputOptions:
         )
 
     def plan(self, slot: int, stream: Streams) -> StreamPlan:
-        """Redirected: file only. Teed: file and terminal. Neither: terminal only."""
+        """Returns where a stream goes. Redirected: file only. Teed: file and terminal. Neither: terminal only."""
         if stream not in (Streams.OUT, Streams.ERR):
             raise ValueError(f"plan of {stream!r}: one stream at a time")
         teed = bool(self.tee.of(slot) & stream)
@@ -96,17 +96,17 @@ class OutputOptions:
         )
 
     def inherits(self, slot: int, stream: Streams) -> bool:
-        """Whether nothing reads the stream: as under torchrun, the worker may have the agent's own terminal."""
+        """Tells whether nothing reads the stream: as under torchrun, the worker may have the agent's own terminal."""
         plan = self.plan(slot, stream)
         return plan.terminal and not plan.file and not plan.filters and not self.labels
 
     def shows_several(self, slots: int) -> bool:
-        """Whether several workers of this node write to the terminal, so that lines are kept whole."""
+        """Tells whether several workers of this node write to the terminal, so that lines are kept whole."""
         streams = (Streams.OUT, Streams.ERR)
         return sum(any(self.plan(slot, s).terminal for s in streams) for slot in range(slots)) > 1
 
     def tag(self, slot: int, global_rank: int, node_name: str) -> str:
-        """Whose line it is: in front of teed lines and of lines in the filtered files."""
+        """Returns the text that says whose line it is, in front of teed lines and of lines in the filtered files."""
         if self.labels:
             return f"[{node_name}:{slot}]: "
         if not self.prefix_template:
@@ -120,12 +120,12 @@ class OutputOptions:
         return Template(self.prefix_template).safe_substitute(values)
 
     def is_tagged(self, slot: int, stream: Streams) -> bool:
-        """Whether lines on the terminal begin with the tag."""
+        """Tells whether lines on the terminal begin with the tag."""
         return self.labels or bool(self.tee.of(slot) & stream)
 
 
 def parse_streams(flag: str, text: str) -> StreamChoice:
-    """ "3" for every slot, or "0:1,1:2" for the slots named (the others: none)."""
+    """Parses "3" for every slot, or "0:1,1:2" for the slots named (the others: none)."""
     text = text.strip()
     if re.fullmatch(r"[0-3]", text):
         return StreamChoice(Streams(int(text)))
@@ -139,7 +139,7 @@ def parse_streams(flag: str, text: str) -> StreamChoice:
 
 
 def parse_slots(flag: str, text: str) -> frozenset[int] | None:
-    """ "0,2" names slots 0 and 2; an empty text is no filter."""
+    """Parses slots: "0,2" names slots 0 and 2; an empty text is no filter."""
     if not text.strip():
         return None
     entries = [entry.strip() for entry in text.split(",")]
@@ -150,6 +150,6 @@ def parse_slots(flag: str, text: str) -> frozenset[int] | None:
 
 
 def parse_filters(text: str) -> tuple[str, ...]:
-    """Comma-separated; a double comma stands for a comma inside a filter."""
+    """Parses filters separated by commas; a double comma is a comma inside a filter."""
     parts = re.split(r"(?<!,),(?!,)", text)
     return tuple(part.replace(",,", ",") for part in parts if part)

@@ -17,14 +17,15 @@ KEPT_BYTES = 128 << 10  # of each stream
 
 @dataclass(frozen=True, slots=True)
 class OutputPart:
-    """position: of its first byte; later than asked for if earlier output is not kept any more."""
+    """A part of a slot's stream. position: of its first byte; later than asked for if earlier output is not kept any
+    more."""
 
     position: int
     data: bytes
 
 
 class RecentOutput:
-    """kept_bytes: of each stream; the oldest bytes beyond it are dropped."""
+    """The newest output of each slot. kept_bytes: of each stream; the oldest bytes beyond it are dropped."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
@@ -45,15 +46,15 @@ class RecentOutput:
             self._streams[slot, stream] = (position, kept)
 
     def end_line(self, slot: int, stream: Streams) -> None:
-        """The worker writes no more: the line of the slot's next worker is another one."""
+        """Ends the line of a worker that writes no more: the line of the slot's next worker is another one."""
         with self._lock:
             _, kept = self._streams.get((slot, stream), (0, bytearray()))
             if kept and not kept.endswith(b"\n"):
                 kept += b"\n"
 
     def read(self, slot: int, stream: Streams, position: int) -> OutputPart | None:
-        """At most kept_bytes from `position` on; the newest ones where more came since. None: this slot's stream has
-        written nothing, or nothing reads it because its worker has the terminal."""
+        """Returns at most kept_bytes from `position` on; the newest ones where more came since. None: this slot's
+        stream has written nothing, or nothing reads it because its worker has the terminal."""
         with self._lock:
             if (slot, stream) not in self._streams:
                 return None

@@ -61,7 +61,8 @@ class _Stream:
 
 
 class OutputRouter:
-    """`attach` a worker after spawning it; `finish` it after it was reaped. Any thread may call.
+    """Routes the output of this node's workers. `attach` a worker after spawning it; `finish` it after it was reaped.
+    Any thread may call.
 
     several: more than one worker writes to the terminal, so lines are kept whole.
     """
@@ -77,9 +78,8 @@ class OutputRouter:
         max_log_bytes: int = 0,
         on_failed: Callable[[Failed], object] = lambda failed: None,
     ) -> None:
-        """max_log_bytes: of each file, as in LogFile. on_failed: called once if the thread ends by an error; nothing is
-        read or printed from then on.
-        """
+        """Opens the terminals; `start` starts the thread. max_log_bytes: of each file, as in LogFile. on_failed: called
+        once if the thread ends by an error; nothing is read or printed from then on."""
         self._on_failed = on_failed
         self._options = options
         self._layout = layout
@@ -100,7 +100,8 @@ class OutputRouter:
         self._thread = background_thread("worker-output", self._run, self._ended)
 
     def start(self) -> None:
-        """Raises UserError when a file for filtered lines cannot be made."""
+        """Opens the files for filtered lines and starts the thread. Raises UserError when such a file cannot be
+        made."""
         wanted = (
             (Streams.OUT, self._options.stdout_filters, self._layout.filtered_stdout),
             (Streams.ERR, self._options.stderr_filters, self._layout.filtered_stderr),
@@ -113,7 +114,8 @@ class OutputRouter:
         self._thread.start()
 
     def inherited(self, slot: int, stream: Streams) -> int | None:
-        """The agent's own descriptor, if it is a terminal that the worker writes to itself; None: a pipe is read.
+        """Returns the agent's own descriptor, if it is a terminal that the worker writes to itself; None: a pipe is
+        read.
 
         Where stdout or stderr is no terminal the difference can't be seen, and the pipe's content explains failures.
         """
@@ -165,11 +167,12 @@ class OutputRouter:
         )
 
     def say(self, line: str) -> None:
-        """Lines of the agent's own on stderr, in order and not inside a worker's line. They quote what others wrote."""
+        """Prints lines of the agent's own on stderr, in order and not inside a worker's line. They quote what others
+        wrote."""
         self._do(lambda: self._err.add_line(plain_lines(line).encode()))
 
     def show_status(self, text: str) -> None:
-        """One line on stderr, rewritten in place; nothing if stderr is no terminal."""
+        """Shows one line on stderr, rewritten in place; nothing if stderr is no terminal."""
         self._do(lambda: self._err.show_status(text.encode()))
 
     def finish(self, worker_id: str, timeout_s: float = 2.0) -> str:

@@ -22,14 +22,15 @@ _END = re.compile(rb"\r*+\n|\r++")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """end: b"\\n", b"\\r" (the next segment overwrites it), or b"" for a line that goes on."""
+    """A line or the beginning of one. end: b"\\n", b"\\r" (the next segment overwrites it), or b"" for a line that goes
+    on."""
 
     text: bytes
     end: bytes
 
 
 class LineCutter:
-    """Feed bytes, get segments. `flush` gives out what has no end yet; the line then goes on."""
+    """Cuts bytes that are fed to it into segments. `flush` gives out what has no end yet; the line then goes on."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -54,7 +55,8 @@ class LineCutter:
         return segments
 
     def flush(self, *, at_end: bool = False) -> list[Segment]:
-        """at_end: nothing follows. Else what begins a character or colour is kept for its next bytes."""
+        """Returns what has no end yet. at_end: nothing follows. Else what begins a character or colour is kept for its
+        next bytes."""
         kept = 0 if at_end else unfinished(self._rest)
         text, self._rest = self._rest[: len(self._rest) - kept], self._rest[len(self._rest) - kept :]
         if not text:

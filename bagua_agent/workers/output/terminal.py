@@ -55,7 +55,7 @@ class Terminal:
         return len(self._backlog) < BACKLOG_BYTES // 2
 
     def add_raw(self, owner: Hashable, data: bytes) -> None:
-        """Bytes of an only writer, without a prefix."""
+        """Adds bytes of an only writer, without a prefix."""
         self._close_line_of_another(owner)
         if self.is_tty:
             data = self._begun.pop(owner, b"") + data
@@ -70,11 +70,12 @@ class Terminal:
         self._open_owner = None if data.endswith(b"\n") else owner
 
     def end_raw(self, owner: Hashable) -> None:
-        """The only writer writes no more: what it has begun stays so."""
+        """Records that the only writer writes no more: what it has begun stays so."""
         self._append_plain(self._begun.pop(owner, b""))
 
     def show_status(self, text: bytes) -> None:
-        """A line that the next one of these replaces, and that goes when anything else is written. On a tty only."""
+        """Shows a line that the next one of these replaces, and that goes when anything else is written. On a tty
+        only."""
         if not self.is_tty:
             return
         self._close_line_of_another(None)
@@ -113,7 +114,7 @@ class Terminal:
             self._overwrite = segment.end == b"\r"
 
     def end_line(self, owner: Hashable) -> None:
-        """The owner writes no more: an unfinished line of it is ended."""
+        """Ends an unfinished line of an owner that writes no more."""
         if self._open_owner == owner:
             self._close_line_of_another(None)
 
@@ -130,7 +131,7 @@ class Terminal:
         self._append(data)
 
     def _end_colours(self) -> None:
-        """What follows is another's, and must be readable."""
+        """Resets the colours: what follows is another's, and must be readable."""
         if self._coloured:
             self._append(RESET.encode())
             self._coloured = False
@@ -140,7 +141,7 @@ class Terminal:
             self._backlog += data
 
     def write_some(self) -> None:
-        """Write what the descriptor takes; call when it polls writable."""
+        """Writes what the descriptor takes; call when it polls writable."""
         try:
             written = os.write(self.fd, self._backlog[: self._write_bytes])
         except BlockingIOError:
@@ -154,7 +155,8 @@ class Terminal:
 
 
 def open_terminals(out_fd: int, err_fd: int) -> tuple[Terminal, Terminal]:
-    """For stdout and stderr; one and the same if both lead to the same place, so lines stay whole."""
+    """Returns the terminals for stdout and stderr; one and the same if both lead to the same place, so lines stay
+    whole."""
     out = Terminal(out_fd)
     first, second = os.fstat(out_fd), os.fstat(err_fd)
     same = (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)

@@ -18,7 +18,7 @@ from bagua_agent.base.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One that this process may change to."""
+    """An account that this process may change to."""
 
     name: str
     uid: int
@@ -33,21 +33,22 @@ class Account:
 
     @property
     def process_arguments(self) -> dict[str, Any]:
-        """For subprocess.Popen."""
+        """Returns the arguments by which subprocess.Popen starts a process under this account."""
         return {"user": self.uid, "group": self.gid, "extra_groups": list(self.groups)}
 
     def admit(self, directory: Path) -> None:
-        """Its processes may pass through `directory` and open what they know the name of; not list it."""
+        """Lets the account's processes pass through `directory` and open what they know the name of; not list it."""
         os.chmod(directory, 0o711)
 
     def give_socket(self, path: Path) -> None:
-        """Only this account and root can connect."""
+        """Makes the socket one that only this account and root can connect to."""
         os.chmod(path, 0o600)
         os.chown(path, self.uid, self.gid)
 
 
 def find_account(name: str) -> Account | None:
-    """None if it is the one that this process has. Raises UserError if there is none, or it can't be changed to."""
+    """Returns the account of this name; None if it is the one that this process has. Raises UserError if there is none,
+    or it can't be changed to."""
     try:
         entry = pwd.getpwnam(name)
     except (KeyError, ValueError):

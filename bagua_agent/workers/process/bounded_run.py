@@ -17,7 +17,8 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class BoundedRun:
-    """returncode: -9 also for one that was killed because it printed more than MOST_OUTPUT_BYTES."""
+    """The result of a helper program. returncode: -9 also for one that was killed because it printed more than
+    MOST_OUTPUT_BYTES."""
 
     returncode: int
     output: str  # of stdout and stderr

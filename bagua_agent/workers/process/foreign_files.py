@@ -28,16 +28,16 @@ _KINDS = {
 
 
 class UnusableFile(UserError, OSError):
-    """It is no ordinary file, or larger than may be read; strerror says which."""
+    """Raised for a file that is no ordinary one, or larger than may be read; strerror says which."""
 
 
 def kind_of(mode: int) -> str:
-    """In words, from st_mode."""
+    """Returns the kind of a file in words, from st_mode."""
     return _KINDS.get(stat.S_IFMT(mode), "of unknown kind")
 
 
 def why_no_script(path: Path) -> str | None:
-    """What `path` is instead of a file or directory that Python can run; None if it may be one. Opens nothing.
+    """Returns what `path` is instead of a file or directory that Python can run; None if it may be one. Opens nothing.
 
     Raises OSError if it can't be looked at.
     """
@@ -46,7 +46,7 @@ def why_no_script(path: Path) -> str | None:
 
 
 def read_ordinary(path: Path, most_bytes: int = MOST_BYTES, *, follow_links: bool = False) -> bytes:
-    """The whole content. Raises UnusableFile, or the OSError of what can't be opened.
+    """Returns the whole content. Raises UnusableFile, or the OSError of what can't be opened.
 
     follow_links: for paths that a person gave; a worker's own are never links.
     """

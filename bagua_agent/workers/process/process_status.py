@@ -20,7 +20,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class ThreadStatus:
-    """state: one letter, as in ps. wchan: the kernel function it sleeps in; empty if it runs."""
+    """The status of one thread. state: one letter, as in ps. wchan: the kernel function it sleeps in; empty if it
+    runs."""
 
     tid: int
     name: str
@@ -39,7 +40,7 @@ class ProcessStatus:
 
     @property
     def state(self) -> str:
-        """Of its main thread; empty if it is gone."""
+        """The state of its main thread; empty if it is gone."""
         return next((t.state for t in self.threads if t.tid == self.pid), "")
 
     @property
@@ -53,7 +54,8 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class SignalStatus:
-    """One signal in one process. blocked_in: threads that hold it back, those in its handler among them."""
+    """The state of one signal in one process. blocked_in: threads that hold it back, those in its handler among
+    them."""
 
     caught: bool
     pending: bool
@@ -61,7 +63,7 @@ class SignalStatus:
 
 
 def process_status(pid: int) -> ProcessStatus | None:
-    """None if there is no such process."""
+    """Reads the status of a process; None if there is no such process."""
     fields = stat_fields(PROC / str(pid))
     if fields is None:
         return None
@@ -74,7 +76,7 @@ def process_status(pid: int) -> ProcessStatus | None:
 
 
 def held_in_kernel(pid: int) -> str:
-    """A process that does not end, as "process 7 is in state D (nfs_wait_bit_killable)"."""
+    """Describes a process that does not end, as "process 7 is in state D (nfs_wait_bit_killable)"."""
     status = process_status(pid)
     if status is None:
         return f"process {pid} has just ended"
@@ -85,7 +87,7 @@ def held_in_kernel(pid: int) -> str:
 
 
 def processes_of(pid: int) -> list[int]:
-    """The process, then what descends from it or is of its session, by process id."""
+    """Returns the process, then what descends from it or is of its session, by process id."""
     parents: dict[int, int] = {}
     sessions: dict[int, int] = {}
     for process_id, fields in all_stat_fields():
@@ -102,7 +104,7 @@ def processes_of(pid: int) -> list[int]:
 
 
 def signal_status(pid: int, number: int) -> SignalStatus | None:
-    """None if the process is gone."""
+    """Reads the state of a signal in a process; None if the process is gone."""
     caught = pending = seen = False
     blocked = set()
     bit = 1 << (number - 1)
@@ -119,7 +121,7 @@ def signal_status(pid: int, number: int) -> SignalStatus | None:
 
 
 def user_ids(pid: int) -> set[int]:
-    """Real, effective, saved and file system's; none if the process is gone."""
+    """Returns the real, effective, saved and file system's user ids; none if the process is gone."""
     for line in _read(PROC / str(pid) / "status").splitlines():
         if line.startswith("Uid:"):
             return {int(uid) for uid in line.split()[1:]}
@@ -144,14 +146,14 @@ def _masks(task: Path) -> dict[str, int] | None:
 
 
 def stat_fields(directory: Path) -> list[str] | None:
-    """State, parent, group, session, ...: the fields behind the name, which may hold anything. directory: of a process
-    or a thread in /proc. None if it is gone."""
+    """Returns state, parent, group, session, ...: the fields behind the name, which may hold anything. directory: of a
+    process or a thread in /proc. None if it is gone."""
     fields = _read(directory / "stat").rpartition(")")[2].split()
     return fields if len(fields) > 12 else None
 
 
 def all_stat_fields() -> Iterator[tuple[int, list[str]]]:
-    """(process id, fields) of every process; one that ends meanwhile is left out."""
+    """Yields (process id, fields) of every process; one that ends meanwhile is left out."""
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (fields := stat_fields(entry)) is not None:
             yield int(entry.name), fields
@@ -175,7 +177,8 @@ def _command(pid: int) -> str:
 
 
 def _read(path: Path) -> str:
-    """Its beginning: a process may say of any part of its memory that it is its command line."""
+    """Reads the beginning of a file in /proc: a process may say of any part of its memory that it is its command
+    line."""
     try:
         with path.open("rb") as file:
             return file.read(_MOST_BYTES).decode(errors="replace")

@@ -20,18 +20,18 @@ MAX_ANSWER_BYTES = 1 << 20
 
 
 class HelperGone(InfrastructureLost):
-    """The helper ended, or did not answer in time; what it did with the last request is unknown."""
+    """Raised if the helper ended, or did not answer in time; what it did with the last request is unknown."""
 
 
 class RequestSocket:
-    """Every call raises HelperGone when the other end is closed or the time is over."""
+    """Our end of the socket pair. Every call raises HelperGone when the other end is closed or the time is over."""
 
     def __init__(self, own_end: socket.socket) -> None:
         self._socket = own_end
 
     @staticmethod
     def pair() -> tuple[RequestSocket, socket.socket]:
-        """Our end, and the one for the helper; neither is inherited by accident."""
+        """Makes a pair: our end, and the one for the helper; neither is inherited by accident."""
         own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return RequestSocket(own), other
 
@@ -41,7 +41,7 @@ class RequestSocket:
         return self.receive(deadline - time.monotonic())
 
     def send(self, request: dict[str, Any], descriptors: Sequence[int], timeout_s: float) -> None:
-        """A request that is answered later, or not at all."""
+        """Sends a request that is answered later, or not at all."""
         self._send(request, descriptors, time.monotonic() + timeout_s)
 
     def _send(self, request: dict[str, Any], descriptors: Sequence[int], deadline: float) -> None:
@@ -91,7 +91,7 @@ class RequestSocket:
         self._socket.settimeout(remaining_s)
 
     def fileno(self) -> int:
-        """To wait for an answer."""
+        """Returns the descriptor, by which a caller can wait for an answer."""
         return self._socket.fileno()
 
     def close(self) -> None:

@@ -27,14 +27,16 @@ _FIRST_LINE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class ChannelPlace:
-    """What a worker says about its end. number: the signal that asks for stacks. descriptor: of the file."""
+    """A worker's statement about its end of the channel. number: the signal that asks for stacks. descriptor: of the
+    file."""
 
     number: int
     descriptor: int
 
 
 class StackChannel:
-    """Any thread may call. The descriptors stay open while a thread is inside `held`, also after `close`."""
+    """The channel of one worker. Any thread may call. The descriptors stay open while a thread is inside `held`, also
+    after `close`."""
 
     def __init__(self) -> None:
         self._name = f"bagua-stacks-{secrets.token_hex(8)}"
@@ -53,16 +55,16 @@ class StackChannel:
 
     @property
     def workers_ends(self) -> tuple[int, int]:
-        """For the new process; in the order of BAGUA_STACK_FDS."""
+        """The descriptors for the new process, in the order of BAGUA_STACK_FDS."""
         return self._answers, self._workers_end
 
     def passed(self) -> None:
-        """The new process has its ends, or there will be none."""
+        """Closes the worker's end here: the new process has its ends, or there will be none."""
         os.close(self._workers_end)
 
     @contextmanager
     def held(self) -> Iterator[bool]:
-        """False: it is closed, and nothing may be called."""
+        """Keeps the channel open within the block. Yields False if it is closed, and nothing may be called."""
         with self._lock:
             is_open = not self._closed
             self._holders += is_open
@@ -74,7 +76,8 @@ class StackChannel:
                 self._release()
 
     def place(self) -> ChannelPlace | None:
-        """None until the worker has said it, and for what no worker of ours says."""
+        """Returns what the worker has said about its end; None until it has said it, and for what no worker of ours
+        says."""
         first, end, _ = os.pread(self._answers, _FIRST_LINE_BYTES, 0).partition(b"\n")
         words = first.split(b" ")
         if not end or len(words) != 2 or not all(word.isdigit() for word in words):
@@ -84,7 +87,8 @@ class StackChannel:
         return ChannelPlace(number, descriptor) if signal.SIGRTMIN < number <= signal.SIGRTMAX else None
 
     def is_held_by(self, pid: int, place: ChannelPlace) -> bool:
-        """Whether the process has this channel where the worker said, as forked children do. Reads the name only."""
+        """Tells whether the process has this channel where the worker said, as forked children do. Reads the name
+        only."""
         try:
             target = os.readlink(Path("/proc", str(pid), "fd", str(place.descriptor)))
         except OSError:
@@ -95,7 +99,7 @@ class StackChannel:
         return os.fstat(self._answers).st_size
 
     def ask(self, what: bytes = STACKS) -> bool:
-        """Ask the worker's thread. False if the worker no longer reads, or never did."""
+        """Asks the worker's thread. Returns False if the worker no longer reads, or never did."""
         try:
             os.write(self._requests, what)
         except OSError:
@@ -103,12 +107,13 @@ class StackChannel:
         return True
 
     def answer(self, from_byte: int) -> str:
-        """What was written since, LARGEST_ANSWER_BYTES of it at most: the worker decides how large its file is."""
+        """Returns what was written since `from_byte`, LARGEST_ANSWER_BYTES of it at most: the worker decides how large
+        its file is."""
         wanted = min(LARGEST_ANSWER_BYTES, max(0, self.written_bytes() - from_byte))
         return os.pread(self._answers, wanted, from_byte).decode(errors="replace")
 
     def close(self) -> None:
-        """May be called twice."""
+        """Closes the channel. May be called twice."""
         with self._lock:
             self._closed = True
             self._release()

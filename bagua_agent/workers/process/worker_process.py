@@ -56,7 +56,7 @@ class WorkerProcess:
 
     @property
     def returncode(self) -> int | None:
-        """None until reaped; then the exit code, or the signal's number negated."""
+        """The exit code, or the signal's number negated; None until the worker is reaped."""
         return self._returncode
 
     def open_gate(self) -> bool:
@@ -64,7 +64,7 @@ class WorkerProcess:
         return self._write_gate(b"g")
 
     def refuse_gate(self) -> bool:
-        """The worker is not needed: one still at the gate exits with 0."""
+        """Ends a worker that is not needed: one still at the gate exits with 0."""
         return self._write_gate(b"")
 
     def _write_gate(self, word: bytes) -> bool:
@@ -96,14 +96,14 @@ class WorkerProcess:
             os.kill(self.pid, signal_number)
 
     def has_ended(self) -> bool:
-        """Whether the process is over, reaped or not. Reaps nothing."""
+        """Tells whether the process is over, reaped or not. Reaps nothing."""
         with self._lock:
             if self._returncode is not None:
                 return True
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def reap(self) -> int | None:
-        """The return code, or None while it runs. The first call after the exit kills the group's rest."""
+        """Returns the return code, or None while it runs. The first call after the exit kills the group's rest."""
         with self._lock:
             if self._returncode is None:
                 ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -117,7 +117,7 @@ class WorkerProcess:
             return self._returncode
 
     def duplicate_pidfd(self) -> int | None:
-        """A pidfd for the caller to poll and close; None when this object is closed."""
+        """Returns a pidfd for the caller to poll and close; None when this object is closed."""
         with self._lock:
             return None if self._closed else fcntl.fcntl(self.pidfd, fcntl.F_DUPFD_CLOEXEC, 0)
 

@@ -12,7 +12,8 @@ from bagua_agent.workers.process.account import Account
 
 
 def enter_as(directory: str, account: Account) -> None:
-    """For a process with one thread, as for a moment it acts as `account`. Raises OSError if that may not enter it."""
+    """Changes into `directory` with the rights of `account`. For a process with one thread, as for a moment it acts as
+    `account`. Raises OSError if the account may not enter it."""
     groups, group, user = os.getgroups(), os.getegid(), os.geteuid()
     os.setgroups(account.groups)
     try:

@@ -28,19 +28,19 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """gpu_numa_nodes: of every GPU, in the order of CUDA's device numbers; empty without GPUs."""
+    """The processors and GPUs of a machine. gpu_numa_nodes: of every GPU, in the order of CUDA's device numbers; empty
+    without GPUs."""
 
     processors: tuple[Processor, ...]
     gpu_numa_nodes: tuple[int, ...] = ()
 
 
 def processors_of_slot(binding: str, slot: int, slots: int, topology: Topology) -> frozenset[int]:
-    """The processors for the worker at `slot` of `slots`; never empty.
+    """Returns the processors for the worker at `slot` of `slots`; never empty.
 
-    binding: node, socket, exclusive or core-complex. exclusive shares a NUMA node's cores among the devices on
-    it, so that no two have a core in common; core-complex gives each device one last-level cache of its node,
-    the same one to several only if there are more devices than caches.
-    Raises UserError when the machine cannot be divided so.
+    binding: node, socket, exclusive or core-complex. exclusive shares a NUMA node's cores among the devices on it, so
+    that no two have a core in common; core-complex gives each device one last-level cache of its node, the same one to
+    several only if there are more devices than caches. Raises UserError when the machine cannot be divided so.
     """
     if not 0 <= slot < slots:
         raise InternalError(f"slot {slot} is not below {slots}")

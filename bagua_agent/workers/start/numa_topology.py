@@ -18,7 +18,8 @@ DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers
 
 
 def read_topology(environ: Mapping[str, str], *, sys_dir: Path = Path("/sys")) -> Topology:
-    """Only the processors that this process may use. Raises UserError when the machine does not tell."""
+    """Reads the topology of the processors that this process may use. Raises UserError when the machine does not
+    describe it."""
     usable = os.sched_getaffinity(0)
     try:
         processors = tuple(
@@ -36,7 +37,7 @@ def read_topology(environ: Mapping[str, str], *, sys_dir: Path = Path("/sys")) -
 
 
 def cpu_list(text: str) -> frozenset[int]:
-    """Linux's form: "0-2,5" -> {0, 1, 2, 5}. Raises ValueError."""
+    """Parses Linux's form: "0-2,5" -> {0, 1, 2, 5}. Raises ValueError."""
     cpus: set[int] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
         first, _, last = part.partition("-")
@@ -57,7 +58,8 @@ def _processor(sys_dir: Path, cpu: int, numa_node: int) -> Processor:
 
 
 def _last_level_cache(directory: Path, otherwise: frozenset[int]) -> frozenset[int]:
-    """The processors that share it. Some virtual machines describe no caches: then each core is its own."""
+    """Returns the processors that share the last-level cache. Some virtual machines describe no caches: then each core
+    is its own."""
     best, shared = 0, otherwise
     for index in directory.glob("cache/index[0-9]*"):
         if (index / "type").read_text().strip() not in ("Unified", "Data"):

@@ -102,7 +102,8 @@ def spawn_worker(
 
 
 def _not_started(error: OSError, worker_id: str) -> BaguaError:
-    """What the kernel refused is refused again at every try, unless the node was short of something."""
+    """Returns the error for a start that the kernel refused. It is refused again at every try, unless the node was
+    short of something."""
     named = f" ({error.filename})" if error.filename is not None else ""
     said = f"worker {worker_id} can't be started: {error.strerror}{named}"
     return InfrastructureLost(said) if error.errno in _SHORTAGES else UserError(said)
@@ -173,7 +174,8 @@ def _spawn(
 
 @contextmanager
 def _processors(cpus: frozenset[int] | None) -> Iterator[None]:
-    """This thread's processors, for a moment: what it starts inherits them from the first instruction on."""
+    """Limits this thread to these processors within the block: what it starts inherits them from the first instruction
+    on."""
     if cpus is None:
         yield
         return

@@ -31,9 +31,10 @@ MAX_DEATHS_IN_A_ROW = 8
 
 @dataclass(frozen=True, slots=True)
 class StartPlace:
-    """What a process is started with. env: its whole environment. python: its interpreter. account: None for ours.
+    """The conditions with which a process is started. env: its whole environment. python: its interpreter. account:
+    None for ours.
 
-    stays: it starts where this process is, whatever the name `directory` stands for by then.
+    stays: it starts where this process is, whatever the name `directory` means by then.
     """
 
     env: Mapping[str, str]
@@ -45,14 +46,15 @@ class StartPlace:
 
     @property
     def goes_to(self) -> Path | None:
-        """For subprocess.Popen, which changes into it before it changes the account."""
+        """The directory for subprocess.Popen, which changes into it before it changes the account; None if the process
+        stays."""
         return None if self.stays else self.directory
 
 
 def why_not_forked(
     parent: StartPlace, wanted: StartPlace, *, bound_to_processors: bool = False
 ) -> str | None:
-    """None if a fork of a process started with `parent` can stand for a start with `wanted`; else the reason."""
+    """Returns why a fork of a process started with `parent` can't replace a start with `wanted`; None if it can."""
     if wanted.python != parent.python:
         return f"its interpreter is {wanted.python}"
     if wanted.account != parent.account:
@@ -74,12 +76,12 @@ def _is_read_late(name: str) -> bool:
 
 
 def can_be_warm(command: WorkerCommand, start_method: str) -> bool:
-    """Whether this command's workers start from a warm parent at all."""
+    """Tells whether this command's workers start from a warm parent at all."""
     return start_method in WARM_START_METHODS and command.kind is not CommandKind.EXECUTABLE
 
 
 def restart_delay_s(deaths_in_a_row: int) -> float | None:
-    """How long after its death the warm parent is started again; None: no more."""
+    """Returns how long after its death the warm parent is started again; None: no more."""
     if deaths_in_a_row > MAX_DEATHS_IN_A_ROW:
         return None
     return delay_s(max(1, deaths_in_a_row), FIRST_DELAY_S, MAX_DELAY_S)

@@ -45,7 +45,7 @@ OFFER_VARIABLE = "BAGUA_WARM_PARENT"
 
 
 class WarmParent:
-    """One per node and job. Any thread may call; `start` only one that lives as long as the agent.
+    """The warm parent of one node and job. Any thread may call; `start` only one that lives as long as the agent.
 
     command: what its workers run; env: the environment of one of them, directory: theirs.
     """
@@ -76,7 +76,7 @@ class WarmParent:
         self._watch = background_thread("warm-parent-watch", self._run_watch, self._watch_ended)
 
     def start(self) -> None:
-        """Returns at once; the imports go on. Raises UserError when the command cannot be run."""
+        """Starts it and returns at once; the imports go on. Raises UserError when the command cannot be run."""
         place = self._place
         check_command(self._command, place.directory, python=place.python, path=place.env.get("PATH"))
         with self._lock:
@@ -89,7 +89,8 @@ class WarmParent:
         return None if popen is None else popen.pid
 
     def wait_ready(self, timeout_s: float = WARM_UP_TIMEOUT_S) -> bool:
-        """Whether everything is imported; waits for it. False too if it is dead; it is ended if the time is over."""
+        """Waits until everything is imported, and tells whether it is. False too if it is dead; it is ended if the time
+        is over."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_ready or self._requests is None, timeout_s):
                 self._give_up_imports(timeout_s)
@@ -102,8 +103,8 @@ class WarmParent:
         descriptors: tuple[int, ...],
         cpus: frozenset[int] | None,
     ) -> int | None:
-        """The process id of a new worker held at its gate, a child of this process; None: spawn it instead, as while
-        the imports of the warm parent last. A start that can wait for them calls `wait_ready` before.
+        """Returns the process id of a new worker held at its gate, a child of this process; None: spawn it instead, as
+        while the imports of the warm parent last. A start that can wait for them calls `wait_ready` before.
 
         descriptors: for its stdin, stdout, stderr, gate, and the ends of its stack channel. When None is returned
         although a worker came to be, it ends as soon as the gate's other end is closed.
@@ -151,7 +152,8 @@ class WarmParent:
         return int(pid)
 
     def _is_new_worker(self, pid: object) -> bool:
-        """The warm parent runs under the workers' account, and what it names is signalled with the agent's rights."""
+        """Tells whether `pid` is a new worker. The warm parent runs under the workers' account, and what it names is
+        signalled with the agent's rights."""
         if type(pid) is not int or pid <= 1 or pid == self.pid:
             return False
         account = self._place.account
@@ -193,7 +195,7 @@ class WarmParent:
         self._requests, self._is_ready, self._started_at = own, False, time.monotonic()
 
     def _end(self) -> None:
-        """Kill it and close its socket; the watch reaps it and starts another. The lock is held."""
+        """Kills it and closes its socket; the watch reaps it and starts another. The lock is held."""
         if self._requests is not None:
             self._requests.close()
             self._requests = None
@@ -202,7 +204,7 @@ class WarmParent:
             os.kill(self._popen.pid, signal.SIGKILL)  # not Popen.kill, which may reap it under the watch
 
     def _give_up_imports(self, waited_s: float) -> None:
-        """The lock is held."""
+        """Ends a warm parent whose imports take too long. The lock is held."""
         log.warning("the warm parent (pid %s) has not imported everything in %g s", self.pid, waited_s)
         self._end()
 
@@ -242,8 +244,8 @@ class WarmParent:
                 self._launch()
 
     def _wait_for_imports(self, pidfd: int) -> None:
-        """Until it says that it is ready, the pidfd's process ended or `stop` was called; it is ended if the time is
-        over, since a successor has no caller of `wait_ready`."""
+        """Waits until it says that it is ready, the pidfd's process ended or `stop` was called; it is ended if the time
+        is over, since a successor has no caller of `wait_ready`."""
         with self._lock:
             requests = self._requests
             descriptor = -1 if requests is None else requests.fileno()
@@ -275,7 +277,7 @@ class WarmParent:
                 self._end()
 
     def _wait_for_stop(self, pidfd: int | None, timeout_s: float | None) -> bool:
-        """True when `stop` was called; False when the pidfd's process ended, or the time is over."""
+        """Waits, and returns True when `stop` was called; False when the pidfd's process ended, or the time is over."""
         return self._stop_fd in readable([self._stop_fd, *(() if pidfd is None else (pidfd,))], timeout_s)
 
     def stop(self) -> None:
@@ -313,7 +315,7 @@ class _Offered:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired, as Popen.wait does."""
+        """Waits for the end and returns the return code. Raises subprocess.TimeoutExpired, as Popen.wait does."""
         if self.returncode is None:
             pidfd = os.pidfd_open(self.pid)
             try:
@@ -326,7 +328,8 @@ class _Offered:
 
 
 def _take_offer(place: StartPlace) -> tuple[_Offered, RequestSocket] | None:
-    """The child that waits for orders, once; it is ended if it can't be this job's: another account, another Python."""
+    """Returns the child that waits for orders, once; it is ended if it can't be this job's: another account, another
+    Python."""
     offer = os.environ.pop(OFFER_VARIABLE, None)
     if offer is None:
         return None

@@ -21,14 +21,14 @@ PREIMPORT = ("torch", "bagua_core", "grpc")
 
 
 def worker_python(env_python: str | None) -> str:
-    """The workers' interpreter: PYTHON_EXEC's value, as torchrun has it, or the agent's own."""
+    """Returns the workers' interpreter: PYTHON_EXEC's value, as torchrun has it, or the agent's own."""
     return env_python or sys.executable
 
 
 def check_command(
     command: WorkerCommand, directory: Path, *, python: str = sys.executable, path: str | None = None
 ) -> None:
-    """Raises UserError naming the target if it cannot be run from `directory`.
+    """Checks that the command can be run from `directory`. Raises UserError naming the target if it can't.
 
     path: PATH of the worker. A module is not looked for: finding it would import its parent packages.
     """
@@ -62,7 +62,7 @@ def command_line(
     python: str = sys.executable,
     preimport: tuple[str, ...] = (),
 ) -> list[str]:
-    """The argument vector that the agent of process id `parent_pid` starts. preimport: of a warm parent."""
+    """Returns the argument vector that the agent of process id `parent_pid` starts. preimport: of a warm parent."""
     if command.kind is CommandKind.EXECUTABLE:
         runner = Path(__file__).with_name("run_executable.py")
         isolated = [sys.executable, "-I", "-S", "-E", str(runner), str(parent_pid)]
@@ -82,7 +82,7 @@ def _script_runner() -> Path:
 
 
 def beside_runner(name: str) -> Path:
-    """A file of bagua_core.worker that is run by path."""
+    """Returns the path of a file of bagua_core.worker that is run by path."""
     # Located, not imported: importing bagua_core would bring torch into the agent.
     spec = importlib.util.find_spec("bagua_core")
     for place in (spec.submodule_search_locations if spec else None) or ():

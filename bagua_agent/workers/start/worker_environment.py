@@ -13,7 +13,7 @@ from bagua_agent.base.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class TorchrunPlace:
-    """A worker's place as torchrun's variables tell it.
+    """A worker's place as torchrun's variables give it.
 
     With elastic membership these hold only when the worker starts; `bagua_core` knows the present ones.
     use_agent_store: a store listens at master_addr:master_port that no worker hosts.
@@ -44,10 +44,10 @@ class TorchrunPlace:
 def torchrun_variables(
     place: TorchrunPlace, environ: Mapping[str, str], *, virtual_local_rank: bool = False
 ) -> dict[str, str]:
-    """What to add to `environ`, the agent's own environment, for the worker at `place`.
+    """Returns the variables to add to `environ`, the agent's own environment, for the worker at `place`.
 
-    virtual_local_rank: the worker sees its one GPU as device 0 and LOCAL_RANK is 0.
-    Raises UserError when CUDA_VISIBLE_DEVICES lists fewer devices than there are workers.
+    virtual_local_rank: the worker sees its one GPU as device 0 and LOCAL_RANK is 0. Raises UserError when
+    CUDA_VISIBLE_DEVICES lists fewer devices than there are workers.
     """
     variables = {
         "LOCAL_RANK": str(place.local_rank),
