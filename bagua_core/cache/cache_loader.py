@@ -21,7 +21,7 @@ _NOT_THERE = object()
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """Counts of all processes of this node that use or used the cache, DataLoader's included.
+    """Holds counts of all processes of this node that use or used the cache, DataLoader's included.
 
     stored: values written. refused: values for which there was no room. not_cacheable: values of other types than the
     cache takes. unreadable: values found damaged. dropped: values that a fault kept from being written. entries,
@@ -72,8 +72,9 @@ class CacheLoader:
         pickle: bool = False,
         **options: Any,
     ) -> None:
-        """backend: "embedded" (this node's shared memory) or "redis".
+        """Opens the cache.
 
+        backend: "embedded" (this node's shared memory) or "redis".
         dataset_name and fingerprint: a cache is found again under the same two only; change the fingerprint with
         whatever changes the values. writer_buffer_size: values on their way to the store, in each process.
         pickle: keep values of other types too; only for a store that no other account can write.
@@ -111,12 +112,15 @@ class CacheLoader:
         self._set_up(made)
 
     def get(self, key: Key, load_fn: Callable[[Any], Any]) -> Any:
-        """The value of `key`: load_fn(key), unless that is known. What load_fn raises is raised."""
+        """Returns the value of `key`: load_fn(key), unless that is known. What load_fn raises is raised."""
         (value,) = self.get_many([key], lambda missing: [load_fn(missing[0])])
         return value
 
     def get_many(self, keys: Sequence[Any], load_many: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-        """The values of `keys`, in order. load_many: gets the keys that are missing, in order, returns their values."""
+        """Returns the values of `keys`, in order.
+
+        load_many: gets the keys that are missing, in order, and returns their values.
+        """
         opened = self._cache()
         digests = [digest_of(key) for key in keys]
         values, damaged = self._found(opened, keys, digests)
@@ -130,7 +134,7 @@ class CacheLoader:
         return values
 
     def peek_many(self, keys: Sequence[Key]) -> list[Any]:
-        """The values that are there, None for the others. Counts as reading them."""
+        """Returns the values that are there, None for the others. Counts as reading them."""
         opened = self._cache()
         values, damaged = self._found(opened, keys, [digest_of(key) for key in keys])
         hits = sum(value is not _NOT_THERE for value in values)
@@ -149,7 +153,7 @@ class CacheLoader:
         return self._cache().flush(FLUSH_WITHIN_S)
 
     def stats(self) -> CacheStatistics:
-        """The counts so far, over all processes of this node."""
+        """Returns the counts so far, over all processes of this node."""
         opened = self._cache()
         usage = opened.store.usage()
         return CacheStatistics(
@@ -161,12 +165,15 @@ class CacheLoader:
         )
 
     def counts(self) -> dict[str, int] | None:
-        """The counts of `stats` alone, also for other threads; None while the cache is closed."""
+        """Returns only the counts of `stats`, also to other threads; None while the cache is closed."""
         opened = self._opened
         return None if opened is None else opened.counters.totals()
 
     def num_keys(self) -> int:
-        """Values in the store, after `flush`. Redis goes through all of its keys for this. Raises StoreFault."""
+        """Returns the number of values in the store, after `flush`. Redis iterates over all of its keys for this.
+
+        Raises StoreFault.
+        """
         opened = self._cache()
         opened.flush(FLUSH_WITHIN_S)
         return opened.store.count()
@@ -187,13 +194,13 @@ class CacheLoader:
             opened.close()
 
     def is_whole(self) -> bool:
-        """Whether the store, and every server of it, answers now."""
+        """Tells whether the store, and every server of it, answers now."""
         return self._cache().store.is_whole()
 
     def _found(
         self, opened: OpenCache, keys: Sequence[Any], digests: Sequence[bytes]
     ) -> tuple[list[Any], set[int]]:
-        """The values, _NOT_THERE where there is none, and which of those are there but damaged."""
+        """Returns the values, _NOT_THERE where there is none, and which of the latter are there but damaged."""
         try:
             return self._decoded(opened, keys, digests, opened.read(digests))
         finally:
@@ -206,7 +213,7 @@ class CacheLoader:
         digests: Sequence[bytes],
         frames: Sequence[Buffer | None],
     ) -> tuple[list[Any], set[int]]:
-        """See _found. The values are copies of what is in the frames."""
+        """Decodes the frames; see _found for the result. The values are copies of what is in the frames."""
         there = [i for i, frame in enumerate(frames) if frame is not None]
         values: list[Any] = [_NOT_THERE] * len(keys)
         damaged: set[int] = set()

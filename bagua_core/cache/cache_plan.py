@@ -30,8 +30,11 @@ _NODE_FILES_BYTES = 1 << 20  # counters and notices, where frames lie elsewhere
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """base: the directory of this user's caches on this node, None if there is no room for any. remark: what should be
-    said of the choice. servers: () for a Redis of this node's own."""
+    """Describes a cache, checked and complete, for every process that opens it.
+
+    base: the directory of this user's caches on this node, None if there is no room for any. remark: what should be
+    reported of the choice. servers: () for a Redis of this node's own.
+    """
 
     backend: str
     title: str
@@ -55,7 +58,7 @@ def plan(
     allow_pickle: bool,
     options: dict[str, Any],
 ) -> CachePlan:
-    """options: the backend's own.
+    """Checks the arguments of a cache and returns its plan. options: the backend's own.
 
     Raises CacheOptionError, naming the value, and MissingPartError.
     """

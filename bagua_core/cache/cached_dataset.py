@@ -44,7 +44,9 @@ class CachedDataset(Dataset[Any]):
         pickle: bool = False,
         **options: Any,
     ) -> None:
-        """dataset: map-style: with a length, and samples by index.
+        """Opens the cache of the data set.
+
+        dataset: map-style: with a length, and samples by index.
         transform: applied to each sample that is read; its result is not kept.
         fingerprint: change it with whatever changes the samples; the type and length of `dataset` count anyway, and of
         torch's Subset and ConcatDataset also the indices and the data sets within.
@@ -78,11 +80,11 @@ class CachedDataset(Dataset[Any]):
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
     def stats(self) -> CacheStatistics:
-        """Hits, misses and fill, summed over all processes of this node."""
+        """Returns hits, misses and fill, summed over all processes of this node."""
         return self.cache_loader.stats()
 
     def close(self) -> None:
-        """See CacheLoader.close."""
+        """Closes the cache; see CacheLoader.close."""
         self._metrics.close()
         self.cache_loader.close()
 
@@ -106,8 +108,8 @@ class CachedDataset(Dataset[Any]):
 
 
 def _identity(dataset: Any) -> str:
-    """Text that identifies the samples; equal in all processes. Parts of one data set, as each worker may cache its
-    own, differ in their indices alone."""
+    """Returns a text that identifies the samples, equal in all processes. Parts of one data set, as each worker may
+    cache its own, differ in their indices alone."""
     kind = type(dataset)
     length = len(dataset) if hasattr(dataset, "__len__") else "unknown"
     identity = [f"{kind.__module__}.{kind.__qualname__}\0{length}"]
@@ -134,13 +136,16 @@ def _digest(indices: Sequence[Any]) -> str:
 
 
 def _sources(dataset: Any) -> list[Any]:
-    """The data sets of which torch's wrappers consist."""
+    """Returns the data sets of which torch's wrappers consist."""
     parts = _parts(dataset)
     return [source for part in parts for source in _sources(part)] if parts else [dataset]
 
 
 def _require_alone(dataset: Any, identity: str) -> None:
-    """Two data sets that look alike, both without a name, would be taken for one."""
+    """Checks that no other data set without a name looks alike, or both would be taken for one.
+
+    Raises CacheOptionError.
+    """
     sources = _sources(dataset)
     if None in map(_reference, sources):
         sources = [

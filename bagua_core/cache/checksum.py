@@ -26,7 +26,7 @@ def _weights(count: int) -> Words:
 
 
 def checksums(words: Words) -> Words:
-    """One number for each row. words: [values, words of a value]."""
+    """Returns one checksum for each row. words: [values, words of a value]."""
     values, count = words.shape
     blocks, rest = divmod(count, BLOCK_WORDS)
     sums = np.empty((values, blocks + 1), dtype=np.uint64)

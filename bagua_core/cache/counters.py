@@ -25,7 +25,7 @@ _FLOCK = struct.Struct("@hhqqi4x")
 
 
 class SharedCounters:
-    """directory None: counts of this process alone."""
+    """The counters of one process, and the sums of all processes. directory None: counts of this process alone."""
 
     def __init__(self, directory: Path | None) -> None:
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class SharedCounters:
         return {name: sum(self._all[i::8]) for i, name in enumerate(NAMES)}
 
     def close(self) -> None:
-        """The counts stay in the file, as long as the directory does, and can still be read."""
+        """Lets go of the row. The counts stay in the file, as long as the directory does, and can still be read."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

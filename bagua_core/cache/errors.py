@@ -6,19 +6,19 @@ from bagua_core.errors import InfrastructureLost, PeerViolation, UserError
 
 
 class CacheOptionError(UserError, ValueError):
-    """The script asked for a cache that cannot be; said when the cache is made, before training."""
+    """The script requests a cache that is impossible; raised when the cache is created, before training."""
 
 
 class MissingPartError(UserError, RuntimeError):
-    """A backend needs something that is not installed; said when the cache is made."""
+    """A backend needs something that is not installed; raised when the cache is created."""
 
 
 class NotCacheableError(UserError, TypeError):
-    """A value that does not become bytes. It is used, and loaded again the next time."""
+    """A value cannot be encoded as bytes. It is used, and loaded again the next time."""
 
 
 class UnreadableError(PeerViolation, ValueError):
-    """Bytes in the cache that are not a value of ours: damaged, cut, of another format or another key."""
+    """Bytes in the cache are not a value of ours: damaged, cut, of another format or another key."""
 
 
 class StoreFault(InfrastructureLost):

@@ -17,7 +17,10 @@ log = logging.getLogger("bagua.cache")
 
 class FaultNotices:
     def __init__(self, directory: Path | None, name: str) -> None:
-        """directory: the node's, or None if there is none. name: of the cache, for people."""
+        """Reports faults of one cache.
+
+        directory: the node's, or None if there is none. name: of the cache, for people.
+        """
         self._directory = directory
         self._name = name
         self._known: set[str] = set()
@@ -38,7 +41,7 @@ class FaultNotices:
             log.debug("%s: %s", self._name, text)
 
     def over(self, kind: str, text: str) -> None:
-        """The fault has passed."""
+        """Reports that the fault has passed, if this process reported the fault."""
         with self._lock:
             if kind not in self._known:
                 return

@@ -17,7 +17,10 @@ _LONGEST_WAIT_S = 10.0
 
 
 class ForkGate:
-    """in_child: called in a forked child before anything else of the gate's user."""
+    """Admits library calls of any thread, but none during a fork.
+
+    in_child: called in a forked child before anything else of the gate's user.
+    """
 
     def __init__(self, in_child: Callable[[], None]) -> None:
         self._inside = 0
@@ -28,7 +31,7 @@ class ForkGate:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """A library call of this thread."""
+        """Marks a library call of this thread as under way; waits first while a fork is."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_closed)
             self._inside += 1

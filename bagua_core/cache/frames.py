@@ -60,7 +60,7 @@ def padded(size_bytes: int) -> int:
 
 
 def _place(end: int, size_bytes: int, itemsize: int) -> int:
-    """Where a part goes behind the byte `end`. Encoder and decoder agree on it, so no layout holds it."""
+    """Returns where a part goes behind the byte `end`. Encoder and decoder agree on it, so no layout holds it."""
     alignment = _ALIGNMENT_BYTES if size_bytes >= _ALIGNMENT_BYTES else itemsize & -itemsize
     return -(-end // alignment) * alignment
 
@@ -69,9 +69,9 @@ def _place(end: int, size_bytes: int, itemsize: int) -> int:
 
 
 def encode(value: Any, key: bytes, allow_pickle: bool = False) -> bytearray:
-    """A frame of a multiple of 16 bytes. The value is copied: it may change afterwards.
+    """Encodes a value as a frame of a multiple of 16 bytes. The value is copied: it may change afterwards.
 
-    Raises NotCacheableError, naming the part, for what comes back as nothing equal.
+    Raises NotCacheableError, naming the part, for what would not be decoded as an equal value.
     """
     encoder = _Encoder()
     try:
@@ -95,7 +95,10 @@ def encode(value: Any, key: bytes, allow_pickle: bool = False) -> bytearray:
 
 
 class _Encoder(value_tree.TreeEncoder):
-    """parts: dtype and shape of each. contents: where in the payload each lies, and its bytes. end: of the payload."""
+    """Encodes a value as a tree, and collects the parts of the payload.
+
+    parts: dtype and shape of each. contents: where in the payload each lies, and its bytes. end: of the payload.
+    """
 
     refusal = NotCacheableError
 
@@ -156,7 +159,7 @@ class _Encoder(value_tree.TreeEncoder):
         return self._part(tag, "|u1", (len(content),), content, 1)
 
     def _numbers(self, value: Any, kind: type) -> Any:
-        """Of nothing but integers of 64 bits, or of floats, such as tokens; None for another list."""
+        """Encodes a list or tuple of 64-bit integers only, or of floats only, as one part; None for any other."""
         common = type(value[0])
         if set(map(type, value)) != {common}:
             return None
@@ -207,7 +210,7 @@ class _Layout:
 
 
 def _parse(text: bytes) -> _Layout:
-    """Raises one of STUMBLES for what `encode` does not write."""
+    """Parses the text of a layout. Raises one of STUMBLES for what `encode` does not write."""
     described, tree = json.loads(text)
     parts = []
     end = 0
@@ -224,7 +227,7 @@ _remembered = functools.lru_cache(maxsize=512)(_parse)
 
 
 def _size_of(shape: Any, itemsize: int) -> int:
-    """Raises ValueError."""
+    """Returns the bytes of an array of this shape. Raises ValueError for a shape that `encode` does not write."""
     if not isinstance(shape, list) or len(shape) > value_tree.MOST_DIMENSIONS:
         raise ValueError(f"a shape {shape!r}")
     if not all(type(extent) is int and 0 <= extent <= _LARGEST_BYTES for extent in shape):
@@ -240,13 +243,13 @@ def _size_of(shape: Any, itemsize: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Stands where a value should be. error: why it is none."""
+    """Takes the place of a value that could not be decoded. error: the reason."""
 
     error: UnreadableError
 
 
 def decode_many(frames: Sequence[Buffer], keys: Sequence[bytes], allow_pickle: bool = False) -> list[Any]:
-    """The values in order, an Unreadable for each frame that is damaged or not `keys`' own."""
+    """Returns the values in order, an Unreadable for each frame that is damaged or not `keys`' own."""
     values: list[Any] = [None] * len(frames)
     alike: dict[int, list[int]] = {}
     for index, frame in enumerate(frames):
@@ -266,7 +269,7 @@ def decode_many(frames: Sequence[Buffer], keys: Sequence[bytes], allow_pickle: b
 
 
 def _read(frames: Sequence[Buffer], keys: list[bytes], allow_pickle: bool) -> list[Any]:
-    """Of frames of one length."""
+    """Decodes frames that all have one length."""
     size_bytes = len(frames[0])
     rows = row_memory.rows(len(frames), size_bytes)
     whole = memoryview(rows.data).cast("B")
@@ -282,7 +285,7 @@ def _read(frames: Sequence[Buffer], keys: list[bytes], allow_pickle: bool) -> li
 
 
 def _by_layout(rows: _Rows, keys: list[bytes], values: list[Any]) -> dict[bytes, Sequence[int]]:
-    """The layouts there are, with the numbers of the rows that have them; for the others says in `values` why not."""
+    """Groups the rows by layout: text to row numbers. For damaged rows puts the reason into `values`."""
     words = rows.view(np.uint64)
     whole = (checksums(words[:, CHECKED_FROM // 8 :]) == words[:, 0]).tolist()
     try:
@@ -304,7 +307,7 @@ def _by_layout(rows: _Rows, keys: list[bytes], values: list[Any]) -> dict[bytes,
 
 
 def _are_alike(rows: _Rows, keys: list[bytes]) -> bool:
-    """Whether all rows are their keys' own, and have the first one's head and layout."""
+    """Tells whether all rows are their keys' own, and have the first one's head and layout."""
     end = FRAME.size + int(rows[0, _TEXT_BYTES_AT : FRAME.size].view(np.uint64)[0])
     if end > rows.shape[1]:
         return False
@@ -318,7 +321,7 @@ def _are_alike(rows: _Rows, keys: list[bytes]) -> bool:
 
 
 def _layout_text(row: _Rows, key: bytes) -> bytes:
-    """Of the frame that belongs to the key. Raises UnreadableError."""
+    """Returns the layout's text in a frame. Raises UnreadableError for one that is damaged or of another key."""
     _, magic, version, found, size_bytes, text_bytes = FRAME.unpack_from(row.data)
     if magic != MAGIC or version != FORMAT:
         raise UnreadableError(f"a frame of another kind (magic {magic!r}, format {version})")
@@ -342,7 +345,7 @@ def _values(rows: _Rows, text: bytes, allow_pickle: bool) -> list[Any]:
 
 
 class _Columns:
-    """The same part of all values at once. rows: [values, payload bytes], writable."""
+    """Decodes the same part of all values at once. rows: [values, payload bytes], writable."""
 
     def __init__(self, rows: _Rows, parts: Sequence[_Part], allow_pickle: bool) -> None:
         self._rows = rows
@@ -387,7 +390,7 @@ class _Columns:
         return numbers
 
     def _elements(self, part: _Part, column: _Rows) -> np.ndarray[Any, np.dtype[Any]]:
-        """[values, elements]"""
+        """Returns the elements of a part: [values, elements]."""
         if part.size_bytes == 0:
             return np.empty((len(column), 0), dtype=part.dtype)
         elements: np.ndarray[Any, np.dtype[Any]] = column.view(part.dtype)

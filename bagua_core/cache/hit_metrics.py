@@ -25,13 +25,13 @@ def metric_name(dataset_name: str) -> str:
 
 
 def recent_rate(before: tuple[int, int], now: tuple[int, int]) -> float | None:
-    """Of (hits, misses), twice: the share of hits between the two; None if nothing was read."""
+    """Returns the share of hits between two counts of (hits, misses); None if nothing was read."""
     hits, misses = now[0] - before[0], now[1] - before[1]
     return hits / (hits + misses) if hits + misses > 0 else None
 
 
 class HitMetrics:
-    """loader None: of a child process, which has nothing to say."""
+    """Reports the hit rate of one loader from a thread. loader None: in a child process, which reports nothing."""
 
     def __init__(self, loader: CacheLoader | None, dataset_name: str) -> None:
         self._closed = threading.Event()

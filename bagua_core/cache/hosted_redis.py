@@ -24,7 +24,7 @@ _LONGEST_SOCKET_PATH = 107
 
 
 def program() -> str:
-    """Path of redis-server. Raises MissingPartError."""
+    """Returns the path of redis-server or valkey-server. Raises MissingPartError."""
     found = shutil.which("redis-server") or shutil.which("valkey-server")
     if found is None:
         raise MissingPartError(
@@ -35,7 +35,7 @@ def program() -> str:
 
 
 def host(directory: Path, capacity_bytes: int, program: str) -> Path:
-    """The socket of this node's server, started if it is not there. directory: one that this process uses.
+    """Returns the socket of this node's server, started if it is not there. directory: one that this process uses.
 
     Raises StoreFault if it does not answer in START_WITHIN_S, OSError.
     """

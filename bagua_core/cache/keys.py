@@ -12,7 +12,7 @@ _INTEGERS = 1 << 64  # digests of integers are this and more, so that none is al
 
 
 def digest_of(key: Key) -> bytes:
-    """DIGEST_BYTES that stand for the key. Raises TypeError for other keys than int, str and bytes."""
+    """Returns DIGEST_BYTES bytes that identify the key. Raises TypeError for other keys than int, str and bytes."""
     kind = type(key)
     if kind is int and 0 <= key < _INTEGERS:  # type: ignore[operator]
         return (key + _INTEGERS).to_bytes(DIGEST_BYTES, "big")  # type: ignore

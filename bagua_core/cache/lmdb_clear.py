@@ -12,7 +12,7 @@ _FIRST_COUNT = 1 << 12  # entries of a transaction
 
 
 def clear_environment(environment: lmdb.Environment) -> None:
-    """Raises lmdb.Error."""
+    """Removes all entries, in parts if one transaction has no room. Raises lmdb.Error."""
     try:
         with environment.begin(write=True) as transaction:
             transaction.drop(environment.open_db(txn=transaction), delete=False)
@@ -22,7 +22,7 @@ def clear_environment(environment: lmdb.Environment) -> None:
 
 
 def _remove_in_parts(environment: lmdb.Environment) -> None:
-    """Raises lmdb.Error."""
+    """Removes all entries in transactions of a size that the map has room for. Raises lmdb.Error."""
     count, is_empty = _FIRST_COUNT, False
     while not is_empty:
         try:
@@ -35,7 +35,7 @@ def _remove_in_parts(environment: lmdb.Environment) -> None:
 
 
 def _remove(environment: lmdb.Environment, count: int) -> bool:
-    """The first `count` entries. Returns whether no others are left. Raises lmdb.Error."""
+    """Removes the first `count` entries. Returns whether no others are left. Raises lmdb.Error."""
     with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
         there = cursor.first()
         while there and count:
@@ -45,7 +45,7 @@ def _remove(environment: lmdb.Environment, count: int) -> bool:
 
 
 def _make_pages_usable(environment: lmdb.Environment) -> None:
-    """A transaction uses pages that were freed two transactions ago. One that changes nothing does not count."""
+    """Commits two transactions that change something: a transaction uses pages that were freed two transactions ago."""
     key = b"\0"
     try:
         for _ in range(2):

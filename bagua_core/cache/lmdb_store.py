@@ -49,7 +49,7 @@ _calls = ForkGate(_close_inherited)
 
 
 def _environment(directory: Path, capacity_bytes: int) -> lmdb.Environment:
-    """The environment of this process in `directory`. Raises OSError, lmdb.Error and StoreFault."""
+    """Returns this process's environment in `directory`, opened once. Raises OSError, lmdb.Error and StoreFault."""
     lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         status = os.fstat(lock)
@@ -85,7 +85,7 @@ def _opened(directory: Path, capacity_bytes: int) -> lmdb.Environment:
 
 
 class LmdbStore:
-    """One process's use of the file in `directory`, made by the first. See stores.Store.
+    """A Store (stores.py) in the file in `directory`, which the first process creates; one object for each process.
 
     capacity_bytes: of the whole file. kept_free_bytes: writing stops rather than leave less than this in the file
     system. Raises OSError and StoreFault where the file cannot be made or is not ours.
@@ -125,7 +125,8 @@ class LmdbStore:
             return [None] * len(keys)
 
     def end_read(self) -> None:
-        """See Store. Pages that a clear frees are used again only once no process reads from before it."""
+        """Ends the newest read; see Store. Pages that a clear frees are used again only once no process reads from
+        before it."""
         with _calls.entered():
             self._abort_reading()
 
@@ -178,7 +179,7 @@ class LmdbStore:
                 return
 
     def _put(self, items: Sequence[Item]) -> int:
-        """All of them or none. Returns how many were not there. Raises lmdb.Error."""
+        """Puts all items, or none. Returns how many were not there. Raises lmdb.Error."""
         with _calls.entered(), self._environment.begin(write=True) as transaction:
             new = [item for item in items if transaction.put(item.key, item.frame, overwrite=item.replaces)]
         if new and self._mark.stored(max(len(item.frame) for item in new)):
@@ -225,7 +226,10 @@ class LmdbStore:
         self._notices.over("full", f"{self._directory} was cleared and takes values again")
 
     def _clear_within(self, within_s: float) -> None:
-        """Raises lmdb.Error. A large map that is full has no room to list its freed pages while others read it."""
+        """Clears the environment, and tries again for `within_s` while it is full. Raises lmdb.Error.
+
+        A large map that is full has no room to list its freed pages while others read it.
+        """
         deadline_s = time.monotonic() + within_s
         while True:
             try:

@@ -25,12 +25,12 @@ _ASK_EVERY_S = 0.01
 
 
 def base_of(room: Path) -> Path:
-    """The directory of all caches of this user in `room`."""
+    """Returns the directory of all caches of this user in `room`."""
     return room / f"bagua-cache-{os.geteuid()}"
 
 
 class NodeDirectory:
-    """One user of a directory. Not to be used in a child that was forked: that enters by itself."""
+    """Registers this process as one user of a directory. Not for a forked child, which enters by itself."""
 
     def __init__(self, path: Path, users: int) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class NodeDirectory:
         self._pid = os.getpid()
 
     def leave(self) -> bool:
-        """Be no user any more; the last one removes the directory. Returns whether this was the last."""
+        """Gives up the use; the last user removes the directory. Returns whether this was the last."""
         users, self._users = self._users, None
         if users is None:
             return False
@@ -59,7 +59,7 @@ class NodeDirectory:
 
 
 def enter(base: Path, name: str) -> NodeDirectory:
-    """Use the directory `name` in `base`; made if it is not there, with mode 0700.
+    """Enters the directory `name` in `base` as a user; creates it with mode 0700 if it is not there.
 
     What is in it from earlier users of the same name stays: the name says that it is the same run.
     Raises OSError, and StoreFault where others could write.
@@ -93,7 +93,7 @@ def enter(base: Path, name: str) -> NodeDirectory:
 
 
 def sweep(base: Path, spare: str = "") -> list[Path]:
-    """Remove the directories that no process uses. Returns them."""
+    """Removes the directories that no process uses, and returns them."""
     gone = []
     for path in base.iterdir():
         if path.name == spare or path.is_symlink() or not path.is_dir():
@@ -117,7 +117,7 @@ def sweep(base: Path, spare: str = "") -> list[Path]:
 
 
 def lock_within(descriptor: int, within_s: float) -> None:
-    """Take the lock alone. Raises StoreFault if another keeps it for so long."""
+    """Takes the lock exclusively. Raises StoreFault if another process keeps it for `within_s`."""
     deadline = time.monotonic() + within_s
     while not _take(descriptor, fcntl.LOCK_EX):
         if time.monotonic() > deadline:
@@ -134,7 +134,7 @@ def _take(descriptor: int, how: int) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the locked file is still the one that others would lock."""
+    """Tells whether the locked file is still the one at `path`, which others would lock."""
     try:
         there = path.lstat()
     except FileNotFoundError:

@@ -31,7 +31,7 @@ _FLUSH_BEFORE_OTHERS = 10  # exit priority: while queues and threads of multipro
 
 
 class OpenCache:
-    """Raises nothing for a cache that does not work."""
+    """One process's open cache: reads, and writes in the background. Raises nothing for a cache that does not work."""
 
     def __init__(self, plan: CachePlan) -> None:
         self.plan = plan
@@ -59,8 +59,11 @@ class OpenCache:
         return self._store
 
     def read(self, keys: Sequence[bytes]) -> list[Buffer | None]:
-        """Frames that this process is about to write count as well. They are looked for first, so that one that is
-        written meanwhile is found in the store. `end_read` follows."""
+        """Returns a frame for each key, None where there is none. `end_read` follows.
+
+        Frames that this process is about to write count as well. They are looked for first, so that one that is
+        written meanwhile is found in the store.
+        """
         frames: list[Buffer | None] = [self._writer.pending(key) for key in keys]
         missing = [index for index, frame in enumerate(frames) if frame is None]
         if missing:
@@ -69,7 +72,7 @@ class OpenCache:
         return frames
 
     def end_read(self) -> None:
-        """See Store."""
+        """Ends the newest read; see Store."""
         self._store.end_read()
 
     def write(self, key: bytes, frame: bytearray, replaces: bool) -> None:
@@ -114,7 +117,7 @@ def _count(counters: SharedCounters, written: Written) -> None:
 
 
 class _Parts:
-    """What must be closed in order; apart from the OpenCache, so that its end can close them."""
+    """Holds the parts that must be closed in order; apart from the OpenCache, so that its finalizer can close them."""
 
     def __init__(
         self, writer: WriteBehind, store: Store, counters: SharedCounters, directory: NodeDirectory | None

@@ -34,10 +34,10 @@ class Placement:
 
 
 def place(rooms: list[Room], memory_bytes: int | None, asked_bytes: int | None) -> Placement:
-    """rooms: best first. memory_bytes: what the host and its control groups have left; None: unknown. Only the first
-    room, shared memory, takes from it. asked_bytes: the capacity asked for; None: as much as is decent.
+    """Returns the room for the cache, and its capacity; path None: no room can be used.
 
-    path None: nowhere.
+    rooms: best first. memory_bytes: what the host and its control groups have left; None: unknown. Only the first
+    room, shared memory, takes from it. asked_bytes: the capacity requested; None: a share of what is free.
     """
     best: Placement | None = None
     for number, room in enumerate(rooms):
@@ -62,7 +62,7 @@ def place(rooms: list[Room], memory_bytes: int | None, asked_bytes: int | None) 
 
 
 def redis_bytes(memory_bytes: int | None, asked_bytes: int | None) -> int:
-    """The capacity of a Redis that is started here. memory_bytes: see place."""
+    """Returns the capacity of a Redis that is started here. memory_bytes: see place."""
     if asked_bytes is not None:
         return asked_bytes
     free = UNKNOWN_MEMORY_BYTES if memory_bytes is None else memory_bytes

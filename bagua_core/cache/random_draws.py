@@ -22,7 +22,7 @@ class RandomDraws:
 
     @contextmanager
     def watched(self, found: list[str]) -> Iterator[None]:
-        """Adds the names of the generators that were drawn from within."""
+        """Adds to `found` the names of the generators that were drawn from within; for the first few samples only."""
         if self._left <= 0:
             yield
             return

@@ -31,7 +31,7 @@ _READ_TOGETHER = 64  # keys in a request: frames may be large, and the timeout i
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """host and port, or the path of a Unix socket."""
+    """The address of a Redis server: host and port, or the path of a Unix socket."""
 
     host: str = ""
     port: int = 0
@@ -44,7 +44,10 @@ class Server:
 
 
 def servers_of(hosts: Sequence[Any]) -> tuple[Server, ...]:
-    """hosts: dictionaries with `host` and `port` (and `password`), or strings `host:port`. Raises CacheOptionError."""
+    """Returns the servers of the option `hosts`. Raises CacheOptionError.
+
+    hosts: dictionaries with `host` and `port` (and `password`), or strings `host:port`.
+    """
     servers = []
     for given in hosts:
         described = given
@@ -66,7 +69,7 @@ def servers_of(hosts: Sequence[Any]) -> tuple[Server, ...]:
 
 
 def client_package() -> Any:
-    """Raises MissingPartError."""
+    """Returns the module redis. Raises MissingPartError if it is not installed."""
     try:
         import redis
     except ImportError as error:
@@ -75,7 +78,7 @@ def client_package() -> Any:
 
 
 class _Connection:
-    """One server and its health."""
+    """The connection to one server, with the server's health."""
 
     def __init__(self, package: Any, server: Server, timeout_s: float, notices: FaultNotices) -> None:
         from redis.backoff import NoBackoff
@@ -102,7 +105,7 @@ class _Connection:
         )
 
     def ask(self, work: Callable[[Any], T]) -> T | None:
-        """The result of `work` on the client; None if the server is lost, or was lost and is not tried again yet."""
+        """Returns the result of `work` on the client; None if the server is lost, or is not tried again yet."""
         if not self.health.may_ask(time.monotonic()):
             return None
         name = self.server.name
@@ -121,7 +124,10 @@ class _Connection:
 
 
 class RedisServers:
-    """See stores.Store. prefix: of all keys. sharded: False uses one server for all of this node's keys."""
+    """A Store (stores.py) on Redis servers.
+
+    prefix: of all keys. sharded: False uses one server for all of this node's keys.
+    """
 
     def __init__(
         self,
@@ -247,7 +253,7 @@ class RedisServers:
         )
 
     def end_read(self) -> None:
-        """Frames are copies."""
+        """Does nothing, for the frames are copies."""
 
     def close(self) -> None:
         for connection in self._connections:

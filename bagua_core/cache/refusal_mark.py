@@ -24,12 +24,12 @@ class RefusalMark:
         return not self._is_closed or self._least_bytes is None or size_bytes < self._least_bytes
 
     def look(self, entries: int, now_s: float) -> None:
-        """entries: of the store now. All frames are admitted again if there may be room."""
+        """Admits all frames again if there may be room. entries: of the store now."""
         if entries < self._entries or now_s >= self._retry_from_s:
             self._is_closed = False
 
     def refused(self, size_bytes: int, entries: int, now_s: float, *, closes: bool) -> None:
-        """closes: frames as large are not tried for a while."""
+        """Notes that a frame of this size was refused. closes: frames as large are not tried for a while."""
         self._least_bytes = size_bytes if self._least_bytes is None else min(self._least_bytes, size_bytes)
         if closes:
             after_removal = entries < self._most_entries or not entries
@@ -38,12 +38,12 @@ class RefusalMark:
             self._retry_from_s = now_s + (RETRY_AFTER_REMOVAL_S if after_removal else RETRY_AFTER_S)
 
     def stored(self, size_bytes: int) -> bool:
-        """A frame of this size was stored. Returns whether the store was full for it before."""
+        """Notes that a frame of this size was stored. Returns whether such a frame was refused before."""
         if self._least_bytes is None or size_bytes < self._least_bytes:
             return False
         self.forget()
         return True
 
     def forget(self) -> None:
-        """The store was cleared."""
+        """Forgets all refusals, as after the store was cleared."""
         self._least_bytes, self._is_closed = None, False

@@ -21,7 +21,7 @@ _kept: list[np.ndarray[Any, np.dtype[np.uint8]]] = []  # at most one; a list, so
 
 
 def rows(count: int, size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """[count, size_bytes], uninitialized, not shared."""
+    """Returns an array [count, size_bytes], uninitialized, that shares no memory with values in use."""
     total = count * size_bytes
     if not _LEAST_KEPT_BYTES <= total <= _LARGEST_KEPT_BYTES:
         return np.empty((count, size_bytes), dtype=np.uint8)

@@ -23,7 +23,10 @@ _alone = (0, "")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """name: of the run. shared: whether other processes than this one's children know it."""
+    """The processes that share a cache.
+
+    name: of the run. shared: whether other processes than this one's children know it.
+    """
 
     name: str
     shared: bool
@@ -31,7 +34,7 @@ class Scope:
 
 
 def scope_of(environ: Mapping[str, str], parent_pid: int) -> Scope:
-    """The scope that this environment gives."""
+    """Returns the scope that this environment gives."""
     if WorkerEnvironment.is_present(environ):
         agent = environ.get(variable("agent_id"), "")
         return Scope(f"agent-{agent}", True, "the workers of this node's agent")
@@ -47,9 +50,11 @@ def scope_of(environ: Mapping[str, str], parent_pid: int) -> Scope:
 
 
 def scope_on_servers(environ: Mapping[str, str], parent_pid: int, dataset_name: str) -> str:
-    """Empty where a name says what is kept: servers outlive a job, and what another one computed under this name and
-    fingerprint is the same. Without a name, data sets of one type and length could be anything: the job keeps to
-    itself, all its nodes together if it has an id."""
+    """Returns the name of the scope on given servers; empty for a data set with a name.
+
+    Servers outlive a job, and what another job computed under this name and fingerprint is the same. Without a name,
+    data sets of one type and length could be anything: the job keeps to itself, all its nodes together if it has an id.
+    """
     if dataset_name:
         return ""
     if WorkerEnvironment.is_present(environ):
@@ -59,7 +64,7 @@ def scope_on_servers(environ: Mapping[str, str], parent_pid: int, dataset_name: 
 
 
 def directory_name(kind: str, dataset_name: str, fingerprint: str, scope: str) -> str:
-    """Different for whatever must not be mixed up, and readable."""
+    """Returns a readable directory name, different for all caches that must not be mixed up."""
     told = "\0".join((str(FORMAT), kind, dataset_name, fingerprint, scope))
     readable = re.sub(r"[^A-Za-z0-9_.]+", "_", dataset_name)[:24].strip(".") or "unnamed"
     return f"{readable}-{blake2b(told.encode('utf-8', 'surrogatepass'), digest_size=12).hexdigest()}"
@@ -73,7 +78,7 @@ def _name_of_this_process() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Ticks since boot; tells apart two processes of one number."""
+    """Returns when the process started, in ticks since boot; it tells apart two processes of one number."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

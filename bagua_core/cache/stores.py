@@ -11,7 +11,7 @@ from bagua_core.cache.frames import Buffer
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A frame to be written. replaces: what is there under this key was unreadable."""
+    """A frame to be written. replaces: overwrite the frame under this key, which is unreadable or is put anew."""
 
     key: bytes
     frame: bytearray
@@ -29,7 +29,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """entries and used_bytes: -1 where it is not known (or costs too much to ask)."""
+    """Tells how full a store is. entries and used_bytes: -1 where it is not known (or costs too much to ask)."""
 
     entries: int
     used_bytes: int
@@ -38,17 +38,17 @@ class Usage:
 
 
 class Store(Protocol):
-    """Of one process. Reads come from the thread that loads samples, writes from one other thread.
+    """A store as one process uses it. Reads come from the thread that loads samples, writes from one other thread.
 
     Neither call raises for a store that does not work: what is read is missing, what is written is lost, and the
     store itself says so once.
     """
 
     def read(self, keys: Sequence[bytes]) -> Sequence[Buffer | None]:
-        """A frame for each key, None where there is none. To be read at once and not kept; `end_read` follows."""
+        """Returns a frame for each key, None where there is none. To be read at once, not kept; `end_read` follows."""
 
     def end_read(self) -> None:
-        """The frames of the newest `read` are used no more, and what is removed from the store need not be kept for
+        """Ends the use of the frames of the newest `read`: what is removed from the store need not be kept for
         them."""
 
     def write(self, items: Sequence[Item]) -> Written: ...
@@ -56,19 +56,19 @@ class Store(Protocol):
     def usage(self) -> Usage: ...
 
     def count(self) -> int:
-        """Entries there are, which may take long. Raises StoreFault."""
+        """Returns the number of entries, which may take long. Raises StoreFault."""
 
     def clear(self) -> None:
         """Forget all entries. Raises StoreFault."""
 
     def is_whole(self) -> bool:
-        """Whether all of it answers now."""
+        """Tells whether all of the store answers now."""
 
     def close(self) -> None: ...
 
 
 class NoStore:
-    """Stands for a store that could not be opened: the data set is read as if there were no cache."""
+    """Takes the place of a store that could not be opened: the data set is read as if there were no cache."""
 
     def read(self, keys: Sequence[bytes]) -> Sequence[Buffer | None]:
         return [None] * len(keys)

@@ -29,7 +29,10 @@ class WriteBehind:
         report: Callable[[Written], None],
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """buffer_size: frames. report: called in the writing thread after every write, and for what was dropped."""
+        """Takes the store; the thread starts later.
+
+        buffer_size: frames. report: called in the writing thread after every write, and for what was dropped.
+        """
         self._store = store
         self._buffer_size = buffer_size
         self._report = report
@@ -43,12 +46,12 @@ class WriteBehind:
         self._hurried = False
 
     def pending(self, raw: bytes) -> bytearray | None:
-        """The frame of a key that is on its way."""
+        """Returns the frame of a key that is not written yet; None if there is none."""
         item = self._waiting.get(raw) or self._writing.get(raw)
         return None if item is None else item.frame
 
     def put(self, item: Item) -> bool:
-        """Returns False if it was dropped: the store did not move, or all is closed."""
+        """Puts an item into the buffer. Returns False if it was dropped: the store did not move, or all is closed."""
         with self._changed:
             if self._thread is None:
                 self._start()
