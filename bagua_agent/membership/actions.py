@@ -1,4 +1,5 @@
-"""What the leader asks its shell to do. Imperative; each failure comes back as an event."""
+"""The actions that the leader's state machine asks its shell to perform. Names are imperative; each failure comes back
+as an event."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ class ResultOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WriteGeneration:
-    """Only if the record still has expected_previous_number (0: there is none), we still lead, and there is
-    no result."""
+    """Writes a generation, only if the record still has expected_previous_number (0: there is none), this agent still
+    leads, and there is no result."""
 
     generation: Generation
     expected_previous_number: int
@@ -29,7 +30,8 @@ class WriteGeneration:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """Only if we still lead and there is none. failure: the one to show to the user."""
+    """Writes the job's result, only if this agent still leads and there is no result. failure: the one to show to the
+    user."""
 
     outcome: ResultOutcome
     exit_code: int
@@ -39,7 +41,7 @@ class WriteResult:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Ask this agent directly and, unless relay_agent_id is empty, at the same time through that one."""
+    """Asks this agent directly and, unless relay_agent_id is empty, at the same time through that one."""
 
     agent_id: str
     control_address: str
@@ -49,8 +51,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAgents:
-    """Each question gives one direct and, if there is a relay, one relayed ProbeAnswered within the probe
-    window; no answer by then, or no relay to be reached, is UNANSWERED."""
+    """Probes agents. Each question gives one direct and, if there is a relay, one relayed ProbeAnswered within the
+    probe window; no answer by then, or no relay to be reached, is UNANSWERED."""
 
     questions: tuple[Question, ...]
     sequence: int
@@ -68,7 +70,7 @@ class RefuseMember:
 
 @dataclass(frozen=True, slots=True)
 class RemoveDeadAgent:
-    """Remove the agent's keys and its members', only if the agent's key still has join_revision."""
+    """Removes the agent's keys and its members', only if the agent's key still has join_revision."""
 
     agent_id: str
     join_revision: int
@@ -76,14 +78,14 @@ class RemoveDeadAgent:
 
 @dataclass(frozen=True, slots=True)
 class WriteHangOrder:
-    """The order about a hang for all agents; None removes it."""
+    """Writes the order about a hang for all agents; None removes it."""
 
     order: HangOrder | None
 
 
 @dataclass(frozen=True, slots=True)
 class WriteReplicas:
-    """Put the records of `replicas`, new ones and ones that are over, and remove those of the ids in `forgotten`."""
+    """Puts the records of `replicas`, new ones and ones that are over, and removes those of the ids in `forgotten`."""
 
     replicas: tuple[Replica, ...]
     forgotten: tuple[str, ...] = ()
@@ -91,7 +93,7 @@ class WriteReplicas:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send TimePassed at time_s; replaces an earlier WakeAt."""
+    """Sends TimePassed at time_s; replaces an earlier WakeAt."""
 
     time_s: float
 
@@ -110,19 +112,19 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class AskWhetherAlive:
-    """Within a decision: agents to probe. The machine adds relays and the sequence."""
+    """The agents that a decision wants probed. The machine adds relays and the sequence."""
 
     agent_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What should be done about the picture now, and why.
+    """The action that the picture calls for now, and its reason.
 
-    action: None means to wait. wake_at_s: look again then, if nothing happens before. waiting: a wait that
-    ends the job when it lasts too long, so the caller must remember since when. leaves_out: agents that the written
-    generation excludes, though they live, and that come back only after a quarantine; and why. hang_order: the order
-    that the store should contain by now.
+    action: None means to wait. wake_at_s: decide again then, if nothing happens before. waiting: a wait that ends the
+    job when it lasts too long, so the caller must remember since when. leaves_out: agents that the written generation
+    excludes, though they live, and that come back only after a quarantine; and why. hang_order: the order that the
+    store should contain by now.
     """
 
     action: WriteGeneration | WriteResult | AskWhetherAlive | None

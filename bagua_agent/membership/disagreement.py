@@ -24,14 +24,16 @@ MOST_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a member reported. waits_in: None if it reported no operation that can be compared."""
+    """The operation that a member reported it waits in. waits_in: None if it reported no operation that can be
+    compared."""
 
     global_rank: int
     waits_in: CollectiveWait | None
 
 
 def difference(places: Iterable[Place]) -> str | None:
-    """What the members wait in, if two of them wait in different operations; None: they agree, or it is not known."""
+    """Describes what the members wait in, if two of them wait in different operations. Returns None if they agree, or
+    if it is not known."""
     every = sorted(places, key=lambda p: p.global_rank)
     if any(p.waits_in is None for p in every):
         return None
@@ -44,7 +46,8 @@ def difference(places: Iterable[Place]) -> str | None:
 
 
 def described(waiting: Iterable[Place], ended: Mapping[int, str]) -> str:
-    """One line for people. ended: how the members ended that don't wait, by global_rank."""
+    """Describes in one line for people what members wait in. ended: how the members ended that don't wait, by
+    global_rank."""
     groups: dict[str, list[int]] = {}
     for rank, how in sorted(ended.items()):
         groups.setdefault(how, []).append(rank)
@@ -58,7 +61,7 @@ def described(waiting: Iterable[Place], ended: Mapping[int, str]) -> str:
 
 
 def _differs(behind: CollectiveWait, other: CollectiveWait) -> bool:
-    """Whether `other`, which is at least as far, did something else than what `behind` waits in."""
+    """Tells whether `other`, which is at least as far, did something else than what `behind` waits in."""
     newest = behind.newest
     if other.operations[0].position > newest.position:
         return False  # what it did at that place is not told any more

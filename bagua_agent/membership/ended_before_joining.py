@@ -15,7 +15,8 @@ MOST_NAMES = 8
 
 
 def ends_of(view: JobView) -> tuple[EndedBeforeJoining, ...]:
-    """Workers that the first generation lacks, oldest end first; none once the job trains, nor of nodes that left."""
+    """Returns the workers that ended so and that the first generation lacks, oldest end first; none once the job
+    trains, nor of nodes that left."""
     record = view.generation
     if not record.is_gathering if record is not None else view.has_trained:
         return ()
@@ -24,7 +25,7 @@ def ends_of(view: JobView) -> tuple[EndedBeforeJoining, ...]:
 
 
 def described(view: JobView) -> str:
-    """Which nodes have such workers; empty if none has."""
+    """Names the nodes that have such workers, in a sentence; empty if none has."""
     nodes = list(dict.fromkeys(e.node_name for e in ends_of(view)))
     if not nodes:
         return ""
@@ -32,7 +33,7 @@ def described(view: JobView) -> str:
 
 
 def fails_at_s(view: JobView, policy: Policy) -> float | None:
-    """When a job with too few nodes fails because of such ends; None: never."""
+    """Returns the time at which a job with too few nodes fails because of such ends; None: never."""
     early = ends_of(view)
     if not early or policy.join_timeout_s is None:
         return None
@@ -40,7 +41,8 @@ def fails_at_s(view: JobView, policy: Policy) -> float | None:
 
 
 def expected(view: JobView, policy: Policy) -> str:
-    """What happened and what follows while there are too few nodes, for people; empty if nothing did."""
+    """Describes for people what happened and what follows while there are too few nodes; empty if no worker ended
+    so."""
     what = described(view)
     if not what:
         return ""

@@ -1,7 +1,8 @@
-"""What happened, as an agent learns of it: past tense, frozen, each with the agent's own time.
+"""The events that the membership decisions react to: past tense, frozen, each with the time at which the agent learned
+of it.
 
-The store's keys come as events both when they are first read and when they change; the same key read twice is
-no change. Answers of actions come as events too, failures of actions included.
+The store's keys come as events both when they are first read and when they change; the same key read twice is no
+change. Answers of actions come as events too, failures of actions included.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bagua_contract.step_settings import StepSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """now_s: time of the agent's monotonic clock at which it learned of this; never goes back."""
+    """An event that an agent learned of. now_s: the time of that on the agent's monotonic clock; never goes back."""
 
     now_s: float
 
@@ -84,7 +85,8 @@ class GenerationSeen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationWriteRefused(Event):
-    """A WriteGeneration did not happen: we lead no longer, the record had changed, or the store was unavailable.
+    """A WriteGeneration did not happen: this agent leads no longer, the record had changed, or the store was
+    unavailable.
 
     If it is unknown whether it happened, read the record first: GenerationSeen, then this if it had not.
     """
@@ -116,8 +118,8 @@ class HangOrderSeen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswered(Event):
-    """relayed: the answer came through another agent. sequence: that of the ProbeAgents. workers: those that
-    live there, if the answer says so."""
+    """An agent answered a probe. relayed: the answer came through another agent. sequence: that of the ProbeAgents.
+    workers: those that live there, if the answer says so."""
 
     agent_id: str
     sequence: int
@@ -193,7 +195,7 @@ class ModeSeen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosingSeen(Event):
-    """generation: the one that confirmed the last step."""
+    """control/closing was put. generation: the one that confirmed the last step."""
 
     generation: int
 
@@ -215,11 +217,11 @@ class TimePassed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadershipWon(Event):
-    """revision: create revision of control/leader, the fencing token."""
+    """This agent was elected. revision: create revision of control/leader, the fencing token."""
 
     revision: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadershipLost(Event):
-    """The key is gone or another's. Actions under way may still fail or succeed."""
+    """This agent leads no longer: the key is gone or another agent's. Actions under way may still fail or succeed."""

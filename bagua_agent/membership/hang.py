@@ -54,8 +54,8 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class HangLimits:
-    """hang_timeout_s None: no worker is ever replaced and no job given up, only named and renewed. policy.py explains
-    the values."""
+    """The limits by which a hang is judged; policy.py explains the values. hang_timeout_s None: no worker is ever
+    replaced and no job given up, only named and renewed."""
 
     usual_factor: float
     notice_s: float
@@ -75,11 +75,14 @@ class HangLimits:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """waiting_since_s: None while it is outside. outside_since_s: when its last reported wait ended; None if it
-    reported none in this generation. answers: its agent does, or was not asked yet. holder: it has the job's state.
-    newcomer: it has committed nothing yet. cannot_reach: hosts that don't acknowledge what it sends. waits_in:
-    the operation that it waits in; None if it reported none that can be compared. mate_waits: another worker of its
-    replica waits; it may be held up by that one, in collectives of the replica, which are not reported."""
+    """A member of the generation, as far as it waits or is outside.
+
+    waiting_since_s: None while it is outside. outside_since_s: when its last reported wait ended; None if it reported
+    none in this generation. answers: its agent does, or was not asked yet. holder: it has the job's state. newcomer: it
+    has committed nothing yet. cannot_reach: hosts that don't acknowledge what it sends. waits_in: the operation that it
+    waits in; None if it reported none that can be compared. mate_waits: another worker of its replica waits; it may be
+    held up by that one, in collectives of the replica, which are not reported.
+    """
 
     worker_id: str
     global_rank: int
@@ -96,7 +99,8 @@ class MemberState:
 
 @dataclass(frozen=True, slots=True)
 class HangSituation:
-    """usual_step_s: None before the first steps. renewals, replacements: for hanging, since the last commit."""
+    """The picture that a hang is decided on. usual_step_s: None before the first steps. renewals, replacements: for
+    hanging, since the last commit."""
 
     generation: int
     members: tuple[MemberState, ...]
@@ -116,8 +120,8 @@ class HangOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HangDecision:
-    """workers: those concerned, the slowest first. wake_at_s: decide again then if nothing happens before. cut: the
-    reason is a cut between hosts, which no stack shows."""
+    """The outcome that a situation calls for. workers: those concerned, the slowest first. wake_at_s: decide again then
+    if nothing happens before. cut: the reason is a cut between hosts, which no stack shows."""
 
     outcome: HangOutcome
     reason: str
@@ -128,8 +132,9 @@ class HangDecision:
 
 @dataclass(frozen=True, slots=True)
 class HangOrder:
-    """What the leader has written for all agents: save your workers' stacks, and what it concerns. outcome REPLACE: the
-    agents of `workers` then kill them. It stays in the store as long as it is true, so it can't be missed."""
+    """The order that the leader has written for all agents: to save their workers' stacks, and what it concerns.
+    outcome REPLACE: the agents of `workers` then kill them. It stays in the store as long as it is true, so it can't be
+    missed."""
 
     generation: int
     outcome: HangOutcome
@@ -138,7 +143,8 @@ class HangOrder:
 
 
 def order_for(decision: HangDecision, generation: int, standing: HangOrder | None) -> HangOrder | None:
-    """The order that should stand now; `standing` itself where nothing new has to be done, None for no order."""
+    """Returns the order that should be in the store now: `standing` itself if nothing new has to be done, None for no
+    order."""
     if decision.outcome is HangOutcome.NOTHING or decision.cut:
         return None
     if standing is not None and (standing.generation, standing.outcome) == (generation, decision.outcome):
@@ -150,7 +156,7 @@ def order_for(decision: HangDecision, generation: int, standing: HangOrder | Non
 
 
 def decide_hang(situation: HangSituation, now_s: float, limits: HangLimits) -> HangDecision:
-    """What the picture calls for now."""
+    """Decides what the picture calls for now, by the module's table."""
     waits = [m.waiting_since_s for m in situation.members if m.waiting_since_s is not None]
     if not waits:
         return HangDecision(HangOutcome.NOTHING, "no worker waits")
@@ -181,8 +187,8 @@ def decide_hang(situation: HangSituation, now_s: float, limits: HangLimits) -> H
 
 
 def wait_began_s(seen_at_s: float, waited_s: float) -> float:
-    """When a wait began by the clock of the agent that learned of it at seen_at_s. A report that was delayed, or that a
-    new leader reads only now, makes the wait appear younger, never older."""
+    """Returns when a wait began, by the clock of the agent that learned of it at seen_at_s. A report that was delayed,
+    or that a new leader reads only now, makes the wait appear younger, never older."""
     return seen_at_s - waited_s
 
 
@@ -233,7 +239,7 @@ def _cut(situation: HangSituation, waited_s: float, now_s: float, limits: HangLi
 
 
 def _cut_off(situation: HangSituation) -> list[MemberState]:
-    """One a node: its workers share the cable."""
+    """Returns one member of each node that can't reach a host, in rank order: a node's workers share the cable."""
     by_node = {m.node_name: m for m in reversed(situation.members) if m.cannot_reach}
     return sorted(by_node.values(), key=lambda m: m.global_rank)
 

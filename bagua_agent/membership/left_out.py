@@ -17,7 +17,7 @@ from bagua_agent.membership.view import Quarantine
 
 @dataclass(frozen=True, slots=True)
 class NodeInTrouble:
-    """One node of a generation that does not work. Their order is that of the ranks.
+    """A node of a generation that does not work. Sequences of them are in rank order.
 
     reports: its own workers say that they can't go on. times_left_out: lately.
     """
@@ -40,12 +40,12 @@ def ways_out(
     accusations: Iterable[tuple[str, str]],
     may_go: Collection[str] | None = None,
 ) -> list[WayOut]:
-    """What could be tried, best first; never all of `nodes`.
+    """Returns the sets of nodes that could be left out, best first; never all of `nodes`.
 
     accusations: (agent that says so, agent that it can't reach). may_go: agents that can be left out; all by default.
-    First the fewest nodes whose absence leaves no two that name each other; then single nodes: the one named by
-    most others first, rather one without the state, then one that reports trouble itself, then who was left out
-    less often, then the last in rank.
+    First the fewest nodes whose absence leaves no two that name each other; then single nodes: the one named by most
+    others first, rather one without the state, then one that reports trouble itself, then the one left out less often,
+    then the last in rank.
     """
     place = {n.agent_id: i for i, n in enumerate(nodes)}
     edges = {(a, b) for a, b in accusations if a != b and a in place and b in place}
@@ -87,7 +87,7 @@ def _complaint(node: NodeInTrouble, nodes: Sequence[NodeInTrouble], named_by: Co
 def quarantined(
     before: Mapping[str, Quarantine], agent_ids: Iterable[str], why: str, now_s: float, policy: Policy
 ) -> Mapping[str, Quarantine]:
-    """The quarantines once `agent_ids` are left out; those that are long over are forgotten."""
+    """Returns the quarantines once `agent_ids` are left out; those that are long over are forgotten."""
     lately = {a: q for a, q in before.items() if now_s < q.until_s + policy.quarantine_longest_s}
     added = {}
     for agent_id in agent_ids:

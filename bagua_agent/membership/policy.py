@@ -114,9 +114,9 @@ class Policy:
 
     @property
     def election_grace_s(self) -> float:
-        """After an election, members whose keys are missing may only be putting them again, since etcd was unavailable.
-        Live agents have done so within one lease; a suspicion cuts the wait short, so it does not delay a loss that
-        stops a member."""
+        """The time after an election in which members whose keys are missing may only be putting them again, since etcd
+        was unavailable. Live agents have done so within one lease; a suspicion cuts the wait short, so it does not
+        delay a loss that stops a member."""
         return self.lease_ttl_s
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ class Chosen:
 
 
 def assign(chosen: Iterable[Chosen]) -> tuple[Placement, ...]:
-    """Placements in rank order. The order of `chosen` does not matter. Replicas must be whole."""
+    """Returns the placements in rank order. The order of `chosen` does not matter. Replicas must be whole."""
     chosen = list(chosen)
     if any(w.replica for w in chosen):
         return _assign_replicas(chosen)
@@ -68,7 +68,8 @@ def assign(chosen: Iterable[Chosen]) -> tuple[Placement, ...]:
 
 
 def _assign_replicas(chosen: list[Chosen]) -> tuple[Placement, ...]:
-    """Replicas in the order that rule 5 gives nodes; nodes in that of their first worker."""
+    """Returns the placements of a job with replicas: replicas in the order that rule 5 gives nodes, nodes in that of
+    their first worker."""
     by_id = {w.worker_id: w for w in chosen}
     replicas = [[by_id[w] for w in group] for group in {w.replica for w in chosen}]
     slots: defaultdict[str, list[int]] = defaultdict(list)

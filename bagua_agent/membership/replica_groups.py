@@ -20,8 +20,8 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """of: worker to its replica's workers, of replicas that are not over. over: workers of those that are. records: the
-    records that count, by id."""
+    """The job's replicas. of: worker to its replica's workers, of replicas that are not over. over: workers of those
+    that are. records: the records that count, by id."""
 
     of: Mapping[str, Group]
     over: frozenset[str]
@@ -29,7 +29,7 @@ class Groups:
 
 
 def groups(view: JobView) -> Groups:
-    """All replicas of the job."""
+    """Returns all replicas of the job."""
     found: dict[str, Group] = {}
     if view.replica_size <= 1:
         return Groups({}, frozenset(), {})
@@ -49,7 +49,8 @@ def groups(view: JobView) -> Groups:
 
 
 def _add(found: dict[str, Group], group: Group) -> bool:
-    """Whether the group is, or becomes, that of each of its workers."""
+    """Adds the group unless one of its workers is in another one. Returns whether it then is the group of each of its
+    workers."""
     known = {found.get(w) for w in group}
     if known == {None}:
         found.update(dict.fromkeys(group, group))
@@ -58,13 +59,13 @@ def _add(found: dict[str, Group], group: Group) -> bool:
 
 
 def groups_in(record: Generation, size: int) -> Iterator[tuple[Placement, ...]]:
-    """Members by replica; `lists_whole_replicas` must hold."""
+    """Yields the members of each replica; `lists_whole_replicas` must hold."""
     for start in range(0, len(record.members), size):
         yield record.members[start : start + size]
 
 
 def lists_whole_replicas(record: Generation, size: int) -> bool:
-    """A1: a leader of a job with replicas of `size` workers may have written it."""
+    """Tells whether a leader of a job with replicas of `size` workers may have written the record (A1)."""
     if size <= 1:
         return not any(m.replica_rank or m.shard_rank for m in record.members)
     return record.world_size % size == 0 and all(
@@ -73,7 +74,7 @@ def lists_whole_replicas(record: Generation, size: int) -> bool:
 
 
 def present_as_whole(raw: Mapping[str, MemberView], known: Groups) -> dict[str, MemberView]:
-    """Those of `raw`, workers that are there, whose replicas are there as a whole, with their replicas."""
+    """Returns those of `raw`, workers that are there, whose replicas are there as a whole, with their replicas."""
     return {
         worker_id: replace(member, replica=group)
         for worker_id, member in raw.items()
@@ -82,7 +83,8 @@ def present_as_whole(raw: Mapping[str, MemberView], known: Groups) -> dict[str, 
 
 
 def whole(workers: Iterable[tuple[str, Group]]) -> set[str]:
-    """Of workers with their replicas, those whose replicas are among them entirely. Without a replica: each."""
+    """Returns the workers whose replicas are entirely among `workers`, which are pairs of a worker and its replica. A
+    worker without a replica always counts."""
     listed = list(workers)
     ids = {worker_id for worker_id, _ in listed}
     return {worker_id for worker_id, group in listed if all(w in ids for w in group)}

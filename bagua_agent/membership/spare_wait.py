@@ -1,7 +1,8 @@
-"""Says on a ready node that the generation leaves out why it waits: for an allowed size, for the cooldown, or for a
-place among as many nodes as are wanted. Pure.
+"""Gives the reason why a ready node is left out of the generation and waits: for an allowed size, for the cooldown, or
+for a place among as many nodes as are wanted. Pure.
 
-The leader decides the sizes (formation/decision.py, restarting.py); this only describes its own picture of them.
+The leader decides the sizes (formation/decision.py, restarting.py); this only describes the agent's own picture of
+them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from bagua_agent.membership.view import JobView
 
 
 def described(view: JobView, agent_id: str, now_s: float) -> str:
-    """Empty for a node that is in the generation, not ready, or about to be taken."""
+    """Returns the reason for which a node waits; empty for one that is in the generation, not ready, or about to be
+    taken."""
     record, wanted = view.generation, view.wanted
     if record is None or wanted is None or not record.members:
         return ""

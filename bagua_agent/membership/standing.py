@@ -47,14 +47,14 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """in_force: the newest generation known to be in force (a lower bound); 0: none.
+    """The generation in force, with the workers that survive it, are lost, or are missing.
 
-    present: workers that are there, by id; in a job with replicas those whose replicas are there as a whole.
-    unassigned: workers that are there and in no replica, in such a job.
-    survivors: see above. lost: members that break what may be in
-    force. newcomers_gone: members of the pending record that died before it was in force.
-    missing: members whose keys are gone, but that are given until missing_until_s to put them again.
-    unbuilt: those of the suspicions that say that the pending record can't come into force.
+    in_force: the newest generation known to be in force (a lower bound); 0: none. present: workers that are there, by
+    id; in a job with replicas those whose replicas are there as a whole. unassigned: workers that are there and in no
+    replica, in such a job. survivors: see above. lost: members that break what may be in force. newcomers_gone: members
+    of the pending record that died before it was in force. missing: members whose keys are gone, but that are given
+    until missing_until_s to put them again. unbuilt: those of the suspicions that say that the pending record can't
+    come into force.
     """
 
     in_force: int
@@ -75,7 +75,7 @@ class Standing:
 
 
 def in_force(view: JobView, record: Generation | None) -> int:
-    """The newest generation up to `record` that is known to be in force."""
+    """Returns the newest generation up to `record` that is known to be in force; 0 without a record."""
     if record is None:
         return 0
     at_once = record.kind is GenerationKind.FAILOVER or record.base == 0
@@ -135,7 +135,7 @@ def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> St
 def _absent_with(
     view: JobView, record: Generation, placement: Placement, alive: Mapping[str, MemberView]
 ) -> list[Placement]:
-    """Workers whose absence makes the member of `placement` absent: itself, or others of its replica."""
+    """Returns the workers whose absence makes the member of `placement` absent: itself, or others of its replica."""
     if view.replica_size <= 1:
         return [placement]
     start = placement.global_rank - placement.global_rank % view.replica_size
@@ -151,7 +151,7 @@ def _unassigned(view: JobView, alive: Mapping[str, MemberView], known: Groups) -
 def _holding_together(
     survivors: tuple[Survivor, ...], present: Mapping[str, MemberView]
 ) -> tuple[Survivor, ...]:
-    """A replica holds the state only if all its workers do."""
+    """Returns the survivors, each a holder only if all workers of its replica are holders."""
     holders = {s.worker_id for s in survivors if s.holder}
     return tuple(
         replace(s, holder=all(w in holders for w in present[s.worker_id].replica or (s.worker_id,)))
@@ -168,7 +168,8 @@ class _Weight(Enum):
 def _weigh(
     suspicion: SuspicionView, record: Generation | None, bound: int, since: Mapping[str, int]
 ) -> tuple[SuspicionView, _Weight]:
-    """What a suspicion of a generation from `bound` up to `record` means. since: since_generation of its members.
+    """Decides how a suspicion of a generation from `bound` up to `record` counts, and returns it with the kind that it
+    then has. since: since_generation of the record's members.
 
     That the pending record can't be built somewhere breaks nothing. Nor does a newcomer that could not enter it: if the
     others did, they say so themselves. But a stall in a generation that a newer planned record superseded is a break:
@@ -188,7 +189,7 @@ def _weigh(
 
 
 def _present(view: JobView, evidence: Evidence) -> dict[str, MemberView]:
-    """Ready, on an agent that lives, and not known to have ended."""
+    """Returns the workers that are ready, on an agent that lives, and neither refused nor known to have ended."""
     there = {a.agent_id for a in view.agents.values() if not evidence.is_dead(a)}
     return {
         worker_id: m
@@ -208,7 +209,7 @@ def _is_excused(
     suspicions: Iterable[SuspicionView],
     in_grace: bool,
 ) -> bool:
-    """Whether a missing member need not be dropped now: no worker suspects it, and it may come back or has ended
+    """Tells whether a missing member need not be dropped now: no worker suspects it, and it may come back or has ended
     well together with all others."""
     if (
         placement.worker_id in view.failures
@@ -230,7 +231,7 @@ def _lost_outside(
     present: Mapping[str, MemberView],
     suspicions: Iterable[SuspicionView],
 ) -> list[str]:
-    """Members of the generation in force that the pending record leaves out, and that are gone.
+    """Returns the members of the generation in force that the pending record leaves out, and that are gone.
 
     Most have left as they were asked, which proves nothing. But if one failed, or a worker that is still in that
     generation misses a peer, the switch will never happen.
@@ -264,7 +265,8 @@ def _survivors(view: JobView, bound: int, present: Mapping[str, MemberView]) -> 
 
 
 def is_there(placement: Placement, present: Mapping[str, MemberView]) -> bool:
-    """On the agent that the record names. No leader writes another, but a client that may write to etcd can."""
+    """Tells whether the worker is present on the agent that the record names. No leader writes another, but a client
+    that may write to etcd can."""
     member = present.get(placement.worker_id)
     return member is not None and member.agent_id == placement.agent_id
 

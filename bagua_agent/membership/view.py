@@ -21,7 +21,7 @@ from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 
 
 class Run(Enum):
-    """How far a node is with its workers of a RESTART generation."""
+    """The state of a node's workers of a RESTART generation."""
 
     NONE = pb.Agent.NONE
     RUNNING = pb.Agent.RUNNING
@@ -32,8 +32,8 @@ class Run(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """agents/<agent>. join_revision: create revision of the key, so the order in which nodes came. cut_off: agents
-    whose hosts do not answer this one, of those that held parts of its replicas.
+    """The content of the key agents/<agent>. join_revision: create revision of the key, so the order in which nodes
+    came. cut_off: agents whose hosts do not answer this one, of those that held parts of its replicas.
 
     The rest is for restart mode. ready: workers can be started at once. run: what it does for run_generation.
     ready_since_s, run_since_s: when this agent first saw that.
@@ -56,8 +56,9 @@ class AgentView:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """members/<worker>. ready_since_s: when this agent first saw the key, or this stage of it. replica: its replica's
-    workers in the order of their shards, once standing.py knows it; none in a job without replicas."""
+    """The content of the key members/<worker>. ready_since_s: when this agent first saw the key, or this stage of it.
+    replica: its replica's workers in the order of their shards, once standing.py knows it; none in a job without
+    replicas."""
 
     worker_id: str
     agent_id: str
@@ -73,7 +74,7 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """replicas/<replica>. order: create revision of the key."""
+    """The content of the key replicas/<replica>. order: create revision of the key."""
 
     replica: Replica
     order: int
@@ -81,12 +82,12 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class SuspicionView:
-    """suspicions/<worker>.
+    """The content of the key suspicions/<worker>.
 
     seen_since_s: when this agent first saw this sequence. broken_since_s: when it first saw that this generation is
-    broken there, however often that is reported. waited_s: as reported. waiting_since_s: of a stall, since
-    when the worker waits, by this agent's clock. usual_step_s: 0 is unknown. waits_in: what it waits in; None
-    where that can't be compared with others.
+    broken there, however often that is reported. waited_s: as reported. waiting_since_s: of a stall, since when the
+    worker waits, by this agent's clock. usual_step_s: 0 is unknown. waits_in: what it waits in; None where that can't
+    be compared with others.
     """
 
     worker_id: str
@@ -104,17 +105,17 @@ class SuspicionView:
 
     @property
     def broken(self) -> bool:
-        """Its communicator can't be used again."""
+        """Whether the worker's communicator can't be used again."""
         return self.kind is SuspicionKind.BROKEN
 
 
 @dataclass(frozen=True, slots=True)
 class FailureView:
-    """failures/<worker>. order: create revision of the key; the least is the first of the job.
+    """The content of the key failures/<worker>. order: create revision of the key; the least is the first of the job.
 
-    was_member: it was in a generation, or this is unknown. generation: the one it was started for in restart mode,
-    else 0. global_rank: -1 if it had none. seen_since_s: when this agent first saw the key.
-    kills_in_a_row: workers of its slot that a signal ended without progress, this one included; 0: no signal did.
+    was_member: it was in a generation, or this is unknown. generation: the one it was started for in restart mode, else
+    0. global_rank: -1 if it had none. seen_since_s: when this agent first saw the key. kills_in_a_row: workers of its
+    slot that a signal ended without progress, this one included; 0: no signal did.
     """
 
     worker_id: str
@@ -136,7 +137,7 @@ class FailureView:
 
     @staticmethod
     def of(failure: pb.Failure, order: int) -> FailureView:
-        """order: create revision of its key."""
+        """Converts the message of a failure. order: create revision of its key."""
         return FailureView(
             worker_id=failure.worker_id,
             node_name=failure.node_name,
@@ -167,7 +168,7 @@ class EndedBeforeJoining:
 
 @dataclass(frozen=True, slots=True)
 class DepartureView:
-    """departed/<worker>: its agent saw it end after its node was asked to leave.
+    """The content of the key departed/<worker>: its agent saw it end after its node was asked to leave.
 
     generation: the newest that listed it, 0 if none did; world_size: of that generation. state: what it held when it
     stepped aside; none if it reported nothing. part, parts: of the last checkpoint; parts 0: none is its own. problem:
@@ -188,8 +189,9 @@ class DepartureView:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """count: generations in a row that replaced one that did not work though all lived, and in which no worker is known
-    to have committed. newest_since_s: when this agent first saw the newest record."""
+    """Counts the generations that did not work. count: generations in a row that replaced one that did not work though
+    all lived, and in which no worker is known to have committed. newest_since_s: when this agent first saw the newest
+    record."""
 
     count: int = 0
     newest_since_s: float = float("-inf")
@@ -197,7 +199,7 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """How many nodes the job wants."""
+    """The numbers of nodes that the job wants, from the least to the most."""
 
     min_nodes: int
     max_nodes: int
@@ -272,23 +274,23 @@ class JobView:
 
     @property
     def settings(self) -> StepSettings:
-        """That the next generation has."""
+        """The settings of steps that the next generation has."""
         return self.pinned_settings.over(self.tuned_settings)
 
     @property
     def wanted(self) -> Desired | None:
-        """`desired`, its ends moved inwards to allowed sizes."""
+        """The desired numbers of nodes, their ends moved inwards to allowed sizes; None if `desired` is."""
         if self.desired is None:
             return None
         return Desired(*self.size_policy.bounds(self.desired.min_nodes, self.desired.max_nodes))
 
     def room(self, desired: Desired) -> Room:
-        """The sizes that the next generation may have."""
+        """Returns the sizes that the next generation may have."""
         return self.size_policy.room(desired.min_nodes, desired.max_nodes)
 
     @property
     def cooldown_until_s(self) -> float:
-        """Until when no voluntary change of the number of nodes is made."""
+        """The time until which no voluntary change of the number of nodes is made."""
         return self.resized_since_s + self.size_policy.cooldown_s
 
     @property
@@ -297,7 +299,7 @@ class JobView:
 
     @property
     def generation_number(self) -> int:
-        """Of the record in the store; 0: there is none."""
+        """The number of the record in the store; 0: there is none."""
         return self.replaced_number if self.generation is None else self.generation.number
 
     @property
@@ -306,18 +308,18 @@ class JobView:
         return self.committed_generation > 0 or (self.generation is not None and self.generation.base > 0)
 
     def known_agent(self, agent_id: str) -> AgentView:
-        """An agent that is there, or that is gone."""
+        """Returns the agent of that id, one that is there or one that is gone."""
         return self.agents[agent_id] if agent_id in self.agents else self.gone[agent_id]
 
     def record(self, number: int) -> Generation | None:
-        """The record of that number, if this agent still has it."""
+        """Returns the record of that number, if this agent still has it, else None."""
         if self.generation is not None and self.generation.number == number:
             return self.generation
         return next((g for g in self.earlier if g.number == number), None)
 
 
 class ProbeVerdict(Enum):
-    """What an agent answered to a probe."""
+    """The answer of an agent to a probe."""
 
     ALIVE = control_pb2.ProbeReply.ALIVE
     REFUSED = control_pb2.ProbeReply.REFUSED
@@ -366,11 +368,11 @@ class Waiting(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What this leader knows in addition to the store; the next leader starts without it.
+    """Holds what this leader knows in addition to the store; the next leader starts without it.
 
-    alive_agents: agent to the time at which the question it answered was asked. dead_workers: their agent
-    lives and reported their end, while it could not write it to the store. quarantines: nodes that this leader
-    left out, by agent. doubted_agents: restart mode: agent to the time since which it should be probed.
+    alive_agents: agent to the time at which the question it answered was asked. dead_workers: their agent lives and
+    reported their end, while it could not write it to the store. quarantines: nodes that this leader left out, by
+    agent. doubted_agents: restart mode: agent to the time since which it should be probed.
     """
 
     observer_agent_id: str
@@ -385,8 +387,8 @@ class Evidence:
     waiting_since_s: float = 0.0
 
     def sees_itself(self, view: JobView) -> bool:
-        """Whether the leader's own agent is in the picture; not while it puts its key again, after its lease ended.
-        Until then what all agents in the picture do or lack says nothing of the job."""
+        """Tells whether the leader's own agent is in the picture. It is not while it puts its key again, after its
+        lease ended; until then what all agents in the picture do or lack says nothing of the job."""
         return self.observer_agent_id in view.agents
 
     def is_dead(self, agent: AgentView) -> bool:

@@ -16,12 +16,12 @@ _LONGEST_WHY = 160  # a reason travels in the record that each agent reads
 
 
 def named(view: JobView, worker_ids: Iterable[str]) -> str:
-    """As "global ranks 1, 2 on h2, global rank 3 on h3"."""
+    """Names workers by global rank and node, as "global ranks 1, 2 on h2, global rank 3 on h3"."""
     return some(f"{ranks} on {node}" for node, ranks, _ in _by_node(view, _placements(view), worker_ids))
 
 
 def lost(view: JobView, evidence: Evidence, worker_ids: Iterable[str]) -> str:
-    """As "lost global rank 1 on h2 (killed by SIGKILL)"."""
+    """Says that workers are lost and why, as "lost global rank 1 on h2 (killed by SIGKILL)"."""
     placements = _placements(view)
     parts = []
     for node, ranks, ids in _by_node(view, placements, worker_ids):
@@ -32,19 +32,20 @@ def lost(view: JobView, evidence: Evidence, worker_ids: Iterable[str]) -> str:
 
 
 def named_failure(failure: FailureView) -> str:
-    """As "global rank 1 on h2 (ValueError: bad)"; by its slot if it was in no generation yet."""
+    """Names a failed worker, as "global rank 1 on h2 (ValueError: bad)"; by its slot if it was in no generation yet."""
     rank = f"global rank {failure.global_rank}" if failure.global_rank >= 0 else f"slot {failure.slot}"
     return f"{rank} on {failure.node_name} ({failure.summary})"
 
 
 def nodes_of(view: JobView, agent_ids: Iterable[str]) -> str:
-    """The nodes of agents; the id of one that is not known here."""
+    """Names the nodes of agents; by the agent's id if it is not known here."""
     known = {**view.gone, **view.agents}
     return some(known[a].node_name if a in known else a for a in agent_ids)
 
 
 def _placements(view: JobView) -> dict[str, Placement]:
-    """In the generation in force, whose ranks people have read; else in the newest record that lists the worker."""
+    """Returns each worker's placement in the generation in force, whose ranks people have read; else in the newest
+    record that lists the worker."""
     older = sorted(view.earlier, key=lambda record: record.number)
     records = (*older, view.generation, view.record(in_force(view, view.generation)))
     return {m.worker_id: m for record in records if record is not None for m in record.members}
@@ -53,7 +54,7 @@ def _placements(view: JobView) -> dict[str, Placement]:
 def _by_node(
     view: JobView, placements: Mapping[str, Placement], worker_ids: Iterable[str]
 ) -> list[tuple[str, str, list[str]]]:
-    """Node, its workers' ranks in words, and their ids, for each node in the order of `worker_ids`."""
+    """Returns the node, its workers' ranks in words, and their ids, for each node in the order of `worker_ids`."""
     nodes: dict[str, list[Placement]] = {}
     unlisted: list[tuple[str, str, list[str]]] = []
     for worker_id in worker_ids:
@@ -73,7 +74,7 @@ def _by_node(
 
 
 def _cause(view: JobView, evidence: Evidence, worker_id: str, placement: Placement | None) -> str:
-    """Why the worker is gone, as far as the records say; empty: they do not."""
+    """Returns why the worker is gone, as far as the records say; empty if they do not."""
     if (failure := view.failures.get(worker_id)) is not None:
         return shortened(failure.summary, _LONGEST_WHY)
     if worker_id in evidence.dead_workers:

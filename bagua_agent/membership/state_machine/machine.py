@@ -54,13 +54,12 @@ class IllegalTransition(InternalError):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Make it with `new_state`.
+    """The picture, the evidence, and the actions that the shell has not answered yet. Make it with `new_state`.
 
-    writing: number of the generation whose write is under way. writing_result: a result is. ended: there is
-    a result. refusal: the last write was refused, so the next one waits. refusing: workers whose refusal was asked
-    for, with the time. removals: dead agents, likewise. ordering: the hang order whose write was asked for, likewise.
-    replicas: records whose write or removal (None) was asked for, likewise, by id.
-    wake_at_s: last WakeAt.
+    writing: number of the generation whose write is under way. writing_result: a result is. ended: there is a result.
+    refusal: the last write was refused, so the next one waits. refusing: workers whose refusal was asked for, with the
+    time. removals: dead agents, likewise. ordering: the hang order whose write was asked for, likewise. replicas:
+    records whose write or removal (None) was asked for, likewise, by id. wake_at_s: last WakeAt.
     """
 
     view: JobView
@@ -82,7 +81,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """reason: why these actions, or why none."""
+    """The result of an event: the new state and the actions. reason: why these actions, or why none."""
 
     state: State
     actions: tuple[Action, ...]
@@ -102,12 +101,14 @@ def new_state(
 
 
 def step(state: State, event: ev.Event, policy: Policy) -> Step:
-    """What follows `event`. Raises IllegalTransition for one that our own code cannot have meant."""
+    """Returns the state after `event`, and the actions. Raises IllegalTransition for an event that our own code cannot
+    have meant."""
     return step_all(state, (event,), policy)
 
 
 def step_all(state: State, happened: Iterable[ev.Event], policy: Policy) -> Step:
-    """As `step`, deciding once after all of them: for the first reading of the store, and for bursts."""
+    """Applies several events as `step` does, but decides once after all of them: for the first reading of the store,
+    and for bursts."""
     note = ""
     for event in happened:
         state, note = _absorb(state, event)
@@ -119,7 +120,7 @@ def step_all(state: State, happened: Iterable[ev.Event], policy: Policy) -> Step
 
 
 def _absorb(state: State, event: ev.Event) -> tuple[State, str]:
-    """The state that knows of `event`, and why it was ignored, if it was."""
+    """Returns the state that knows of `event`, and why it was ignored, if it was."""
     if event.now_s < state.now_s:
         raise IllegalTransition(f"time went back from {state.now_s}", event, state)
     before = state
@@ -171,7 +172,7 @@ def _absorb(state: State, event: ev.Event) -> tuple[State, str]:
 
 
 def _is_answered(state: State, number: int) -> bool:
-    """Whether a write of that number may have been asked for: by us, in this or an earlier leadership."""
+    """Tells whether this agent may have asked for a write of that number, in this or an earlier leadership."""
     return number <= state.view.generation_number + 1
 
 
@@ -248,7 +249,7 @@ def _reason(note: str, decision: Decision) -> str:
 
 
 def _refuse_misfits(state: State, actions: list[Action], policy: Policy) -> tuple[State, float | None]:
-    """Request the refusal of each misfit until it is in the store; also when to request it again."""
+    """Requests the refusal of each misfit until it is in the store; also returns when to request it again."""
     refusing: dict[str, float] = {}
     for worker_id, what in sorted(misfits(state.view).items()):
         asked_at_s = state.refusing.get(worker_id)
@@ -263,7 +264,7 @@ def _refuse_misfits(state: State, actions: list[Action], policy: Policy) -> tupl
 def _order(
     state: State, order: HangOrder | None, actions: list[Action], policy: Policy
 ) -> tuple[State, float | None]:
-    """Request the write of `order` until it is in the store; also when to request it again."""
+    """Requests the write of `order` until it is in the store; also returns when to request it again."""
     if order == state.view.hang_order:
         return replace(state, ordering=None), None
     asked = state.ordering
@@ -274,15 +275,15 @@ def _order(
 
 
 def _same_order(one: HangOrder | None, other: HangOrder | None) -> bool:
-    """But for the reason, which tells a time."""
+    """Tells whether two orders are the same but for the reason, which tells a time."""
     if one is None or other is None:
         return one is other
     return (one.generation, one.outcome, one.workers) == (other.generation, other.outcome, other.workers)
 
 
 def _replicas(state: State, policy: Policy) -> tuple[State, float | None, list[Action]]:
-    """Request the writes of records of replicas until they are in the store; also when to request them again. One that
-    shares a worker with another whose write may still succeed waits for that."""
+    """Requests the writes of records of replicas until they are in the store; also returns when to request them again.
+    A record that shares a worker with another whose write may still succeed waits for that."""
     due = decide_replicas(state.view, state.evidence, state.now_s, policy)
     recent = {
         replica_id: asked
@@ -310,14 +311,15 @@ def _replicas(state: State, policy: Policy) -> tuple[State, float | None, list[A
 
 
 def _same_record(one: Replica | None, other: Replica | None) -> bool:
-    """But for the reason, which may name more workers by now."""
+    """Tells whether two records are the same. Of replicas that are over the reason may differ: it may name more workers
+    by now."""
     if one is None or other is None or not (one.over and other.over):
         return one == other
     return one.members == other.members
 
 
 def _remove_dead(state: State, actions: list[Action], policy: Policy) -> tuple[State, float | None]:
-    """Ask for the removal of dead agents' keys while they stand; also when to ask again."""
+    """Requests the removal of dead agents' keys while these exist; also returns when to request it again."""
     removals: dict[tuple[str, int], float] = {}
     for agent_id in sorted(state.evidence.dead_agents):
         agent = state.view.agents.get(agent_id)

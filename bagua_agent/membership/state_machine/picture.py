@@ -36,13 +36,13 @@ _RECORDS_KEPT = 64
 
 
 class IllegalEvent(InternalError):
-    """Contradicts the picture in a way that neither delay nor loss explains."""
+    """An event that contradicts the picture in a way that neither delay nor loss explains."""
 
 
 def absorb(
     view: JobView, evidence: Evidence, event: ev.Event, next_sequence: int
 ) -> tuple[JobView, Evidence, str]:
-    """The picture that knows of `event`; the string says why it was ignored, if it was.
+    """Returns the picture that knows of `event`; the string says why it was ignored, if it was.
 
     next_sequence: no question with this sequence or a later one was asked so far.
     """
@@ -156,7 +156,8 @@ def _agent_gone(view: JobView, agent_id: str) -> JobView:
 
 
 def _agent(view: JobView, agent: AgentView, now_s: float) -> AgentView:
-    """With the times since which it stands so; those of another key of its id say nothing."""
+    """Returns `agent` with the times since which it is ready and its run is unchanged. The times of another key of its
+    id say nothing."""
     known = view.agents.get(agent.agent_id)
     if known is None or known.join_revision != agent.join_revision:
         return replace(agent, ready_since_s=now_s, run_since_s=now_s)
@@ -169,7 +170,8 @@ def _agent(view: JobView, agent: AgentView, now_s: float) -> AgentView:
 
 
 def _in_mode(view: JobView, restarts: bool) -> JobView:
-    """A record of restart mode means nothing to a live job but that its number is used."""
+    """Returns the picture of a job in that mode. To a live job a record of restart mode means only that its number is
+    used."""
     record = view.generation
     if restarts or record is None or record.kind is not GenerationKind.RESTART:
         return replace(view, restarts=restarts)
@@ -214,14 +216,15 @@ def _ordered(view: JobView, order: HangOrder | None, now_s: float) -> JobView:
 
 
 def _replaced_by(order: HangOrder | None, generation: int) -> tuple[str, ...]:
-    """The workers of `generation` that `order` replaces."""
+    """Returns the workers of `generation` that `order` replaces."""
     if order is None or order.outcome is not HangOutcome.REPLACE or order.generation != generation:
         return ()
     return order.workers
 
 
 def _committed(view: JobView, number: int) -> JobView:
-    """A worker committed in `number`, the newest so far: no attempt at that generation has failed."""
+    """Returns the picture after a worker committed in `number`, the newest so far: no attempt at that generation has
+    failed."""
     works = view.generation is not None and number >= view.generation.number
     attempts = replace(view.attempts, count=0) if works else view.attempts
     replacements = 0 if works else view.replacements
@@ -229,7 +232,7 @@ def _committed(view: JobView, number: int) -> JobView:
 
 
 def _attempts(view: JobView, evidence: Evidence, new: Generation, now_s: float) -> Attempts:
-    """Whether `new` tries again what the record before did not bring about. view: before `new`."""
+    """Counts `new` if it tries again what the record before did not bring about. view: before `new`."""
     known, count = view.generation, view.attempts.count
     again = known is not None and known.members and new.members and _all_live(view, evidence, known)
     if new.kind is GenerationKind.GATHERING and not new.members and known is not None and known.members:
@@ -245,7 +248,7 @@ def _attempts(view: JobView, evidence: Evidence, new: Generation, now_s: float) 
 
 
 def _all_live(view: JobView, evidence: Evidence, record: Generation) -> bool:
-    """Whether no member of `record` is known to be gone."""
+    """Tells whether no member of `record` is known to be gone."""
     return all(
         m.worker_id in view.members
         and m.worker_id not in view.failures
@@ -282,7 +285,7 @@ def _generation(view: JobView, generation: Generation) -> tuple[JobView, str]:
 
 
 def _forget(view: JobView) -> JobView:
-    """Drop the records that can neither be in force nor say who holds the state."""
+    """Drops the records that can neither be in force nor say which workers hold the state."""
     record = view.generation
     if record is None or not view.earlier:
         return view

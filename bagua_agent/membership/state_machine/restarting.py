@@ -46,12 +46,12 @@ from bagua_contract.records import Generation, GenerationKind, Placement
 
 
 def worker_id_of(agent_id: str, slot: int, generation: int) -> str:
-    """The id of a slot's worker: known before it is started, since the generation lists it."""
+    """Returns the id of a slot's worker. It is known before the worker is started, since the generation lists it."""
     return f"{agent_id}.{slot}.g{generation}"
 
 
 def decide_restart(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
-    """What should be done now about a job in restart mode. Pure."""
+    """Decides what should be done now about a job in restart mode. Pure."""
     desired = view.wanted
     if desired is None:
         return Decision(None, "waiting: the desired number of nodes is not written yet")
@@ -128,8 +128,9 @@ def _begin(
 def _may_come_back(
     view: JobView, record: Generation, gone: list[str], evidence: Evidence, now_s: float, policy: Policy
 ) -> Decision | None:
-    """After etcd was away agents may only be putting their keys again: a new leader waits, unless one is dead. It asks
-    those whose last address it knows, for the one that is missing is often the leader before, with its host."""
+    """Returns a new leader's wait for agents that may only be putting their keys again after etcd was away; None if one
+    is dead or the wait is over. The leader asks those whose last address it knows, for the one that is missing is often
+    the leader before, with its host."""
     grace_until_s = evidence.elected_at_s + policy.election_grace_s
     known = [a for a in gone if a in view.agents or a in view.gone]
     if now_s >= grace_until_s or any(evidence.is_dead(view.known_agent(a)) for a in known):
@@ -150,7 +151,8 @@ def _who_lives(
     policy: Policy,
     now_s: float,
 ) -> Decision | None:
-    """A host's death shows first as errors of its peers' workers: ask before anybody is blamed."""
+    """Returns the decision to ask whether the other agents live; None once they have answered. A host's death shows
+    first as errors of its peers' workers, so this comes before a worker is blamed."""
     since_s = min(a.run_since_s for a in failed)
     others = [a.agent_id for a in inside if a not in failed]
     inquiry = who_lives(view, evidence, others, since_s, now_s, policy)
@@ -172,7 +174,8 @@ def _with_doubts(
     now_s: float,
     policy: Policy,
 ) -> Decision:
-    """`decision`, and if it is to wait, the probes of agents in doubt: a doubt never holds up anything else."""
+    """Returns `decision`, and if it is to wait, with the probes of agents in doubt: a doubt never holds up anything
+    else."""
     doubted = {a.agent_id: evidence.doubted_agents.get(a.agent_id, float("-inf")) for a in inside}
     unsure = [a for a, since_s in doubted.items() if evidence.alive_agents.get(a, float("-inf")) < since_s]
     if decision.action is not None or not unsure:
@@ -195,7 +198,7 @@ def _after_failure(
     now_s: float,
     policy: Policy,
 ) -> Decision:
-    """All agents live, so a worker is the cause: the first one by cause."""
+    """Decides what follows a failure while all agents live. A worker is then the cause: the first one by cause."""
     until_s = min(a.run_since_s for a in failed) + policy.blame_window_s
     over = {a.agent_id for a in inside if _run(a, record) is Run.FINISHED} | view.failures.keys()
     undecided = any(m.worker_id not in over and m.agent_id not in over for m in record.members)
@@ -224,7 +227,7 @@ def _change(
     now_s: float,
     policy: Policy,
 ) -> Decision:
-    """ending: some worker ended with 0."""
+    """Decides about ready newcomers and another desired number of nodes. ending: some worker ended with 0."""
     usable = _candidates(view, there)
     target = usable[: view.room(desired).fit(len(usable))]
     before, after = set(_agents_of(record)), {a.agent_id for a in target}
@@ -256,9 +259,11 @@ def _next(
     why: str,
     failed: tuple[int, int] | None = None,
 ) -> Decision:
-    """The generation of the present agents; an empty one, in which no worker runs, if they are too few.
+    """Returns the decision to write the generation of the present agents; an empty one, in which no worker runs, if
+    they are too few.
 
-    No cooldown keeps a ready node out: the workers start again anyway, so taking it now saves a change."""
+    No cooldown keeps a ready node out: the workers start again anyway, so taking it now saves a change.
+    """
     usable = _candidates(view, there)
     target = usable[: view.room(desired).fit(len(usable))]
     if len(target) < desired.min_nodes:
@@ -273,7 +278,8 @@ def _write(
     reason: str,
     failed: tuple[int, int] | None = None,
 ) -> Decision:
-    """failed: script failures and restarts so far, after a failure; None: as in the record before."""
+    """Returns the decision to write a generation of these nodes. failed: script failures and restarts so far, after a
+    failure; None: as in the record before."""
     number = targets.next_number(view)
     places = {m.agent_id: (m.since_generation, m.join_revision) for m in _last_members(view)}
     chosen = [
@@ -313,7 +319,8 @@ def _write(
 
 
 def _candidates(view: JobView, there: list[AgentView]) -> list[AgentView]:
-    """Nodes that may be in the next generation: those that are in first, by rank, then in the order they came."""
+    """Returns the nodes that may be in the next generation: those that are in first, by rank, then in the order they
+    came."""
     node_ranks = {m.agent_id: m.node_rank for m in _last_members(view)}
     usable = [a for a in there if not a.leaving and (a.ready or a.agent_id in node_ranks)]
     newest = len(node_ranks)
@@ -321,7 +328,7 @@ def _candidates(view: JobView, there: list[AgentView]) -> list[AgentView]:
 
 
 def _last_members(view: JobView) -> tuple[Placement, ...]:
-    """Of the newest record that lists anybody: an empty one only says that they wait."""
+    """Returns the members of the newest record that lists any: an empty one only says that they wait."""
     records = (view.generation, *reversed(view.earlier))
     return next((record.members for record in records if record is not None and record.members), ())
 
@@ -331,7 +338,7 @@ def _agents_of(record: Generation) -> list[str]:
 
 
 def _finished(view: JobView, record: Generation) -> set[str]:
-    """Agents of which every worker of `record` ended with 0, whether they are still there or not."""
+    """Returns the agents of which every worker of `record` ended with 0, whether they are still there or not."""
     unfinished = {m.agent_id for m in record.members if m.worker_id not in view.finished_restarted}
     known = (*view.gone.values(), *view.agents.values())
     told = {a.agent_id for a in known if _run(a, record) is Run.FINISHED}
