@@ -2,7 +2,7 @@
 
 Each tensor is allocated once and owns its memory. A run of a part's bytes goes straight to its place where it is one
 run there too, as with tensors that are divided by rows. Otherwise it is read into memory of its own first. Parts that
-have nothing for this worker are not opened. Which parts make a checkpoint is catalogue.py.
+have nothing for this worker are not opened. catalogue.py decides which parts make a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Wanted: TypeAlias = Callable[[str, tuple[int, ...]], Layout | None]
 
 
 def whole_tensors(name: str, shape: tuple[int, ...]) -> Layout | None:
-    """The Wanted of a reader that has no shards."""
+    """Returns None for each tensor: the Wanted of a reader that has no shards."""
     return None
 
 
@@ -41,8 +41,11 @@ class OtherShards(UserError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads. shard, shards: which of a replica's workers; shards 0: none of a job, so tensors that each shard has
-    its own of are left out (empty)."""
+    """The worker that reads a checkpoint.
+
+    shard, shards: which of a replica's workers it is. shards 0: the reader belongs to no job, so tensors that each
+    shard has its own of are left out (empty).
+    """
 
     wanted: Wanted = whole_tensors
     shard: int = 0
@@ -62,7 +65,8 @@ class _Tensor:
     """One tensor of the state: what the manifest says, and what of it is wanted."""
 
     def __init__(self, described: dict[str, Any], wanted: Wanted) -> None:
-        """Raises StateCodecError, ValueError."""
+        """Reads what the manifest says of the tensor, and finds what of it is wanted. Raises StateCodecError,
+        ValueError."""
         self.name: str = described["name"]
         self.itemsize = state_codec.dtype_of(described["dtype"]).itemsize
         source = Layout.from_json(described["sharded"]) if "sharded" in described else None
@@ -77,7 +81,7 @@ class _Tensor:
     def _as_wanted(
         self, described: dict[str, Any], source: Layout | None, layout: Layout | None
     ) -> dict[str, Any]:
-        """What the manifest would say if this worker had written it."""
+        """Returns what the manifest would say if this worker had written it."""
         if layout is not None:
             sharded = {"sharded": layout.to_json()}
             return {**_plain(described), **_dense(self.box.size), **sharded}
@@ -101,11 +105,14 @@ def _dense(shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 class Assembly:
-    """Threads may read different parts at the same time."""
+    """Puts one state together. Threads may read different parts at the same time."""
 
     def __init__(self, manifest: bytes, headers: Sequence[Header], reader: Reader | None = None) -> None:
-        """headers: of all parts of a complete checkpoint. Raises CorruptPart unless their entries are exactly the
-        state's tensors, OtherShards, StateCodecError, ValueError."""
+        """Allocates the state's memory. headers: those of all parts of a complete checkpoint.
+
+        Raises CorruptPart unless their entries are exactly the state's tensors, OtherShards, StateCodecError,
+        ValueError.
+        """
         reader = reader or Reader()
         described = state_codec.described_tensors(manifest)
         if any(not isinstance(d.get("name"), str) for d in described):
@@ -135,7 +142,10 @@ class Assembly:
         self._lock = threading.Lock()
 
     def _require_whole(self, headers: Sequence[Header], of_shards: Set[str]) -> None:
-        """of_shards: names of the tensors that each shard has its own of; those of others are not read here."""
+        """Checks that the parts hold exactly the state's tensors. Raises CorruptPart otherwise.
+
+        of_shards: names of the tensors that each shard has its own of; those of others are not read here.
+        """
         runs: dict[str, list[Entry]] = defaultdict(list)
         boxes: dict[str, dict[int, Placed]] = defaultdict(dict)
         for header in headers:
@@ -165,7 +175,7 @@ class Assembly:
     # -- reading
 
     def needs(self, header: Header) -> bool:
-        """Whether the part has bytes that are wanted here."""
+        """Tells whether the part has bytes that are wanted here."""
         return any(
             not target.is_meta and target.numel()
             for entry in header.entries
@@ -173,7 +183,7 @@ class Assembly:
         )
 
     def targets(self, header: Header) -> list[torch.Tensor]:
-        """Where the part's bytes go: see part_file.read_data. Raises CorruptPart."""
+        """Returns the memory to which the part's bytes go: see part_file.read_data. Raises CorruptPart."""
         known = self._headers.get(header.part)
         if known is None or (known.entries, known.placed) != (header.entries, header.placed):
             raise CorruptPart("it was replaced by another part while it was read")
@@ -184,7 +194,10 @@ class Assembly:
         return found
 
     def _targets(self, header: Header, entry: Entry, pieces: list[_Piece] | None) -> Iterator[torch.Tensor]:
-        """pieces: gets those that are to be spread when they are read; None: nothing is read, and no memory taken."""
+        """Yields the memory to which the entry's bytes go.
+
+        pieces: gets those that are to be spread when they are read; None: nothing is read, and no memory taken.
+        """
         if entry.tensor == STATE:
             yield _dropped(entry.size_bytes)
             return
@@ -221,7 +234,7 @@ class Assembly:
         yield _dropped((last - end) * tensor.itemsize)
 
     def state(self) -> dict[str, Any]:
-        """The state, when all parts that are needed were read. Raises StateCodecError."""
+        """Returns the state, when all parts that are needed were read. Raises StateCodecError."""
         for piece in self._pieces:
             self._spread(piece)
         self._pieces = []
@@ -249,13 +262,13 @@ class Assembly:
 
 
 def _owned_by_shards(headers: Sequence[Header], names: Set[str]) -> frozenset[str]:
-    """Of the tensors with these names those that each shard has its own of, by the index of the first shard."""
+    """Returns the tensors among `names` that each shard has its own of, by the index of the first shard."""
     placed = {name for header in headers if header.shard == 0 for name in header.placed}
     return frozenset(name for name in names if f"{name}@0" in placed and f"{name}@0" not in names)
 
 
 def _of_shard(described: dict[str, Any], headers: Sequence[Header], reader: Reader) -> dict[str, Any]:
-    """What the reader's shard would say of a tensor of its own. Raises CorruptPart."""
+    """Returns what the reader's shard would say of a tensor of its own. Raises CorruptPart."""
     name = f"{described['name']}@{reader.shard}"
     places = [header.placed[name] for header in headers if name in header.placed]
     if not places:

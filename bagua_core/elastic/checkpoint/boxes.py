@@ -1,7 +1,7 @@
-"""Boxes of a global tensor: whether they make it up, and which of their elements lie in which others. Pure.
+"""Computes with boxes of a global tensor: whether they make it up, and which of their elements lie in which others.
 
-A box is what one shard holds of a tensor: an offset and a size in each dimension. Its elements are written in row-major
-order, and cut into runs. A tensor without dimensions is a box of one element.
+Pure. A box is what one shard holds of a tensor: an offset and a size in each dimension. Its elements are written in
+row-major order, and cut into runs. A tensor without dimensions is a box of one element.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Box:
 
     @staticmethod
     def whole(shape: Sequence[int]) -> Box:
-        """The box of a whole tensor."""
+        """Returns the box of a whole tensor."""
         return Box((0,) * len(shape), tuple(shape))
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.size)
 
     @property
@@ -36,13 +36,13 @@ class Box:
         )
 
     def common(self, other: Box) -> Box | None:
-        """What both hold; None for no element."""
+        """Returns the box of the elements that both hold; None if there is none."""
         begin = tuple(map(max, self.offset, other.offset))
         size = tuple(e - b for b, e in zip(begin, map(min, self.end, other.end), strict=True))
         return Box(begin, size) if all(s > 0 for s in size) else None
 
     def slices_in(self, outer: Box) -> tuple[slice, ...]:
-        """Where this box lies in the tensor of `outer`, which contains it."""
+        """Returns the place of this box in the tensor of `outer`, which contains it."""
         return tuple(
             slice(o - base, o - base + s)
             for o, s, base in zip(self.offset, self.size, outer.offset, strict=True)
@@ -50,7 +50,7 @@ class Box:
 
 
 def problem_of_tiling(boxes: Sequence[Box], shape: Sequence[int]) -> str:
-    """Why the boxes do not hold each element of a tensor of `shape` exactly once; empty if they do."""
+    """Returns why the boxes do not hold each element of a tensor of `shape` exactly once; empty if they do."""
     outside = next((box for box in boxes if not box.is_within(shape)), None)
     if outside is not None:
         return f"{_shown(outside)} is not within {list(shape)}"
@@ -64,7 +64,10 @@ def problem_of_tiling(boxes: Sequence[Box], shape: Sequence[int]) -> str:
 
 
 def _overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Two boxes that share an element. boxes: in order, so that later ones begin further in the first dimension."""
+    """Returns two boxes that share an element, or None.
+
+    boxes: in order, so that later ones begin further in the first dimension.
+    """
     open_boxes: list[Box] = []
     for box in boxes:
         if box.offset:
@@ -81,7 +84,7 @@ def _shown(box: Box) -> str:
 
 
 def boxes_of_run(box: Box, first: int, last: int) -> Iterator[tuple[int, Box]]:
-    """The elements `first` to `last` of `box`, in row-major order, as boxes of the same tensor.
+    """Yields the elements `first` to `last` of `box`, in row-major order, as boxes of the same tensor.
 
     With each box comes the number of its first element in `box`. There are at most two for each dimension, and one.
     """
@@ -103,15 +106,17 @@ def boxes_of_run(box: Box, first: int, last: int) -> Iterator[tuple[int, Box]]:
 
 
 def _of_row(box: Box, number: int, row: int, first: int, last: int) -> Iterator[tuple[int, Box]]:
-    """The part of `boxes_of_run` in one row."""
+    """Yields the part of `boxes_of_run` in one row."""
     inner = Box(box.offset[1:], box.size[1:])
     for at, found in boxes_of_run(inner, first - number * row, last - number * row):
         yield number * row + at, Box((box.offset[0] + number, *found.offset), (1, *found.size))
 
 
 def rows_in_common(box: Box, other: Box) -> tuple[int, int, int] | None:
-    """(first, last, first of `other`) of the elements of `box` that are in `other`, where in both they are one run;
-    None where they may be several."""
+    """Returns (first, last, first of `other`) of the elements of `box` that are in `other`.
+
+    None unless it is certain that they are one run in both.
+    """
     if box == other:
         return 0, box.count, 0
     if not box.size or (box.offset[1:], box.size[1:]) != (other.offset[1:], other.size[1:]):

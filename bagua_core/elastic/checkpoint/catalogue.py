@@ -30,7 +30,7 @@ _MOST_RUN_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Which state of which run; a later run's is the newer one, for it went on from what then counted."""
+    """A state of a run. The state of a later run is the newer one, for that run went on from what then counted."""
 
     run: int
     name: StateName
@@ -42,7 +42,7 @@ class Place:
 
     @staticmethod
     def of(directory_name: str) -> Place | None:
-        """None for what is no checkpoint's directory."""
+        """Returns the place that a checkpoint's directory is named for; None if it is no checkpoint's directory."""
         match = _CHECKPOINT.fullmatch(directory_name)
         if match is None:
             return None
@@ -59,11 +59,15 @@ class Run:
 
 
 class OldFormat(UserError, ValueError):
-    """The directory has a part that an earlier version wrote. Says so. To begin anew would in time remove it."""
+    """The directory has a part that an earlier version wrote. Its message says so. To begin anew would in time remove
+    it."""
 
 
 class UnreadableRun(PeerViolation, ValueError):
-    """A run's file is not as it was written. Names it. It may say that steps were undone, so it is not ignored."""
+    """A run's file is not as it was written. The message names it.
+
+    The file may say that steps were undone, so it is not ignored.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +88,12 @@ class Found:
 
 
 def is_void(place: Place, runs: Sequence[Run]) -> bool:
-    """A later run went on from before it, so its steps were undone."""
+    """Tells whether a later run went on from before `place`, so that its steps were undone."""
     return any(run.number > place.run and run.resumed_at_step < place.name.step for run in runs)
 
 
 def find(storage: Storage) -> list[Found]:
-    """All checkpoints, newest first. Headers and lengths are looked at, bytes are not.
+    """Returns all checkpoints, newest first. Headers and lengths are looked at, bytes are not.
 
     Raises OSError if the root can't be listed or a run's file can't be read, UnreadableRun, OldFormat.
     """
@@ -110,7 +114,7 @@ def find(storage: Storage) -> list[Found]:
 
 
 def newest_complete(found: Iterable[Found]) -> Found | None:
-    """found: newest first. None if none is complete.
+    """Returns the first complete one of `found`, which begins with the newest; None if none is complete.
 
     Raises StoreError if an unseen one comes before it: that one may be complete, and the newest.
     """
@@ -123,7 +127,10 @@ def newest_complete(found: Iterable[Found]) -> Found | None:
 
 
 def look_into(storage: Storage, place: Place) -> Found:
-    """Without regard to runs. Raises OldFormat, and StoreError: what cannot be seen may be complete."""
+    """Looks for the parts of the checkpoint at `place`, without regard to runs.
+
+    Raises OldFormat, and StoreError: what cannot be seen may be complete.
+    """
     directory = place.directory_name
     try:
         there = storage.entries(directory)
@@ -158,7 +165,10 @@ def look_into(storage: Storage, place: Place) -> Found:
 
 
 def _require_one_checkpoint(headers: Sequence[Header], place: Place) -> None:
-    """headers: of all parts, by the parts' names. Raises CorruptPart."""
+    """Checks that these headers are of the checkpoint at `place`, and that it is whole. Raises CorruptPart otherwise.
+
+    headers: of all parts, by the parts' names.
+    """
     for part, header in enumerate(headers):
         is_own = (header.run, header.name) == (place.run, place.name)
         if not is_own or (header.part, header.whole) != (part, headers[0].whole):
@@ -168,7 +178,7 @@ def _require_one_checkpoint(headers: Sequence[Header], place: Place) -> None:
 
 
 def _read_header(storage: Storage, place: Place, name: str) -> Header:
-    """Raises CorruptPart with the file's name, OSError."""
+    """Reads the header of the part `name`. Raises CorruptPart with the file's name, OSError."""
     try:
         return part_file.read_header(storage, f"{place.directory_name}/{name}")
     except CorruptPart as error:
@@ -176,8 +186,10 @@ def _read_header(storage: Storage, place: Place, name: str) -> Header:
 
 
 def removable(found: Sequence[Found], kept: int = KEPT) -> list[Place]:
-    """found: newest first. All that is older than the `kept` newest complete ones, and whatever an earlier run left
-    unfinished or a later one undid, once this many are there. An unseen one is never among them.
+    """Returns the checkpoints that may be removed, once there are `kept` complete ones. found: newest first.
+
+    They are all that is older than the `kept` newest complete ones, and what an earlier run left unfinished or a later
+    one undid. An unseen one is never among them.
 
     Raises StoreError if an unseen one is newer than the oldest of those kept: then nothing may be removed.
     """
@@ -198,7 +210,7 @@ def removable(found: Sequence[Found], kept: int = KEPT) -> list[Place]:
 
 
 def failed_attempts(found: Sequence[Found], before: Place, step: int) -> list[Place]:
-    """What the run of `before` left incomplete at `step`, before that state. An unseen one is never among them.
+    """Returns what the run of `before` left incomplete at `step`, before that state. An unseen one is never among them.
 
     step: of a checkpoint of which a part failed, so that it can't become whole. One that only looks incomplete, as on a
     mount whose listings lag, is not touched. Call it only when none of the run's members is writing a part.
@@ -215,7 +227,10 @@ def failed_attempts(found: Sequence[Found], before: Place, step: int) -> list[Pl
 
 
 def remove(storage: Storage, place: Place) -> None:
-    """Part 0 goes first: what an interrupted removal leaves is incomplete, and goes the next time. Raises OSError."""
+    """Removes the checkpoint at `place`. Raises OSError.
+
+    Part 0 goes first: what an interrupted removal leaves is incomplete, and goes the next time.
+    """
     storage.remove_directory(place.directory_name)
 
 
@@ -223,7 +238,10 @@ def remove(storage: Storage, place: Place) -> None:
 
 
 def runs(storage: Storage) -> list[Run]:
-    """Raises OSError, UnreadableRun. A file that was never finished says nothing: it is renamed only when whole."""
+    """Returns the runs that have a file, by number. Raises OSError, UnreadableRun.
+
+    A file that was never finished says nothing: it is renamed only when whole.
+    """
     found = []
     for name in storage.entries():
         match = _RUN.fullmatch(name)
@@ -233,7 +251,7 @@ def runs(storage: Storage) -> list[Run]:
 
 
 def _resumed_at_step(storage: Storage, name: str) -> int:
-    """Raises OSError, UnreadableRun."""
+    """Reads the step from which the run of this file went on. Raises OSError, UnreadableRun."""
     try:
         with storage.open(name) as file:
             text = file.read(_MOST_RUN_BYTES + 1)
@@ -249,7 +267,7 @@ def _resumed_at_step(storage: Storage, name: str) -> int:
 
 
 def next_run(storage: Storage) -> int:
-    """One more than any that left a trace. Raises OSError."""
+    """Returns one more than the number of any run that left a trace. Raises OSError."""
     names = storage.entries()
     numbers = [place.run for place in map(Place.of, names) if place is not None]
     numbers += [int(match[1]) for match in map(_RUN.fullmatch, names) if match is not None]
@@ -257,6 +275,6 @@ def next_run(storage: Storage) -> int:
 
 
 def write_run(storage: Storage, run: Run, job: str) -> None:
-    """Raises OSError."""
+    """Writes the file of a run. Raises OSError."""
     text = json.dumps({"resumed_at_step": run.resumed_at_step, "job": job})
     storage.write(f"run-{run.number:04d}.json", (text.encode(),))

@@ -1,8 +1,9 @@
-"""The engine's interface to checkpoints: one call when a generation begins without state, one per commit, one at
-the end.
+"""The engine's interface to checkpoints: one call when a generation begins without state, one per commit, one at the
+end.
 
-Owns the agreement on what is due (the only collectives), the run's number and the last look. When is due.py, which
-bytes layout.py, how writer.py, what is there catalogue.py. Runs in the script's thread; the writer has its own.
+Owns the agreement on what is due (the only collectives), the run's number and the last look. due.py decides when,
+layout.py which bytes, writer.py writes them, catalogue.py knows what is there. Runs in the script's thread; the writer
+has its own.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """This rank at a boundary, or at the end: the state it holds and who else holds it.
+    """This rank at a boundary, or at the end: the state it holds and the others that hold it.
 
     part, parts: this rank's place among those that have the state (and its shard), as a rule its replica_rank and the
     number of replicas. alone: their parameters differ by the algorithm's nature, so the first writes all of its own.
@@ -55,23 +56,26 @@ class Moment:
 
     @property
     def is_first(self) -> bool:
-        """One worker decides for all."""
+        """Whether this worker decides for all."""
         return self.part == 0 and self.shard == 0
 
     @property
     def number(self) -> int:
-        """Of the part of the checkpoint that this worker writes."""
+        """The number of the checkpoint's part that this worker writes."""
         return self.part * self.shards + self.shard
 
     @property
     def numbers(self) -> int:
-        """Parts of the checkpoint."""
+        """The number of parts of the checkpoint."""
         return (1 if self.alone else self.parts) * self.shards
 
 
 class Checkpointer:
-    """say: one line for the person. fingerprint: of the script. reader: which shard this worker is, asked for when a
-    checkpoint is read. clock: monotonic seconds. at_edge: see Storage.write."""
+    """Chooses, reads and writes a rank's checkpoints.
+
+    say: one line for the person. fingerprint: of the script. reader: which shard this worker is, asked for when a
+    checkpoint is read. clock: monotonic seconds. at_edge: see Storage.write.
+    """
 
     def __init__(
         self,
@@ -109,10 +113,9 @@ class Checkpointer:
     # -- a generation in which no member has any state
 
     def choose(self, communicator: Communicator | None, job: str, wait: Callable[[Pending], None]) -> Choice:
-        """The checkpoint that all members go on from; the same on each. communicator None: a world of one.
+        """Chooses the checkpoint that all members go on from; the same on each. communicator None: a world of one.
 
-        Called again in the same entry, after `could_not_read`, it answers with an older one. Raises
-        CollectiveFailed.
+        Called again in the same entry, after `could_not_read`, it answers with an older one. Raises CollectiveFailed.
         """
         choice = None
         if communicator is None or communicator.global_rank == 0:
@@ -124,7 +127,10 @@ class Checkpointer:
         return choice
 
     def read(self, choice: Choice) -> Restored | None:
-        """The chosen state, or None if it can't be read here. Blocks on the disk. Raises CheckpointMismatch."""
+        """Reads the chosen state. Returns None if it can't be read here. Blocks on the disk.
+
+        Raises CheckpointMismatch.
+        """
         assert choice.place is not None
         self._unseen = None
         try:
@@ -135,7 +141,7 @@ class Checkpointer:
             return None
 
     def could_not_read(self, choice: Choice) -> None:
-        """No member could read it: do not choose it again.
+        """Excludes a checkpoint that no member could read from the next choice.
 
         Raises CheckpointsUnreadable if it may be whole: to go on from an older one would undo this one.
         """
@@ -152,7 +158,7 @@ class Checkpointer:
     def is_due(
         self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
     ) -> bool:
-        """Whether a checkpoint of the step that was just committed is to be written, the same on every rank.
+        """Tells whether a checkpoint of the step that was just committed is to be written, the same on every rank.
 
         Raises CollectiveFailed if that could not be agreed on.
         """
@@ -169,9 +175,10 @@ class Checkpointer:
     def _all_can_write(
         self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
     ) -> bool:
-        """Whether no rank is still writing its part of the checkpoint before. All learn too whether one failed.
+        """Tells whether no rank is still writing its part of the checkpoint before. All learn too whether one failed.
 
-        Each for itself, ranks with slow storage would leave out different checkpoints, and none might ever be complete.
+        If each decided for itself, ranks with slow storage would leave out different checkpoints, and none might ever
+        be complete.
         """
         is_busy = self.writer.is_busy
         row = torch.tensor([is_busy, self.writer.failed_step], dtype=torch.int64, device="cpu")
@@ -185,7 +192,7 @@ class Checkpointer:
     def _look(
         self, moment: Moment, communicator: Communicator | None, wait: Callable[[Pending], None]
     ) -> bool:
-        """All ranks agree on the run's number and on what rank 0 decided."""
+        """Returns whether rank 0 decided that a checkpoint is due. All ranks agree on that and on the run's number."""
         row = torch.zeros(3, dtype=torch.int64, device="cpu")
         row[0] = self.run
         if moment.is_first and self._settings.every.seconds:
@@ -206,8 +213,10 @@ class Checkpointer:
         return due.look(self._settings.every, step, now_s - self._last_due_s, self._pace)
 
     def write(self, moment: Moment, capture: Callable[[], dict[str, Any]]) -> None:
-        """Have this rank's part of the checkpoint that is due written. capture: the state as it is now; the tensors are
-        the live ones."""
+        """Hands this rank's part of the checkpoint that is due to the writer.
+
+        capture: the state as it is now; the tensors are the live ones.
+        """
         failed_step, self._failed_step = self._failed_step, 0
         self._write(moment, capture, failed_step)
 
@@ -254,12 +263,12 @@ class Checkpointer:
     def write_last(
         self, moment: Moment, capture: Callable[[], dict[str, Any]], limit_s: float = LAST_WAIT_S
     ) -> None:
-        """Have this rank's part of the last state written, after the part that is being written now."""
+        """Hands this rank's part of the last state to the writer, after the part that is being written now."""
         if self.writer.wait(limit_s):
             self._write(moment, capture)
 
     def is_last_written(self, moment: Moment, limit_s: float) -> str:
-        """Wait for the part of `write_last`; why it is not written, empty if it is."""
+        """Waits for the part of `write_last`. Returns why it is not written, empty if it is."""
         if not self.writer.wait(limit_s):
             return f"it was still being written after {max(0.0, limit_s):.1f} s"
         # A part of a periodic checkpoint of the same state says nothing of a part that is cut otherwise.
@@ -273,7 +282,7 @@ class Checkpointer:
     def finish(
         self, moment: Moment, capture: Callable[[], dict[str, Any]], limit_s: float = LAST_WAIT_S
     ) -> None:
-        """The job's last state, written before this returns, or given up after limit_s."""
+        """Writes the job's last state before it returns, or gives it up after limit_s."""
         deadline_s = self._clock() + limit_s
         if self.writer.wait(limit_s):
             self._write(moment, capture)
@@ -282,13 +291,16 @@ class Checkpointer:
         self.close()
 
     def close(self, limit_s: float = 1.0) -> None:
-        """End the writer's thread, after the part that it is writing."""
+        """Ends the writer's thread, after the part that it is writing."""
         self.writer.close(limit_s)
 
 
 def _largest(row: torch.Tensor, communicator: Communicator, wait: Callable[[Pending], None]) -> torch.Tensor:
-    """Of each number over all ranks. No allreduce, which Gloo would match with the gradients of a rank whose script
-    runs another backward where the others are at the step's end."""
+    """Returns the largest of each number over all ranks.
+
+    This is no allreduce, which Gloo would match with the gradients of a rank whose script runs another backward where
+    the others are at the step's end.
+    """
     rows = row.new_empty(communicator.world_size, len(row))
     wait(communicator.allgather(rows, row))
     return rows.amax(0)

@@ -45,12 +45,12 @@ _STATE_OF_OPTIMIZER = re.compile(r"optimizers\.(\d+)\.state\.(\d+)\.(.+)")
 
 
 class NothingToRead(UserError, ValueError):
-    """The directory has no complete checkpoint, or not the one that was asked for. Lists what is there."""
+    """The directory has no complete checkpoint, or not the one that was asked for. The message lists what is there."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Where the elements of a chunk are: bytes of a part behind its header."""
+    """The place of a chunk's elements: bytes of a part behind its header."""
 
     part: str
     begin: int
@@ -59,8 +59,10 @@ class _Run:
 
 
 class DcpReader(StorageReader):
-    """Reads the newest complete checkpoint in `storage`, or that of `step`. Raises NothingToRead, CorruptPart, OSError
-    when torch.distributed.checkpoint calls it."""
+    """Reads the newest complete checkpoint in `storage`, or that of `step`.
+
+    Raises NothingToRead, CorruptPart, OSError when torch.distributed.checkpoint calls it.
+    """
 
     def __init__(self, storage: Storage, step: int | None = None) -> None:
         super().__init__()
@@ -170,7 +172,7 @@ class DcpReader(StorageReader):
 
 
 def _values_of(manifest: bytes) -> dict[str, Any]:
-    """What the manifest says of optimizers, and names, with tensors of no memory. Raises StateCodecError."""
+    """Returns what the manifest says of optimizers, and names, with tensors of no memory. Raises StateCodecError."""
     described = state_codec.described_tensors(manifest)
     parsed = json.loads(manifest)
     try:
@@ -191,7 +193,7 @@ def _key(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
 
 
 def _placed_entries(header: Header) -> Iterator[tuple[int, Entry]]:
-    """Each entry of a tensor and where its bytes begin behind the header."""
+    """Yields each entry of a tensor and where its bytes begin behind the header."""
     at = 0
     for entry in header.entries:
         if entry.tensor != STATE:
@@ -211,7 +213,7 @@ def _chunks_of(
 
 
 def _shown_name(tensor: str, names: list[Any]) -> str | None:
-    """As torch's get_state_dict names the tensor; None for what it does not have."""
+    """Returns the tensor's name in torch's get_state_dict; None for what that does not have."""
     if match := _TENSOR_OF_MODEL.fullmatch(tensor):
         return f"{_numbered('model', int(match[1]))}.{match[2]}"
     if match := _STATE_OF_OPTIMIZER.fullmatch(tensor):
@@ -225,14 +227,14 @@ def _numbered(word: str, number: int) -> str:
 
 
 def _parameter(names: list[Any], optimizer: int, number: int) -> str | None:
-    """The parameter's name, if the checkpoint has names."""
+    """Returns the parameter's name, if the checkpoint has names."""
     of_one = names[optimizer] if optimizer < len(names) else []
     found = of_one[number] if number < len(of_one) else None
     return found if isinstance(found, str) else None
 
 
 def _plain_values(values: dict[str, Any], names: list[Any]) -> Iterator[tuple[str, Any]]:
-    """The values of optimizers that are no tensors, by name."""
+    """Yields the values of optimizers that are no tensors, by name."""
     for o, optimizer in enumerate(values.get("optimizers", [])):
         word = _numbered("optimizer", o)
         groups = optimizer.get("param_groups", [])

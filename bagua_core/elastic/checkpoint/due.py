@@ -1,7 +1,7 @@
 """Decides after which steps a checkpoint is due. Pure: time and durations are arguments.
 
-Every rank must pick the same step. By steps it follows from the step's number. By seconds only one rank's clock can
-say, so at agreed steps, called looks, global rank 0 decides whether one is due and at which step all look again.
+Every rank must pick the same step. By steps, the step's number decides. By seconds, only one rank's clock can decide,
+so at agreed steps, called looks, global rank 0 decides whether one is due and at which step all look again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Look:
 
 
 def is_due_by_steps(every: CheckpointEvery, step: int) -> bool:
-    """step: committed so far."""
+    """Tells whether a checkpoint is due after `step` committed steps, by their number alone."""
     return every.steps > 0 and step > 0 and step % every.steps == 0
 
 
@@ -44,7 +44,8 @@ class Pace:
 
 
 def look(every: CheckpointEvery, step: int, since_last_s: float, pace: Pace) -> Look:
-    """Rank 0's decision at a look after `step` (by seconds). since_last_s: time since the last checkpoint was due."""
+    """Returns rank 0's decision at a look after `step` (by seconds). since_last_s: time since the last checkpoint was
+    due."""
     mean_step_s = pace.mean_step_s
     is_due = since_last_s + mean_step_s / 2 >= every.seconds
     left_s = every.seconds if is_due else every.seconds - since_last_s

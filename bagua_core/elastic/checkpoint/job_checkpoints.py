@@ -35,7 +35,10 @@ CLOSE_WAIT_S = 5.0
 
 
 def settings_of(environment: WorkerEnvironment) -> Settings | None:
-    """Raises ValueError for a variable that no agent wrote, and what storage_of raises."""
+    """Returns the settings that the environment gives, or None without a checkpoint directory.
+
+    Raises ValueError for a variable that no agent wrote, and what storage_of raises.
+    """
     if not environment.checkpoint_dir:
         return None
     return Settings(
@@ -44,8 +47,11 @@ def settings_of(environment: WorkerEnvironment) -> Settings | None:
 
 
 class JobCheckpoints:
-    """swap_in: makes a copied or read state this worker's. resumed: a ledger line to be written now. `part` and `parts`
-    below count replicas."""
+    """The checkpoints of one worker.
+
+    swap_in: makes a copied or read state this worker's. resumed: a ledger line to be written now. `part` and `parts`
+    below count replicas.
+    """
 
     def __init__(
         self,
@@ -79,7 +85,7 @@ class JobCheckpoints:
     def resume(
         self, generation: Generation, plan: HealPlan, infos: list[entry.Info]
     ) -> tuple[HealPlan, list[entry.Info]]:
-        """The plan to go on with: unchanged, unless no member has any state and there is a checkpoint.
+        """Returns the plan to go on with: unchanged, unless no member has any state and there is a checkpoint.
 
         Raises CollectiveFailed, and CheckpointMismatch if the checkpoint is another script's.
         """
@@ -124,7 +130,7 @@ class JobCheckpoints:
             return plan, infos
 
     def _read(self, checkpointer: Checkpointer, choice: Choice) -> Restored | None:
-        """In a thread of its own, so that the end of the generation releases this one."""
+        """Reads the chosen state in a thread of its own, so that the end of the generation releases this one."""
         transfer = heal.Transfer(lambda: checkpointer.read(choice), self._member.changed)
         self._member.wait_for_transfer(lambda: transfer.done)
         if transfer.error is not None:
@@ -148,8 +154,11 @@ class JobCheckpoints:
     # -- boundaries
 
     def is_due(self) -> bool:
-        """Whether a checkpoint of the step just committed is due. It is written when the script's next step begins,
-        with what the script did until then. An agreement that fails breaks the generation, as any collective does."""
+        """Tells whether a checkpoint of the step just committed is due.
+
+        It is written when the script's next step begins, with what the script did until then. An agreement that fails
+        breaks the generation, as any collective does.
+        """
         if self._checkpointer is None or self._member.broken:
             return False
         communicator = self._member.communicator
@@ -163,12 +172,12 @@ class JobCheckpoints:
             return False
 
     def write(self, part: int, parts: int) -> None:
-        """Have this worker's part written. part, parts: its place among those that have the state."""
+        """Hands this worker's part to the writer. part, parts: its place among those that have the state."""
         if self._checkpointer is not None and self._member.generation is not None:
             self._checkpointer.write(self._moment(part, parts), self._captured)
 
     def _captured(self) -> dict[str, Any]:
-        """The state, with the steps whose ledger lines may still be missing."""
+        """Returns the state, with the steps whose ledger lines may still be missing."""
         registry = self._state.registry
         return {
             **registry.capture(),
@@ -194,13 +203,13 @@ class JobCheckpoints:
 
     @property
     def expected_write_s(self) -> float:
-        """Of this worker's part, as the last one took; 0 if none was written yet."""
+        """The time to write this worker's part, as the last one took; 0 if none was written yet."""
         return 0.0 if self._checkpointer is None else self._checkpointer.expected_write_s
 
     def step_aside(
         self, left: Generation, part: int, parts: int, leave_by_s: float, *, at_resume_point: bool = False
     ) -> None:
-        """This worker was in `left` and keeps the state, perhaps as one of the last. Begins to write its part.
+        """Begins to write this worker's part: it was in `left` and keeps the state, perhaps as one of the last.
 
         leave_by_s: monotonic time by which its node has to be gone; infinite if it does not leave. at_resume_point: a
         step is under way, which will not be committed.
@@ -223,9 +232,10 @@ class JobCheckpoints:
         )
 
     def before_leaving(self, leave_by_s: float, problem: str = "") -> membership_pb2.LastCheckpoint | None:
-        """Wait for the part that `step_aside` began; what became of it. None: this worker holds no state of the job.
+        """Waits for the part that `step_aside` began, and returns what became of it.
 
-        problem: why `step_aside` was not called, though this worker holds the state.
+        None: this worker holds no state of the job. problem: why `step_aside` was not called, though this worker holds
+        the state.
         """
         if problem and not self._state.name.is_none and self._member.generation is not None:
             self._last = self._moment(0, 1)
@@ -248,17 +258,20 @@ class JobCheckpoints:
         return told
 
     def finish(self, part: int, parts: int) -> None:
-        """All members that have the state call it, at the job's end. part, parts: this one's place among them."""
+        """Writes the last checkpoint. All members that have the state call it, at the job's end.
+
+        part, parts: this one's place among them.
+        """
         if self._checkpointer is not None and self._member.generation is not None:
             self._checkpointer.finish(self._moment(part, parts), self._captured)
 
     def close(self) -> None:
-        """This worker goes: let a part that is being written come to its end, within reason."""
+        """Lets a part that is being written come to its end, within reason, before this worker goes."""
         if self._checkpointer is not None:
             self._checkpointer.close(CLOSE_WAIT_S)
 
     def _shard(self) -> tuple[int, int]:
-        """This worker's shard_rank, and the shards of a replica."""
+        """Returns this worker's shard_rank, and the shards of a replica."""
         replica = self._member.replica
         return (0, 1) if replica is None else replica.place
 

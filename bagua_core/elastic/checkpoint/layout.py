@@ -7,7 +7,7 @@ order. Values that are no tensors are in the manifest, which rank 0 writes. Know
 
 Where the model is sharded, ranks are those of the workers with one shard, and each shard's body is striped over its
 own. It has what the shard holds of sharded tensors, named `NAME@shard`; plain tensors are of shard 0. A few plain ones
-belong to each shard (`owned_by_shards`). Reading is assembly.py.
+belong to each shard (`owned_by_shards`). assembly.py reads.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Stripe:
         return zlib.crc32(self.manifest)
 
     def read_into(self, out: torch.Tensor) -> None:
-        """Fill `out` (uint8, size_bytes long) with the entries' bytes."""
+        """Fills `out` (uint8, size_bytes long) with the entries' bytes."""
         at = len(self.manifest)
         if at:
             out[:at] = torch.frombuffer(bytearray(self.manifest), dtype=torch.uint8)
@@ -78,8 +78,9 @@ class Stripe:
 
 
 def stripe(state: dict[str, Any], part: int, parts: int, shard: int = 0, shards: int = 1) -> Stripe:
-    """state: as StateRegistry.capture gives it, with any plain values beside. part, parts: of those that hold `shard`.
+    """Returns the part of a state that one worker writes.
 
+    state: as StateRegistry.capture gives it, with any plain values beside. part, parts: of those that hold `shard`.
     shards: of a replica. Raises StateCodecError.
     """
     manifest, tensors = state_codec.encode(state, named=True)
@@ -125,10 +126,11 @@ def stripe(state: dict[str, Any], part: int, parts: int, shard: int = 0, shards:
 
 
 def owned_by_shards(described: Iterable[dict[str, Any]], names: Any) -> frozenset[str]:
-    """Plain tensors that each shard has its own of: an algorithm's, and what an optimizer keeps for a sharded parameter
-    in another form than the parameter's, but for single numbers. They can't be divided among other shards.
+    """Returns the names of the plain tensors that each shard has its own of.
 
-    names: of each optimizer's parameters, by its number.
+    They are an algorithm's, and what an optimizer keeps for a sharded parameter in another form than the parameter's,
+    but for single numbers. They can't be divided among other shards. names: of each optimizer's parameters, by its
+    number.
     """
     described = list(described)
     sharded = {d["name"] for d in described if "sharded" in d}
@@ -148,7 +150,10 @@ def owned_by_shards(described: Iterable[dict[str, Any]], names: Any) -> frozense
 
 
 def _names_of(parameter: str) -> set[str]:
-    """What a parameter of this name may be called among the described tensors: see StateRegistry.parameter_names."""
+    """Returns what a parameter of this name may be called among the described tensors.
+
+    See StateRegistry.parameter_names.
+    """
     number, _, own = parameter.partition(".")
     return {f"modules.0.parameter.{parameter}", f"modules.{number}.parameter.{own}"}
 
@@ -159,7 +164,7 @@ def _is_body(name: str) -> bool:
 
 
 def _entry(name: str, shown: str, tensor: torch.Tensor, first: int, last: int) -> Entry:
-    """Of the tensor's bytes from `first` to `last`. shown: the entry's name if it is not cut."""
+    """Returns the entry of the tensor's bytes from `first` to `last`. shown: the entry's name if it is not cut."""
     dtype = _DTYPES.get(tensor.dtype)
     begin, end = first // tensor.itemsize, last // tensor.itemsize
     is_cut = last - first < tensor.nbytes
@@ -169,7 +174,7 @@ def _entry(name: str, shown: str, tensor: torch.Tensor, first: int, last: int) -
 
 
 def run_of(tensor: torch.Tensor, entry: Entry) -> torch.Tensor:
-    """The memory of the entry's elements in a contiguous tensor. Raises CorruptPart."""
+    """Returns the memory of the entry's elements in a contiguous tensor. Raises CorruptPart."""
     first = entry.first * tensor.itemsize
     run = bytes_of(tensor)[first : first + entry.size_bytes]
     if run.numel() != entry.size_bytes:
@@ -178,7 +183,10 @@ def run_of(tensor: torch.Tensor, entry: Entry) -> torch.Tensor:
 
 
 def layout_digest(described: Iterable[dict[str, Any]], by_shard: Collection[str] = ()) -> str:
-    """Of the body's tensors among `described`, the same on all shards. by_shard: see owned_by_shards."""
+    """Returns a digest of the body's tensors among `described`, the same on all shards.
+
+    by_shard: see owned_by_shards.
+    """
     body = [_on_all_shards(d, d["name"] in by_shard) for d in described if _is_body(d["name"])]
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Checkpoints in a directory of this host, or in one that all hosts mount.
+"""Stores checkpoints in a directory of this host, or in one that all hosts mount.
 
 A file is written under another name, synced to the disk, then renamed: a file of the right name is complete unless the
 disk is at fault.
@@ -22,7 +22,7 @@ EDGES = ("opened", "piece 1", "piece 2", "piece 3", "synced", "renamed", "direct
 
 
 class LocalStorage:
-    """See storage.py (`Storage`)."""
+    """The `Storage` (storage.py) in a directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -37,7 +37,7 @@ class LocalStorage:
         return os.listdir(self._root / directory)
 
     def open(self, name: str) -> io.BufferedReader:
-        """At once, whatever lies there."""
+        """Opens a file at once, whatever lies there."""
         # O_NONBLOCK: a FIFO without a writer blocks else
         descriptor = os.open(self._root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -78,7 +78,7 @@ class LocalStorage:
         at_edge("directory synced")
 
     def _make(self, directory: Path) -> None:
-        """Not the root: an unmounted disk must not be replaced by a directory."""
+        """Makes a directory, but not the root: an unmounted disk must not be replaced by a directory."""
         if directory != self._root and not directory.is_dir():
             directory.mkdir(exist_ok=True)
             _sync_directory(self._root)

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store, through fsspec.
+"""Stores checkpoints in an object store, through fsspec.
 
 An object is put by one upload: it appears whole when the upload ends, and not at all if its writer dies before. Every
 call has a deadline. Nothing is cached, and no local file is made.
@@ -22,7 +22,7 @@ _HEADER_BYTES = 256 << 10  # that one request fetches where little is read
 
 
 def connect(url: str) -> ObjectStorage:
-    """url: as checkpoint_dir.complete gives it. Raises CheckpointDirError, StoreError."""
+    """Connects to the store at `url`, as checkpoint_dir.complete gives it. Raises CheckpointDirError, StoreError."""
     package = PACKAGES[url.partition("://")[0]]
     try:
         from fsspec.core import url_to_fs
@@ -40,7 +40,7 @@ def connect(url: str) -> ObjectStorage:
 
 
 class ObjectStorage:
-    """See storage.py (`Storage`). files: an fsspec.asyn.AsyncFileSystem. root: bucket and prefix."""
+    """The `Storage` (storage.py) in an object store. files: an fsspec.asyn.AsyncFileSystem. root: bucket and prefix."""
 
     def __init__(self, files: Any, root: str, shown: str) -> None:
         self._files = files
@@ -51,7 +51,7 @@ class ObjectStorage:
         return self._shown
 
     def prepare(self) -> None:
-        """Nothing: a prefix needs no making, and a bucket is not made."""
+        """Does nothing: a prefix needs no making, and a bucket is not made."""
 
     def entries(self, directory: str = "") -> list[str]:
         path = self._path(directory)
@@ -72,7 +72,7 @@ class ObjectStorage:
         return io.BufferedReader(_Object(self, name, size_bytes), _HEADER_BYTES)
 
     def read(self, name: str, first: int, last: int) -> bytes:
-        """Bytes from `first` to before `last`. Raises StoreError, FileNotFoundError."""
+        """Reads the bytes from `first` to before `last`. Raises StoreError, FileNotFoundError."""
         span = {"start": first, "end": last}
         data: bytes = self.call(name, "_cat_file", self._path(name), moved_bytes=last - first, **span)
         return data
@@ -96,7 +96,10 @@ class ObjectStorage:
         return f"{self._root}/{name}" if name else self._root
 
     def call(self, name: str, method: str, *arguments: Any, moved_bytes: int = 0, **options: Any) -> Any:
-        """What the file system's coroutine returns. name: for messages. Raises StoreError, FileNotFoundError."""
+        """Calls a coroutine of the file system and returns its result. name: for messages.
+
+        Raises StoreError, FileNotFoundError.
+        """
         from fsspec.asyn import sync
 
         limit_s = CALL_S + moved_bytes / LEAST_BYTES_PER_S

@@ -2,7 +2,7 @@
 
 A part is a safetensors file, which other programs read: the length of a JSON header, the header, the tensors' bytes.
 What bagua adds is in the header's `__metadata__`. A storage (storage.py) shows a part whole or not at all; its length
-and its digests show what a disk or a store did to it. Which parts make a checkpoint is catalogue.py.
+and its digests show what a disk or a store did to it. catalogue.py decides which parts make a checkpoint.
 
 The safetensors library is not used: it neither syncs nor reads into memory that is there, and it maps the file, so a
 failing disk would end the worker by SIGBUS where `read` raises OSError.
@@ -41,7 +41,7 @@ _MOST = 1 << 63
 
 
 class CorruptPart(PeerViolation):
-    """The file is not a whole part. Says why."""
+    """The file is not a whole part. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,8 @@ class Header:
 
     @property
     def whole(self) -> tuple[object, ...]:
-        """What all parts of one checkpoint say alike. Not the position: it follows from the name."""
+        """The values that all parts of one checkpoint have alike. The position is not among them: it follows from the
+        name."""
         return (
             self.run,
             self.job,
@@ -104,7 +105,7 @@ class Header:
         )
 
     def encode(self) -> bytes:
-        """The begin of the file, up to the tensors' bytes."""
+        """Returns the beginning of the file, up to the tensors' bytes."""
         absent = {"entries", "placed", *(() if self.shards > 1 else ("shard", "shards"))}
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in absent}
         if self.placed:
@@ -122,7 +123,7 @@ class Header:
 
     @staticmethod
     def decode(text: bytes) -> Header:
-        """Raises CorruptPart, also for values that no part can have."""
+        """Reads the header from its JSON text. Raises CorruptPart, also for values that no part can have."""
         try:
             table = json.loads(text)
             values = json.loads(table.pop("__metadata__")["bagua"])
@@ -140,7 +141,7 @@ class Header:
         return header
 
     def odd_values(self) -> str:
-        """What of it no part can have; empty for nothing."""
+        """Returns the first value that no part can have, in words; empty if there is none."""
         numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.type == "int"}
         numbers |= {f"name.{f.name}": getattr(self.name, f.name) for f in fields(self.name)}
         for name, value in numbers.items():
@@ -162,7 +163,7 @@ def _json(value: Any) -> str:
 
 
 def with_checksum(text: bytes) -> bytes:
-    """The begin of a file whose header is `text`, which has an empty checksum."""
+    """Returns the beginning of a file whose header is `text`, which has an empty checksum."""
     rest = text[len(_CHECKED) :]
     rest += b" " * (-(len(_CHECKED) + 8 + len(rest)) % 8)  # tensors begin at a multiple of 8
     text = _CHECKED + b"%08x" % zlib.crc32(rest) + rest
@@ -170,7 +171,7 @@ def with_checksum(text: bytes) -> bytes:
 
 
 def _entries(table: dict[str, Any], pieces: dict[str, Any]) -> Iterator[Entry]:
-    """Raises CorruptPart, KeyError, TypeError, ValueError."""
+    """Yields the entries of a header's table. Raises CorruptPart, KeyError, TypeError, ValueError."""
     at = 0
     for name, described in table.items():
         begin, end = described["data_offsets"]
@@ -189,7 +190,7 @@ def file_name(part: int, parts: int) -> str:
 def write(
     storage: Storage, directory: str, header: Header, data: torch.Tensor, at_edge: Callable[[str], None]
 ) -> None:
-    """Put the part into `directory`. data: uint8, on the CPU. Raises OSError."""
+    """Puts the part into `directory`. data: uint8, on the CPU. Raises OSError."""
     view = data.numpy().data
     half = len(view) // 2
     name = f"{directory}/{file_name(header.part, header.parts)}"
@@ -197,7 +198,7 @@ def write(
 
 
 def read_header(storage: Storage, name: str) -> Header:
-    """Also checks that the file is as long as it says. Raises CorruptPart, OSError."""
+    """Reads the header, and checks that the file is as long as it says. Raises CorruptPart, OSError."""
     with storage.open(name) as file:
         header = _read_header(file)
         expected = file.tell() + header.data_bytes
@@ -208,7 +209,7 @@ def read_header(storage: Storage, name: str) -> Header:
 
 
 def read_manifest(storage: Storage, name: str) -> bytes:
-    """The bytes of STATE, from part 0. Raises CorruptPart, OSError."""
+    """Reads the bytes of STATE, from part 0. Raises CorruptPart, OSError."""
     with storage.open(name) as file:
         header = _read_header(file)
         if not header.entries or header.entries[0].name != STATE:
@@ -220,10 +221,10 @@ def read_manifest(storage: Storage, name: str) -> bytes:
 
 
 def read_data(storage: Storage, name: str, targets_of: Callable[[Header], Sequence[torch.Tensor]]) -> None:
-    """Fill the targets, runs of uint8 on the CPU that are together as long as the part's bytes. What goes to a target
-    on the device "meta" is dropped.
+    """Reads the part's bytes into the targets, runs of uint8 on the CPU that are together as long as these bytes.
 
-    Raises CorruptPart when the bytes are not those that were written, OSError, and what `targets_of` raises.
+    What goes to a target on the device "meta" is dropped. Raises CorruptPart when the bytes are not those that were
+    written, OSError, and what `targets_of` raises.
     """
     with storage.open(name) as file:
         header = _read_header(file)
@@ -233,12 +234,12 @@ def read_data(storage: Storage, name: str, targets_of: Callable[[Header], Sequen
 
 
 def verify(storage: Storage, name: str) -> None:
-    """Read the part and compare its digest. Raises CorruptPart, OSError."""
+    """Reads the part and compares its digest. Raises CorruptPart, OSError."""
     read_data(storage, name, lambda h: [torch.empty(h.data_bytes, dtype=torch.uint8, device="meta")])
 
 
 def read_ranges(storage: Storage, name: str, ranges: Iterable[tuple[int, int]]) -> Iterator[torch.Tensor]:
-    """The bytes of each range behind the header, in their order. Raises CorruptPart, OSError."""
+    """Yields the bytes of each range behind the header, in their order. Raises CorruptPart, OSError."""
     with storage.open(name) as file:
         _read_header(file)
         start = file.tell()
@@ -255,12 +256,12 @@ def read_ranges(storage: Storage, name: str, ranges: Iterable[tuple[int, int]]) 
 
 
 def digest(data: torch.Tensor) -> int:
-    """Of a part's bytes, as `read_data` checks it."""
+    """Returns the digest of a part's bytes, as `read_data` checks it."""
     return digest_of_bytes(data[at : at + _CHUNK_BYTES] for at in range(0, data.numel(), _CHUNK_BYTES))
 
 
 def _chunks(file: Any, size_bytes: int) -> Iterator[torch.Tensor]:
-    """The next bytes of the file, in one buffer that is used again."""
+    """Yields the next bytes of the file, in one buffer that is used again."""
     buffer = torch.empty(min(size_bytes, _CHUNK_BYTES), dtype=torch.uint8, device="cpu")
     for begin in range(0, size_bytes, _CHUNK_BYTES):
         chunk = buffer[: size_bytes - begin]
@@ -275,7 +276,7 @@ def _chunks(file: Any, size_bytes: int) -> Iterator[torch.Tensor]:
 
 
 def _copied(chunks: Iterator[torch.Tensor], targets: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The chunks, each copied into the targets, which together are as long as the chunks."""
+    """Yields the chunks, each copied into the targets, which together are as long as the chunks."""
     target = torch.empty(0, dtype=torch.uint8, device="cpu")
     for chunk in chunks:
         left = chunk
@@ -290,7 +291,7 @@ def _copied(chunks: Iterator[torch.Tensor], targets: Iterator[torch.Tensor]) -> 
 
 
 def _read_header(file: Any) -> Header:
-    """The file is positioned after it."""
+    """Reads the header; the file is then positioned after it."""
     start = file.read(_LENGTH.size)
     size_bytes = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
     text = file.read(size_bytes) if size_bytes <= _MOST_HEADER_BYTES else b""

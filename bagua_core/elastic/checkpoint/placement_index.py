@@ -24,7 +24,7 @@ _MOST_ITEM_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What a shard holds of one tensor."""
+    """The part of one tensor that a shard holds."""
 
     shape: tuple[int, ...]  # of the global tensor
     box: Box
@@ -35,7 +35,7 @@ class Placed:
 
     @staticmethod
     def from_json(value: Any) -> Placed:
-        """Raises ValueError for what no shard can hold."""
+        """Reads what `to_json` gave. Raises ValueError for what no shard can hold."""
         try:
             shape, offset, size = (tuple(numbers) for numbers in value[:3])
             (itemsize,) = value[3:]
@@ -52,7 +52,10 @@ class Placed:
 
 
 def problem_of(headers: Sequence[Header]) -> str:
-    """Why the sharded tensors of these parts are not whole; empty if they are. headers: of all parts, in order."""
+    """Returns why the sharded tensors of these parts are not whole; empty if they are.
+
+    headers: of all parts, in order.
+    """
     for number, header in enumerate(headers):
         if header.parts % header.shards or header.shard != number % header.shards:
             return f"part {number} says that it is of shard {header.shard} of {header.shards}"

@@ -13,9 +13,10 @@ T = TypeVar("T")
 
 
 def read_each(read: Callable[[str], T], names: Sequence[str]) -> list[T]:
-    """What `read` returns for each name, in their order. Raises the first error, when the reads under way have ended.
+    """Returns what `read` returns for each name, in their order.
 
-    The threads do not keep the process, as those of concurrent.futures do: a disk may hang.
+    Raises the first error, when the reads under way have ended. The threads do not keep the process, as those of
+    concurrent.futures do: a disk may hang.
     """
     left: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(names)):

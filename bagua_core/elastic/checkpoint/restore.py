@@ -64,7 +64,7 @@ class Restored:
 
 
 def choose(storage: Storage, job: str, refused: frozenset[Place], say: Callable[[str], None]) -> Choice:
-    """Rank 0's choice; the run that begins is written down.
+    """Makes rank 0's choice, and writes down the run that begins.
 
     Raises CheckpointsUnreadable: to begin anew or from an older checkpoint, where newer ones only can't be seen, would
     undo those.
@@ -93,7 +93,7 @@ def choose(storage: Storage, job: str, refused: frozenset[Place], say: Callable[
 
 
 def share(communicator: Communicator, choice: Choice | None, wait: Callable[[Pending], None]) -> Choice:
-    """Rank 0's choice on every rank. choice: of rank 0, else None. Raises CollectiveFailed."""
+    """Returns rank 0's choice on every rank. choice: of rank 0, else None. Raises CollectiveFailed."""
     row = torch.zeros(_ROW_BYTES, dtype=torch.uint8, device="cpu")
     if choice is not None:
         text = json.dumps([choice.run, choice.place.directory_name if choice.place else ""]).encode()
@@ -106,7 +106,7 @@ def share(communicator: Communicator, choice: Choice | None, wait: Callable[[Pen
 def read(
     storage: Storage, place: Place, fingerprint: Mapping[str, str], reader: Reader | None = None
 ) -> Restored:
-    """The state, every digest of what is read checked. reader: None: whole tensors.
+    """Reads the state and checks every digest of what is read. reader: None: whole tensors.
 
     Raises CheckpointMismatch if it is another script's, CorruptPart or OSError if it can't be used.
     """
@@ -121,8 +121,10 @@ def read(
 
 
 def load(storage: Storage, found: Found, reader: Reader | None = None) -> Restored:
-    """The state of a complete checkpoint, as `read` gives it. Raises CorruptPart, OtherShards, OSError, of which
-    ENOMEM if there is no memory for it."""
+    """Reads the state of a complete checkpoint, as `read` gives it.
+
+    Raises CorruptPart, OtherShards, OSError, of which ENOMEM if there is no memory for it.
+    """
     first = found.headers[0]
     directory = found.place.directory_name
     names = [f"{directory}/{part_file.file_name(h.part, h.parts)}" for h in found.headers]
@@ -152,7 +154,10 @@ def load(storage: Storage, found: Found, reader: Reader | None = None) -> Restor
 
 
 def _require_fit(storage: Storage, place: Place, header: Header, own: Mapping[str, str], shards: int) -> None:
-    """shards: workers of a replica of this job; 0: no job reads. Raises CheckpointMismatch."""
+    """Checks that the script fits the checkpoint. Raises CheckpointMismatch otherwise.
+
+    shards: workers of a replica of this job; 0: no job reads.
+    """
     written = header.fingerprint
     differing = {
         key: f"{key}: the checkpoint has {written.get(key, 'none')}, the script {own.get(key, 'none')}"

@@ -1,7 +1,7 @@
 """The interface through which checkpoints reach a directory or an object store, and the choice between the two.
 
 Names are relative to the root: NAME or DIRECTORY/NAME. What is written under a name appears whole or not at all, in
-each storage by its own means. Which names make a checkpoint is catalogue.py.
+each storage by its own means. catalogue.py decides which names make a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ _ODD = frozenset(
 
 
 class Storage(Protocol):
-    """str() of it is what the user gave, for messages."""
+    """A place for checkpoints. str() of it is what the user gave, for messages."""
 
     def prepare(self) -> None:
-        """Make the root if it can be made. Raises OSError."""
+        """Makes the root if it can be made. Raises OSError."""
 
     def entries(self, directory: str = "") -> list[str]:
-        """The names in the root, or in one of its directories. Raises OSError."""
+        """Returns the names in the root, or in one of its directories. Raises OSError."""
 
     def open(self, name: str) -> io.BufferedReader:
-        """For reading; seekable. Raises OSError, also for what is no ordinary file."""
+        """Opens a file for reading; seekable. Raises OSError, also for what is no ordinary file."""
 
     def write(
         self, name: str, pieces: Sequence[bytes | memoryview], at_edge: Callable[[str], None] = ...
     ) -> None:
-        """Put the pieces, one after another, under the name. Durable when it returns. Raises OSError.
+        """Puts the pieces, one after another, under the name. Durable when it returns. Raises OSError.
 
         at_edge: called where a writer may die.
         """
 
     def remove_directory(self, directory: str) -> None:
-        """Remove it with all its names, in their order. Raises OSError."""
+        """Removes a directory with all its names, in their order. Raises OSError."""
 
 
 class CheckpointDirError(UserError, ValueError):
-    """`--checkpoint-dir` is a URL that cannot be used, or whose package is not installed. Says why."""
+    """`--checkpoint-dir` is a URL that cannot be used, or whose package is not installed. The message says why."""
 
 
 class StoreError(InfrastructureLost, OSError):
-    """A storage did not do what it was asked: says with which object, and why. The object may be whole."""
+    """A storage did not do what it was asked. The message says with which object, and why. The object may be whole."""
 
 
 def may_be_whole(error: OSError) -> bool:
-    """Whether the error says nothing of the object that was to be read: a mount, a network, rights or memory failed.
+    """Tells whether the error says nothing of the object that was to be read: a mount, a network, rights or memory
+    failed.
 
     False: no object, or an odd file, lies under its name.
     """
@@ -63,7 +64,7 @@ def may_be_whole(error: OSError) -> bool:
 
 
 def storage_of(text: str) -> Storage:
-    """Raises CheckpointDirError, StoreError."""
+    """Returns the storage that a `--checkpoint-dir` names. Raises CheckpointDirError, StoreError."""
     try:
         place = checkpoint_dir.complete(text)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Writes a rank's part of a checkpoint while training goes on: one thread, one part at a time. A failure never raises.
 
-Owns the staging buffer, which is used again and again, and what is said of failures: the first of a series. Knows
-nothing of when a part is due.
+Owns the staging buffer, which is used again and again, and what is said of failures: the first of a series. Does not
+know when a part is due.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ class WrittenPart:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a person may want to know of a rank's parts. step: of the newest one on disk; 0: none. trouble: why the one
-    that was due after it is not there; empty: none was due, or it is being written in time."""
+    """The state of a rank's parts on disk, for a person.
+
+    step: of the newest one on disk; 0: none. trouble: why the one that was due after it is not there; empty: none was
+    due, or it is being written in time.
+    """
 
     step: int = 0
     trouble: str = ""
@@ -50,13 +53,16 @@ NOTHING_SAVED = Saved()
 
 
 def no_memory(for_what: str, error: BaseException) -> str:
-    """The trouble of a part that found no memory: the allocator's first line says which memory, and how much."""
+    """Describes a part that found no memory: the allocator's first line says which memory, and how much."""
     line = str(error).partition("\n")[0]
     return f"no memory {for_what}" + (f": {line}" if line else "")
 
 
 class Writer:
-    """at_edge: told each edge of a write, see Storage.write. The writer of part 0 also removes what has served."""
+    """Writes this rank's parts in a thread. The writer of part 0 also removes checkpoints that have served.
+
+    at_edge: called with each edge of a write, see Storage.write.
+    """
 
     def __init__(
         self,
@@ -91,8 +97,9 @@ class Writer:
         return Saved(0 if written is None else written.place.name.step, self._left_out or self.problem)
 
     def write(self, header: Header, stripe: Stripe, *, failed_step: int = 0) -> bool:
-        """Copy the stripe and have it written. False: the last part is still being written, or there is no memory for
-        the copy; said once.
+        """Copies the stripe and has it written.
+
+        Returns False if the last part is still being written, or if there is no memory for the copy; this is said once.
 
         failed_step: of the checkpoint before, if a part of it could not be written, else 0. The writer of part 0 first
         removes what that attempt left, see catalogue.failed_attempts.
@@ -117,14 +124,14 @@ class Writer:
         return data is not None
 
     def say_left_out(self, step: int) -> None:
-        """Say that the part of this step is not written, for the one before is; said once."""
+        """Says that the part of this step is not written, because the one before is still being written; said once."""
         self._left_out = f"the checkpoint of step {step} is left out: the one before is still being written"
         if not self._busy_said:
             self._busy_said = True
             self._say(f"{self._left_out} (said once; take a longer --checkpoint-every or a faster disk)")
 
     def not_written(self, step: int, problem: str) -> None:
-        """Note why the part of this step is not on disk; the first failure of a series is said."""
+        """Notes why the part of this step is not on disk; the first failure of a series is said."""
         self._left_out, self.problem, self.failed_step = "", problem, step
         if not self._failing:
             self._failing = True
@@ -144,12 +151,12 @@ class Writer:
         return data
 
     def wait(self, limit_s: float) -> bool:
-        """Until nothing is being written; False if that takes longer than limit_s."""
+        """Waits until nothing is being written; returns False if that takes longer than limit_s."""
         with self._changed:
             return self._changed.wait_for(lambda: self._job is None, limit_s)
 
     def close(self, limit_s: float) -> bool:
-        """Whether the thread is gone."""
+        """Ends the thread, waiting up to limit_s for it. Returns whether it is gone."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -206,11 +213,17 @@ class Writer:
             self._prune()
 
     def _prune(self) -> None:
-        """The parts of others may come later than this one: then they count the next time."""
+        """Removes checkpoints that have served.
+
+        The parts of others may come later than this one: then they count the next time.
+        """
         self._remove(catalogue.removable)
 
     def _make_room(self, place: Place, failed_step: int) -> None:
-        """A full disk would else stay full: without a new part 0 nothing is pruned, and failed attempts are not old."""
+        """Removes checkpoints that have served, and failed attempts.
+
+        A full disk would else stay full: without a new part 0 nothing is pruned, and failed attempts are not old.
+        """
         self._remove(
             lambda found: [
                 *catalogue.removable(found),
