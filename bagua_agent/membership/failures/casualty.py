@@ -30,8 +30,11 @@ MOST_FORMER_FELLOWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Fellow:
-    """last_listed: number of the newest record that listed both; 0: none did, and global_rank is the fellow's shard.
-    mate: they are of one replica of several workers, so a generation goes on without both whichever ended."""
+    """A worker that was listed in a generation, or is in a replica, together with another worker.
+
+    last_listed: number of the newest record that listed both; 0: none did, and global_rank is the fellow's shard. mate:
+    they are of one replica of several workers, so a generation goes on without both whichever ended.
+    """
 
     worker_id: str
     agent_id: str
@@ -47,13 +50,14 @@ class Fellow:
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """newest: number of the newest record that lists the worker; 0: none. fellows: the newest ones last."""
+    """The fellows of one worker. newest: number of the newest record that lists the worker; 0: none. fellows: the
+    newest ones last."""
 
     newest: int = 0
     fellows: tuple[Fellow, ...] = ()
 
     def is_late(self, fellow: Fellow) -> bool:
-        """Whether it was there until of late."""
+        """Tells whether the fellow was listed together with the worker until of late."""
         return fellow.last_listed >= self.newest - 1
 
 
@@ -61,7 +65,7 @@ NO_COMPANY = Company()
 
 
 def company_after(known: Company, worker_id: str, record: Generation) -> Company:
-    """The worker's company once `record` is written. Former fellows beyond the newest few are forgotten."""
+    """Returns the worker's company once `record` is written. Former fellows beyond the newest few are forgotten."""
     own = record.placement_of(worker_id)
     if own is None:
         return known
@@ -76,7 +80,7 @@ def company_after(known: Company, worker_id: str, record: Generation) -> Company
 
 
 def company_in(replica: Replica, worker_id: str) -> Company:
-    """The worker's company before a generation lists it: the other workers of its replica."""
+    """Returns the worker's company before a generation lists it: the other workers of its replica."""
     return Company(
         0,
         tuple(
@@ -88,8 +92,8 @@ def company_in(replica: Replica, worker_id: str) -> Company:
 
 
 def casualty_of(failure: FailureView, company: Company, view: JobView, *, whole: bool = True) -> str:
-    """The worker whose end explains `failure`, for a person to read; empty: none as far as `view` shows. whole: it has
-    all agents; else only records show which agents are gone."""
+    """Returns the worker whose end explains `failure`, for a person to read; empty: none as far as `view` shows. whole:
+    `view` has all agents; else only records show which agents are gone."""
     if not tells_of_another(failure.summary, failure.traceback_tail):
         return ""
     known = {f.worker_id: f for f in company.fellows}
@@ -116,7 +120,8 @@ def _explains(cause: FailureView, failure: FailureView, *, late: bool) -> bool:
 
 
 def _is_gone(fellow: Fellow, view: JobView, whole: bool) -> bool:
-    """It left, or was lost with its host. What failed or ended well has its own record."""
+    """Tells whether the fellow left, or was lost with its host. A worker that failed or ended well has its own
+    record."""
     if fellow.worker_id in view.failures or fellow.worker_id in view.finished:
         return False
     dropped = (

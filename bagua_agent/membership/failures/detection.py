@@ -19,10 +19,11 @@ MOST_RELAYS = 16
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """ask: agents to ask now. awaited: agents that were asked and have yet to answer.
+    """The agents to probe, and those whose answers are awaited. With neither, all suspicions are settled.
 
-    With neither, all suspicions are settled. broken: some communicator is broken, so if all agents live
-    the generation must be made anew. again_at_s: when unanswered probes are given up and sent again.
+    ask: agents to ask now. awaited: agents that were asked and have yet to answer. broken: some communicator is broken,
+    so if all agents live the generation must be made anew. again_at_s: when unanswered probes are given up and sent
+    again.
     """
 
     ask: tuple[str, ...] = ()
@@ -36,7 +37,7 @@ class Inquiry:
 
 
 def inquire(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Inquiry:
-    """What the live suspicions ask for."""
+    """Returns the probes that the live suspicions call for."""
     if not standing.suspicions:
         return Inquiry()
     broken = [s for s in standing.suspicions if s.broken]
@@ -60,7 +61,7 @@ def inquire(view: JobView, standing: Standing, evidence: Evidence, now_s: float,
 def who_lives(
     view: JobView, evidence: Evidence, agents: Iterable[str], since_s: float, now_s: float, policy: Policy
 ) -> Inquiry:
-    """Which of these agents, there or gone, are not known to live since since_s and must be asked."""
+    """Returns which of these agents, there or gone, are not known to live since since_s and must be asked."""
     ask, awaited, again = [], [], []
     for agent_id in agents:
         if agent_id == evidence.observer_agent_id or evidence.is_dead(view.known_agent(agent_id)):
@@ -80,9 +81,10 @@ def who_lives(
 def gathering_until_s(
     view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy
 ) -> float | None:
-    """Until when it is worth to wait for others that may be lost beside those known to be; None: no longer. Many are
-    lost at once with a rack, and another generation for the rest would cost every member more than the wait: until all
-    members have reported whom they miss, and until all agents that are probed by then have answered."""
+    """Returns until when it is worth waiting for others that may be lost beside those known to be; None: no longer.
+    Many are lost at once with a rack, and another generation for the rest would cost every member more than the wait:
+    until all members have reported which others they miss, and until all agents that are probed by then have
+    answered."""
     broken_s = min((s.broken_since_s for s in standing.suspicions if s.broken), default=None)
     members = 0 if view.generation is None else view.generation.world_size
     told_s = 0.0 if broken_s is None else broken_s + policy.gather_each_s * members
@@ -99,7 +101,8 @@ def gathering_until_s(
 
 
 def all_accused(view: JobView, suspicions: Iterable[SuspicionView], everyone: Iterable[str]) -> list[str]:
-    """Agents that some suspicion names, sorted; all of the generation if one names none that we know."""
+    """Returns the agents that some suspicion names, sorted; all of the generation if a suspicion names none that is
+    known."""
     agents = sorted(everyone)
     index = _Named(view, agents)
     found: set[str] = set()
@@ -112,15 +115,15 @@ def all_accused(view: JobView, suspicions: Iterable[SuspicionView], everyone: It
 
 
 def named(view: JobView, suspicion: SuspicionView, everyone: Iterable[str]) -> list[str]:
-    """Those of `everyone` that a suspicion names, in their order."""
+    """Returns those of `everyone` that a suspicion names, in their order."""
     agents = list(everyone)
     found = _Named(view, agents).of(suspicion.hosts)
     return [a for a in agents if a in found]
 
 
 class _Named:
-    """Which agents hosts belong to: by their name, control address, or a store of one of their workers. Made once for
-    many suspicions, as in a large job there is one from every member."""
+    """Maps hosts to the agents that they belong to: by the agent's name, its control address, or a store of one of its
+    workers. Made once for many suspicions, as in a large job there is one from every member."""
 
     def __init__(self, view: JobView, everyone: Iterable[str]) -> None:
         self._agents: defaultdict[str, set[str]] = defaultdict(set)
@@ -141,8 +144,8 @@ class _Named:
 
 
 def relays_for(view: JobView, evidence: Evidence, asked: Sequence[str]) -> dict[str, str]:
-    """The agent that probes each of `asked` on the leader's behalf; empty if there is no other agent. Many probes are
-    shared out, since one agent that sent all of them would itself fall silent."""
+    """Returns the agent that probes each of `asked` on the leader's behalf; empty if there is no other agent. Many
+    probes are shared out, since one agent that sent all of them would itself fall silent."""
     unsure = set(asked)
     others = sorted(
         (
@@ -160,7 +163,7 @@ def relays_for(view: JobView, evidence: Evidence, asked: Sequence[str]) -> dict[
 
 
 def judge_probe(probe: Probe, asker: str, relay_name: str = "") -> tuple[ProbeVerdict, str] | None:
-    """What the answers so far say, and how it is known; None: wait for the other answer.
+    """Returns what the answers so far say, and how it is known; None: wait for the other answer.
 
     asker: how the agent that judges is called in what people read; relay_name: the one that asks for it, else its id.
     """
@@ -183,13 +186,13 @@ def judge_probe(probe: Probe, asker: str, relay_name: str = "") -> tuple[ProbeVe
 
 
 def agents_in_question(view: JobView, standing: Standing) -> list[str]:
-    """Agents of the generations that may be in force, as far as they are there."""
+    """Returns the agents of the generations that may be in force, as far as they are there."""
     records = [g for g in (view.record(standing.in_force), view.generation) if g is not None]
     return sorted({m.agent_id for g in records for m in g.members if m.agent_id in view.agents})
 
 
 def _host(address: str) -> str:
-    """The host of host, host:port or [host]:port."""
+    """Returns the host of host, host:port or [host]:port."""
     if address.startswith("["):
         return address[1:].partition("]")[0]
     return address.rpartition(":")[0] if address.count(":") == 1 else address

@@ -27,8 +27,8 @@ from bagua_contract.records import Generation, Placement, SuspicionKind
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """order: what the store should contain. due: RENEW, REPLACE and GIVE_UP may be acted on now, since stacks had
-    their time. wake_at_s: decide again then."""
+    """The decision about a hang, and the order that follows from it. order: what the store should contain. due: RENEW,
+    REPLACE and GIVE_UP may be acted on now, since stacks had their time. wake_at_s: decide again then."""
 
     decision: HangDecision
     order: HangOrder | None
@@ -48,7 +48,7 @@ _NONE = Hang(HangDecision(HangOutcome.NOTHING, "no worker waits"), None, False, 
 
 
 def look(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Hang:
-    """Whether the job hangs now, and what is to be done."""
+    """Decides whether the job hangs now, and what is to be done."""
     stalls = {s.worker_id: s for s in standing.suspicions if s.kind is SuspicionKind.STALLED}
     if not stalls:
         return _NONE
@@ -68,7 +68,8 @@ def look(view: JobView, standing: Standing, evidence: Evidence, now_s: float, po
 
 
 def ended_early(view: JobView, standing: Standing, now_s: float, policy: Policy) -> Hang | None:
-    """What follows if members ended with exit code 0 and another one can't go on without them; None: no such thing.
+    """Decides what follows if members ended with exit code 0 and another one can't go on without them; None if that is
+    not so.
 
     Not of a newcomer: the others never needed it. Where all members end, some end first: hence the wait. Not while the
     node of a member is gone: that explains why others can't go on, and is dealt with as any loss.
@@ -101,13 +102,14 @@ def ended_early(view: JobView, standing: Standing, now_s: float, policy: Policy)
 
 
 def _is_gone(view: JobView, placement: Placement) -> bool:
-    """Whether its node is gone and not by its own word, nor had it ended before."""
+    """Tells whether the member's node is gone, and the member neither departed nor ended before."""
     ended = placement.worker_id in view.finished or placement.worker_id in view.failures
     return placement.agent_id not in view.agents and not ended and placement.worker_id not in view.departures
 
 
 def standing_order(view: JobView) -> HangOrder | None:
-    """The current order, if it may still be true though it was not checked: of the generation in force or newer."""
+    """Returns the current order, if it may still be true though it was not checked: of the generation in force or
+    newer."""
     order = view.hang_order
     return None if order is None or order.generation < in_force(view, view.generation) else order
 

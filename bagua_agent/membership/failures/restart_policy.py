@@ -21,7 +21,8 @@ from bagua_agent.membership.worker_names import named_failure
 
 @dataclass(frozen=True, slots=True)
 class FailureVerdict:
-    """first_failure: the one to show first, since the others are often its consequence; see root_cause.py."""
+    """The judgement whether failures end the job. first_failure: the one to show first, since the others are often its
+    consequence; see root_cause.py."""
 
     fail: bool
     reason: str
@@ -35,7 +36,7 @@ def judge(
     trained: bool = False,
     most_kills: int = Policy().most_kills_in_a_row,
 ) -> FailureVerdict:
-    """Whether these failures end the job. trained: a step of it is known to have been committed.
+    """Decides whether these failures end the job. trained: a step of it is known to have been committed.
 
     most_kills: in a row, in one slot, without progress in between.
     """
@@ -67,12 +68,13 @@ def judge(
 
 
 def over_budget(script_failures: int, max_restarts: int) -> str:
-    """As "1 script failure, none allowed"."""
+    """Describes a budget of failures that is used up, as "1 script failure, none allowed"."""
     return f"{counted(script_failures, 'script failure')}, {max_restarts or 'none'} allowed"
 
 
 def killed_too_often(failure: FailureView, max_restarts: int, most_kills: int) -> str:
-    """Why a worker that was killed ends the job; "" if it does not. A budget beyond most_kills allows as many kills."""
+    """Returns why a worker that was killed ends the job; "" if it does not. A budget beyond most_kills allows as many
+    kills."""
     if failure.kills_in_a_row <= max(most_kills, max_restarts):
         return ""
     return (
@@ -84,8 +86,8 @@ def killed_too_often(failure: FailureView, max_restarts: int, most_kills: int) -
 def in_doubt(
     failures: Iterable[FailureView], max_restarts: int, *, trained: bool, since_s: float
 ) -> tuple[FailureView, ...]:
-    """Of failures that end the job, those seen from since_s on that tell of another's end, which may yet become known;
-    none if the job ends without them too."""
+    """Returns those of the failures that end the job that were seen from since_s on and tell of another's end, which
+    may yet become known; none if the job ends without them too."""
     every = list(failures)
     doubtful = tuple(
         f
@@ -101,7 +103,7 @@ def _counts(failure: FailureView, trained: bool) -> bool:
 
 
 def respawn_delay_s(early_crashes: int, policy: Policy) -> float:
-    """How long to wait before a slot's next worker, in seconds.
+    """Returns how long to wait before a slot's next worker, in seconds.
 
     early_crashes: workers of this slot in a row that ended before their first ready step.
     """
@@ -110,7 +112,7 @@ def respawn_delay_s(early_crashes: int, policy: Policy) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """What follows a worker's end in its slot: another one after delay_s, or none (None). reason: why none.
+    """The decision about a slot after its worker's end: another worker after delay_s, or none (None). reason: why none.
     fails_job: because the whole job ends with it."""
 
     delay_s: float | None
@@ -127,10 +129,11 @@ def succession(
     *,
     trained: bool,
 ) -> Succession:
-    """earlier: the job's failures before `failure`. early_crashes: of the slot, in a row, this one included.
+    """Decides whether a slot gets another worker after a failure, and when.
 
-    A slot whose workers never come to their first step is given up: it is the node that does not work, and starting
-    processes forever mends nothing. The job goes on without it.
+    earlier: the job's failures before `failure`. early_crashes: of the slot, in a row, this one included. A slot whose
+    workers never come to their first step is given up: it is the node that does not work, and starting processes
+    forever mends nothing. The job goes on without it.
     """
     verdict = judge([*earlier, failure], max_restarts, trained=trained, most_kills=policy.most_kills_in_a_row)
     if verdict.fail:

@@ -32,7 +32,7 @@ TAIL_LINES = 12
 
 
 class Kind(IntEnum):
-    """How an ending explains itself; the least is the likeliest cause."""
+    """The kinds of endings, by how each explains itself; the least is the likeliest cause."""
 
     EXPLAINED = 0  # an exception of its own, or a fault signal
     KILLED = 1  # from outside without being asked: the kernel short of memory, a person
@@ -105,7 +105,7 @@ _RAISED_TEXT = re.compile(r"^(?!\s)([A-Za-z_][\w.]*)(: .*)?$")
 
 
 def classify(summary: str, traceback_tail: str = "") -> Rule:
-    """The rule that says what kind of ending this is. Both texts as in pb.Failure."""
+    """Returns the rule that says what kind of ending this is. Both texts as in pb.Failure."""
     rule = _match(summary)
     if rule.kind is Kind.CASUALTY:
         return rule
@@ -119,22 +119,23 @@ def classify(summary: str, traceback_tail: str = "") -> Rule:
 
 
 def is_casualty(summary: str, traceback_tail: str = "") -> bool:
-    """Whether it says of itself that something else failed before it."""
+    """Tells whether an ending says of itself that something else failed before it."""
     return classify(summary, traceback_tail).kind is Kind.CASUALTY
 
 
 def tells_of_another(summary: str, traceback_tail: str = "") -> bool:
-    """Whether something else can have ended it: it was asked to end, or lost a connection or a peer."""
+    """Tells whether something else can have caused an ending: the worker was asked to end, or lost a connection or a
+    peer."""
     return classify(summary, traceback_tail).kind >= Kind.NETWORK
 
 
 def first_cause(failures: Iterable[FailureView]) -> FailureView | None:
-    """The failure that explains the others; None of none."""
+    """Returns the failure that explains the others; None if there are no failures."""
     return min(failures, key=_likelihood, default=None)
 
 
 def explains(cause: FailureView, other: FailureView) -> bool:
-    """Whether `other`, which failed beside `cause`, is a casualty of it and not a failure of its own."""
+    """Tells whether `other`, which failed beside `cause`, is a casualty of it and not a failure of its own."""
     if cause.summary.startswith(REPLICA_OVER):
         # It may have been killed for the failure of `other`, but not where it was killed for a silent host.
         lost_peer = is_casualty(other.summary, other.traceback_tail)
@@ -143,7 +144,7 @@ def explains(cause: FailureView, other: FailureView) -> bool:
 
 
 def _likelihood(failure: FailureView) -> tuple[Kind, int]:
-    """The least is the likeliest cause."""
+    """Returns the sort key of a failure: the least is the likeliest cause."""
     return classify(failure.summary, failure.traceback_tail).kind, failure.order
 
 
@@ -157,7 +158,8 @@ def _match(text: str) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """others: failed by themselves too. casualties: everything that a lost peer explains, or a request to end."""
+    """The cause among several failures. others: failed by themselves too. casualties: everything that a lost peer
+    explains, or a request to end."""
 
     cause: FailureView
     why: str
@@ -166,7 +168,8 @@ class RootCause:
 
 
 def root_cause(endings: Iterable[FailureView]) -> RootCause | None:
-    """What happened, from the failures of one generation and what followed it; None of none."""
+    """Returns what happened, from the failures of one generation and what followed it; None if there are no
+    failures."""
     every = sorted(endings, key=lambda e: e.order)
     cause = first_cause(every)
     if cause is None:
@@ -182,7 +185,7 @@ def root_cause(endings: Iterable[FailureView]) -> RootCause | None:
 
 
 def lines(found: RootCause, *, is_shown: bool = False) -> Iterator[str]:
-    """What a terminal shows. is_shown: it has shown what the cause wrote itself, traceback and all."""
+    """Yields the lines that a terminal shows. is_shown: it has shown what the cause wrote itself, traceback and all."""
     cause = found.cause
     files = f", files in {cause.log_path}" if cause.log_path else ""
     yield f"first failure: {_where(cause)}, {_how(cause.exit_code)}{files}"
@@ -200,7 +203,7 @@ def lines(found: RootCause, *, is_shown: bool = False) -> Iterator[str]:
 
 
 def casualties_line(found: RootCause) -> str:
-    """As "and 7 casualties on 2 nodes": failures that tell of the cause and not of themselves."""
+    """Counts the failures that tell of the cause and not of themselves, as "and 7 casualties on 2 nodes"."""
     nodes = len({c.node_name for c in found.casualties})
     return f"and {counted(len(found.casualties), 'casualty', 'casualties')} on {counted(nodes, 'node')}"
 

@@ -15,7 +15,7 @@ from bagua_contract.records import Placement, SuspicionKind
 
 
 def of_survivors(view: JobView, standing: Standing, evidence: Evidence) -> list[WayOut]:
-    """Ways to go on with some of those who carry on from a broken generation."""
+    """Returns ways to go on with some of those that carry on from a broken generation."""
     inside = {s.worker_id: s.holder for s in standing.survivors}
     # a stall accuses only where the transport itself says who does not answer
     stalled = SuspicionKind.STALLED
@@ -24,7 +24,7 @@ def of_survivors(view: JobView, standing: Standing, evidence: Evidence) -> list[
 
 
 def of_newcomers(view: JobView, standing: Standing, evidence: Evidence) -> list[WayOut]:
-    """Ways to build the pending record with fewer newcomers."""
+    """Returns ways to build the pending record with fewer newcomers."""
     if view.generation is None:
         return []
     carried = {s.worker_id: s.holder for s in standing.survivors}
@@ -37,7 +37,7 @@ def of_newcomers(view: JobView, standing: Standing, evidence: Evidence) -> list[
 def _nodes(
     view: JobView, evidence: Evidence, inside: dict[str, bool], reports: Iterable[SuspicionView]
 ) -> list[NodeInTrouble]:
-    """inside: worker to whether it holds the state. In rank order."""
+    """Returns the nodes of the workers of `inside`, in rank order. inside: worker to whether it holds the state."""
     reporting = {view.members[s.worker_id].agent_id for s in reports}
     holders = {view.members[w].agent_id for w, holder in inside.items() if holder}
     found: dict[str, NodeInTrouble] = {}
@@ -55,14 +55,14 @@ def _nodes(
 
 
 def _in_rank_order(view: JobView, inside: dict[str, bool]) -> list[Placement]:
-    """inside: workers that are there."""
+    """Returns the placements of the workers of `inside` that are there, in rank order."""
     if view.generation is None:
         return []
     return [m for m in view.generation.members if m.worker_id in inside and m.worker_id in view.members]
 
 
 def _accusations(view: JobView, suspicions: Iterable[SuspicionView]) -> list[tuple[str, str]]:
-    """(agent that says so, agent that it names)."""
+    """Returns pairs (agent that says so, agent that it names)."""
     return [
         (view.members[s.worker_id].agent_id, accused)
         for s in suspicions

@@ -28,7 +28,7 @@ def job_fingerprint(view: JobView) -> Mapping[str, str]:
 
 
 def difference(job: Mapping[str, str], worker: Mapping[str, str]) -> str:
-    """Empty if they fit, else every field that differs, for the refused worker's log."""
+    """Describes every field in which fingerprints differ, for the refused worker's log; empty if they fit."""
     if job == worker:
         return ""
     parts = (
@@ -40,12 +40,12 @@ def difference(job: Mapping[str, str], worker: Mapping[str, str]) -> str:
 
 
 def _said(text: str | None) -> str:
-    """A worker writes what it likes into its fingerprint, and a refusal has to fit into a record."""
+    """Shortens a value: a worker writes what it likes into its fingerprint, and a refusal has to fit into a record."""
     return "nothing" if text is None else shortened(text, _MOST_CHARACTERS)
 
 
 def misfits(view: JobView) -> dict[str, str]:
-    """Ready workers that may not join, not refused yet, with the difference.
+    """Returns the ready workers that may not join, not refused yet, with the difference.
 
     Members of the generation in the record are never refused: they are already in.
     """

@@ -35,8 +35,8 @@ def offers(
     stages: Collection[Stage] = (Stage.LOOP,),
     spares: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Offer]:
-    """Offers of all nodes, in join order. inside: workers that are in, and whose slots are so taken. stages: of workers
-    that count. spares: workers by agent that no replica has use for."""
+    """Returns the offers of all nodes, in join order. inside: workers that are in, and whose slots are so taken.
+    stages: of workers that count. spares: workers by agent that no replica has use for."""
     unfit = misfits(view)
     taken: defaultdict[str, set[int]] = defaultdict(set)
     waiting: defaultdict[str, list[MemberView]] = defaultdict(list)
@@ -68,14 +68,15 @@ def offers(
 
 
 def whole_offers(found: Collection[Offer]) -> list[Offer]:
-    """Those workers of `found` whose replicas are in it as a whole, and the nodes that have some."""
+    """Returns the offers of the nodes that have workers whose replicas are in `found` as a whole, with only these
+    workers."""
     kept = {m.worker_id for m in whole_members([m for o in found for m in o.workers])}
     parts = [replace(o, workers=tuple(m for m in o.workers if m.worker_id in kept)) for o in found]
     return [o for o in parts if o.workers]
 
 
 def merged(one: Collection[Offer], other: Collection[Offer]) -> list[Offer]:
-    """The workers of both; a node that is in both has one offer."""
+    """Returns the workers of both; a node that is in both has one offer."""
     found = {o.agent.agent_id: o for o in one}
     for offer in other:
         known = found.get(offer.agent.agent_id)
@@ -93,7 +94,7 @@ def _complete_at_s(agent: AgentView, workers: list[MemberView], ready: int, poli
 def readiness(
     view: JobView, present: Mapping[str, MemberView], stages: Collection[Stage] = (Stage.LOOP,)
 ) -> str:
-    """Which nodes are awaited and what they lack, for the reason of a wait; empty if none."""
+    """Describes which nodes are awaited and what they lack, for the reason of a wait; empty if none."""
     ready: defaultdict[str, set[int]] = defaultdict(set)
     for member in present.values():
         if member.stage not in stages:

@@ -24,7 +24,7 @@ from bagua_contract.records import GenerationKind, Stage
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All that a decision looks at."""
+    """Holds all that a decision depends on."""
 
     view: JobView
     desired: Desired
@@ -40,12 +40,12 @@ class Case:
 
     @property
     def least_to_start(self) -> int:
-        """Nodes that the job's first generation needs."""
+        """The number of nodes that the job's first generation needs."""
         return self.view.size_policy.least_to_start(self.desired.min_nodes, self.desired.max_nodes)
 
     @property
     def spares(self) -> dict[str, int]:
-        """Workers by agent that no replica has use for."""
+        """The number of each agent's workers that no replica has use for."""
         if self.view.replica_size <= 1:
             return {}
         return left_over(self.view, self.standing, self.now_s, self.policy)
@@ -83,8 +83,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Waiters:
-    """ready: complete nodes that wait to join. reserve: those in quarantine. next_at_s: when another is complete.
-    released_at_s: when the next quarantine ends."""
+    """The nodes that could join. ready: complete nodes that wait to join. reserve: those in quarantine. next_at_s: when
+    another is complete. released_at_s: when the next quarantine ends."""
 
     ready: list[Offer]
     reserve: list[Offer]
@@ -111,7 +111,7 @@ def written(
     again: bool = False,
     answers_at: tuple[str, ...] = (),
 ) -> Decision:
-    """again, answers_at: see Generation."""
+    """Returns the decision to write a generation of these workers. again, answers_at: see Generation."""
     record = targets.record_of(case.view, kind, workers, base, reason)
     generation = replace(record, again=again, answers_at=answers_at)
     previous = case.view.generation_number
@@ -129,7 +129,8 @@ def too_few(
     stages: Collection[Stage] = (Stage.LOOP,),
     least: int | None = None,
 ) -> Decision:
-    """least: by default the minimum."""
+    """Returns the decision to wait for more nodes, or to fail the job if that wait has lasted too long. least: by
+    default the minimum."""
     lacking = readiness(case.view, case.standing.present, stages)
     alone = len(case.standing.unassigned)
     if alone:
@@ -151,7 +152,7 @@ def too_few(
 
 
 def asking(case: Case, inquiry: Inquiry) -> Decision:
-    """Ask the agents that the suspicions call in question, or wait for their answers."""
+    """Returns the decision to ask the agents that the suspicions call in question, or to wait for their answers."""
     suspects = named(case.view, [s.worker_id for s in case.standing.suspicions])
     return Decision(
         AskWhetherAlive(inquiry.ask) if inquiry.ask else None,

@@ -66,7 +66,7 @@ _MOST_ANSWERING = 16
 
 
 def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
-    """What should be done now. Pure: the same picture gives the same decision at every agent."""
+    """Decides what should be done now. Pure: the same picture gives the same decision at every agent."""
     standing = stand(view, evidence, now_s, policy)
     if not view.closing:
         disagree = _disagreement(view, standing, now_s, policy)
@@ -97,8 +97,8 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
 
 
 def _disagreement(view: JobView, standing: Standing, now_s: float, policy: Policy) -> Decision | None:
-    """The end of a job whose ranks disagree, or the wait for it: no generation would help. None: as far as is known
-    they don't."""
+    """Returns the end of a job whose ranks disagree, or the wait for it: no generation would help. None: as far as is
+    known they don't."""
     order = hanging.standing_order(view)
     if order is not None and order.outcome is HangOutcome.DISAGREE:
         due_s = view.hang_order_since_s + policy.stacks_first_s
@@ -112,7 +112,8 @@ def _disagreement(view: JobView, standing: Standing, now_s: float, policy: Polic
 
 
 def _who_is_there(case: Case) -> Decision | None:
-    """What the absence of members, or the suspicion of it, calls for; None: all that are missed by anybody live."""
+    """Decides what the absence of members, or the suspicion of it, calls for; None: no member is lost, and all that
+    were suspected live."""
     view, standing, evidence = case.view, case.standing, case.evidence
     record = view.generation
     if not standing.survivors if record is None else _never_trained(view, record):
@@ -133,7 +134,7 @@ def _who_is_there(case: Case) -> Decision | None:
 
 
 def _who_should_be_there(case: Case) -> Decision:
-    """What joins, leaves and wishes call for, while the generation in force works as far as anybody says."""
+    """Decides what joins, leaves and wishes call for, while the generation in force works as far as is reported."""
     view, standing, now_s = case.view, case.standing, case.now_s
     record = view.generation
     if record is None:
@@ -161,13 +162,13 @@ def _who_should_be_there(case: Case) -> Decision:
 
 
 def _never_trained(view: JobView, record: Generation) -> bool:
-    """All of a first generation failed in its first step: there is no state to wait for."""
+    """Tells whether all of a first generation failed in its first step, so that there is no state to wait for."""
     ends = [view.failures.get(m.worker_id) for m in record.members]
     return record.base == 0 and all(f is not None and f.in_step and f.step == 0 for f in ends)
 
 
 def _first(case: Case) -> Decision:
-    """Rule 1."""
+    """Decides on the first generation (rule 1)."""
     if gathering.is_called_for(case):
         return gathering.gather(case, "", again=False)
     least, most = case.least_to_start, case.desired.max_nodes
@@ -189,7 +190,7 @@ def _first(case: Case) -> Decision:
 
 
 def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
-    """A FAILOVER generation of the survivors, with newcomers only where they are too few.
+    """Decides on a FAILOVER generation of the survivors, with newcomers only where they are too few.
 
     broken: a member cannot go on; else all members wait already (the record is empty, or lost).
     """
@@ -214,7 +215,7 @@ def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
 
 
 def _answered_by_others(case: Case, record: Generation) -> bool:
-    """Whether workers wait before their loops for answers of workers that are gone, and others can give these."""
+    """Tells whether workers wait before their loops for answers of workers that are gone, and others can give these."""
     found = {case.standing.present[s.worker_id].store_address for s in _keepers(case)}
     return gathering.is_called_for(case) and bool(found) and found.isdisjoint(record.answers_at)
 
@@ -224,7 +225,8 @@ def _may_be_written(case: Case, target: targets.Target) -> bool:
 
 
 def _made_again(case: Case, why: str) -> Decision:
-    """A communicator is broken and all live: the same members again, but not in a tight loop and not forever."""
+    """Decides when a broken generation is made again with the same members, since all live: not in a tight loop and not
+    forever."""
     view, policy, attempts = case.view, case.policy, case.view.attempts
     # what was tried before this pending record was about its newcomers, and these go now
     failed = 0 if case.standing.pending else attempts.count
@@ -242,7 +244,7 @@ def _made_again(case: Case, why: str) -> Decision:
 
 
 def _renewed(case: Case, hang: HangDecision) -> Decision:
-    """All members live and wait. hang.py has spaced the attempts already."""
+    """Decides on a new communicator when all members live and wait. hang.py has spaced the attempts already."""
     failed = case.view.attempts.count
     tried = f"{hang.reason} (attempt {failed + 1})" if failed else hang.reason
     # A cut that outlasts a new communicator is no accident, and both its ends have said of whom they hear nothing.
@@ -252,7 +254,8 @@ def _renewed(case: Case, hang: HangDecision) -> Decision:
 
 
 def _without_somebody(case: Case, tried: str) -> Decision:
-    """A FAILOVER generation of the survivors without a node that is in trouble, if there is a way to do without one."""
+    """Decides on a FAILOVER generation of the survivors without a node that is in trouble, if there is a way to do
+    without one."""
     view = case.view
     for way in trouble.of_survivors(view, case.standing, case.evidence):
         waiters = case.offers((s.worker_id for s in case.standing.survivors), without=way.agent_ids)
@@ -266,8 +269,8 @@ def _without_somebody(case: Case, tried: str) -> Decision:
 
 
 def _built_again(case: Case, record: Generation) -> Decision:
-    """The pending record can't come into force, and the generation before it goes on: the same target once more, in the
-    end without a newcomer."""
+    """Decides on the same target once more, in the end without a newcomer, when the pending record can't come into
+    force and the generation before it goes on."""
     view, policy, attempts = case.view, case.policy, case.view.attempts
     wait_s = delay_s(attempts.count + 1, policy.rebuild_first_delay_s, policy.rebuild_longest_delay_s)
     again_s = attempts.newest_since_s + wait_s
@@ -352,7 +355,8 @@ def _planned(case: Case, record: Generation) -> Decision:
 
 
 def _in_quarantine(case: Case, reserve: Iterable[Offer]) -> str:
-    """A node of the reserve may be there for another one alone, which has a part of its replica."""
+    """Names the nodes of the reserve that are left out. A node of the reserve may be there for another one alone, which
+    has a part of its replica."""
     quarantines = case.evidence.quarantines
     parts = [
         f"; {o.agent.node_name} is left out ({quarantine.why})"
@@ -371,7 +375,8 @@ def _base(case: Case) -> int:
 
 
 def _empty(case: Case, kind: GenerationKind, reason: str) -> Decision:
-    """Its base is the record that lists the workers that keep the state; see standing.py."""
+    """Returns the decision to write an empty generation. Its base is the record that lists the workers that keep the
+    state; see standing.py."""
     record = case.view.generation
     base = 0 if record is None else record.number if record.members else record.base
     present = case.standing.present
@@ -380,12 +385,12 @@ def _empty(case: Case, kind: GenerationKind, reason: str) -> Decision:
 
 
 def _keepers(case: Case) -> list[Survivor]:
-    """Those that hold the state and stay."""
+    """Returns the survivors that hold the state and stay."""
     return [s for s in case.standing.survivors if s.holder and not case.view.agents[s.agent_id].leaving]
 
 
 def _no_holder(case: Case, why: str) -> Decision:
-    """Rule 2."""
+    """Decides what follows when no holder is there (rule 2)."""
     view, limit_s = case.view, case.policy.holder_timeout_s
     held = {m.worker_id for g in (*view.earlier, view.generation) if g is not None for m in g.members}
     since_s = case.evidence.waited_since_s(Waiting.HOLDER, case.now_s)
@@ -406,9 +411,9 @@ def _no_holder(case: Case, why: str) -> Decision:
 
 
 def _begin_again(case: Case, why: str, since_s: float) -> Decision:
-    """From the newest checkpoint, or anew if there are none. All that are there begin again together: like a first
-    generation, but taken at once and with a number that goes on, so that every member knows that whatever it kept is
-    void. since_s: when that became the only way on."""
+    """Begins the job again from the newest checkpoint, or anew if there are none. All that are there begin again
+    together: like a first generation, but taken at once and with a number that goes on, so that every member knows that
+    whatever it kept is void. since_s: when that became the only way on."""
     what = "begin again from a checkpoint" if case.view.has_checkpoints else "begin anew"
     waiters = case.offers(())
     complete = waiters.ready

@@ -15,7 +15,7 @@ from bagua_contract.records import Generation, GenerationKind
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """All workers that may hold the state are gone, at least one of them on purpose.
+    """States that all workers that may hold the state are gone, at least one of them on purpose.
 
     may_stop: the job may be marked stopped. reason: what was saved, or why nothing was. failed: some of them failed, so
     not all of the loss was asked for.
@@ -27,7 +27,8 @@ class Parting:
 
 
 def parting(view: JobView) -> Parting | None:
-    """None: a worker that may hold the state has not been seen to end, or none left on purpose."""
+    """Returns what was saved when all workers that may hold the state are gone. None: one of them has not been seen to
+    end, or none left on purpose."""
     gone = view.departures.keys() | view.failures.keys() | view.finished
     held = _may_hold(view)
     if held is None or not held <= gone or not (held or view.departures.keys()) & view.departures.keys():
@@ -39,7 +40,7 @@ def parting(view: JobView) -> Parting | None:
 
 
 def unseen(view: JobView) -> tuple[str, ...]:
-    """Nodes of workers that may hold the state and have not been seen to end, for people."""
+    """Returns the nodes of workers that may hold the state and have not been seen to end, for people."""
     gone = view.departures.keys() | view.failures.keys() | view.finished
     missing = (_may_hold(view) or frozenset()) - gone
     records = (*view.earlier, *((view.generation,) if view.generation is not None else ()))
@@ -47,7 +48,8 @@ def unseen(view: JobView) -> tuple[str, ...]:
 
 
 def _may_hold(view: JobView) -> frozenset[str] | None:
-    """Workers that may hold the state, as the records tell; None: the records that would tell are not known here."""
+    """Returns the workers that may hold the state, as the records tell; None: the records that would tell are not known
+    here."""
     record = view.generation
     if record is None:
         return None if view.committed_generation else frozenset()
@@ -64,8 +66,8 @@ def _may_hold(view: JobView) -> frozenset[str] | None:
 
 
 def _was_left_behind(view: JobView, record: Generation) -> bool:
-    """Whether a worker left at the boundary at which `record`, which does without it, took effect. So there was a step
-    in that generation, though the report of it may be late. One that saved its part left elsewhere."""
+    """Tells whether a worker left at the boundary at which `record`, which does without it, took effect. So there was a
+    step in that generation, though the report of it may be late. A worker that saved its part left elsewhere."""
     return record.kind is GenerationKind.PLANNED and any(
         0 < d.generation < record.number and record.placement_of(d.worker_id) is None and not d.parts
         for d in view.departures.values()
@@ -73,7 +75,8 @@ def _was_left_behind(view: JobView, record: Generation) -> bool:
 
 
 def _listed_by(departures: Collection[DepartureView], number: int) -> frozenset[str] | None:
-    """The members of generation `number`, if all of them have departed: each departure tells how many there were."""
+    """Returns the members of generation `number`, if all of them have departed: each departure tells how many there
+    were."""
     members = [d for d in departures if d.generation == number]
     if not members or len(members) < max(d.world_size for d in members):
         return None
@@ -117,7 +120,8 @@ class Prospect:
 
 
 def prospect(view: JobView, own_agent_id: str, *, others_stay: bool, ends_when_all_leave: bool) -> Prospect:
-    """Of a node whose workers have left. others_stay: another node is there that does not leave."""
+    """Returns the future of the job for a node whose workers have left. others_stay: another node is there that does
+    not leave."""
     left = parting(view)
     if others_stay:
         record = view.generation

@@ -20,7 +20,7 @@ from bagua_agent.membership.worker_names import named, named_failure
 def decide_end(
     view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy
 ) -> Decision | None:
-    """The result, or a wait for it; None while the job goes on."""
+    """Returns the result, or a wait for it; None while the job goes on."""
     if view.closing:
         return _closing(view, standing, evidence, now_s, policy)
     verdict = judge(
@@ -54,7 +54,8 @@ def decide_end(
 
 
 def _begins_nowhere(view: JobView) -> str:
-    """A job that has trained waits for other nodes; one that has not would wait with a script that runs on none."""
+    """Returns why a job that never trained can begin on no node; empty if it can. A job that has trained waits for
+    other nodes; one that has not would wait with a script that runs on none."""
     if view.has_trained or view.members or not view.agents or any(a.slots for a in view.agents.values()):
         return ""
     names = ", ".join(a.node_name for a in view.agents.values())
@@ -88,8 +89,8 @@ def _awaiting_cause(
     now_s: float,
     policy: Policy,
 ) -> Decision | None:
-    """A failure that only tells of another end is often the first to be known: ask whether all hosts live, and wait
-    briefly for what else fails. None: nothing else is known to have ended."""
+    """Asks whether all hosts live, and waits briefly for what else fails: a failure that only tells of another end is
+    often the first to be known. None: nothing else is known to have ended."""
     since_s = max(f.seen_since_s for f in doubtful)
     inquiry = who_lives(view, evidence, agents_in_question(view, standing), since_s, now_s, policy)
     failed = f"a worker failed ({doubtful[0].summary})"
@@ -111,7 +112,7 @@ def _awaiting_cause(
 
 
 def _misses_a_host(view: JobView, standing: Standing, evidence: Evidence) -> bool:
-    """Whether an agent of the generations that may be in force is gone, or known to be dead."""
+    """Tells whether an agent of the generations that may be in force is gone, or known to be dead."""
     records = (view.record(standing.in_force), view.generation)
     agents = {m.agent_id for g in records if g is not None for m in g.members}
     return any(a not in view.agents or evidence.is_dead(view.agents[a]) for a in agents)
@@ -130,7 +131,7 @@ def _succeeded(reason: str) -> Decision:
 
 
 def _last_workers(view: JobView, standing: Standing) -> dict[str, str]:
-    """Workers of the generation in force, with their agents: those who must end well.
+    """Returns the workers of the generation in force, with their agents: those that must end well.
 
     Newcomers of a pending generation never trained, and those it leaves out may still be in force.
     """
@@ -147,7 +148,7 @@ def _last_workers(view: JobView, standing: Standing) -> dict[str, str]:
 
 
 def _all_ended_well(view: JobView, standing: Standing) -> bool:
-    """Without closing: a script that left its loop early, or that never trained."""
+    """Tells whether all ended with 0 without closing: a script that left its loop early, or that never trained."""
     workers = _last_workers(view, standing)
     if view.generation is not None:
         # One that ended since its node leaves has departed. Of one that finished the agent is needed no more.
@@ -156,8 +157,8 @@ def _all_ended_well(view: JobView, standing: Standing) -> bool:
 
 
 def _every_node_came_and_ended(view: JobView) -> bool:
-    """Before the first record: a script may train nothing. Each node must have come, or one that starts late would do
-    nothing; it may leave or be lost once its workers have ended."""
+    """Tells whether all workers have ended before the first record: a script may train nothing. Each node must have
+    come, or one that starts late would do nothing; it may leave or be lost once its workers have ended."""
     stay = {a.agent_id: a.slots for a in view.agents.values() if not a.leaving}
     ended = Counter(view.finished_agents.values())
     others = [a for a in (*view.agents.values(), *view.gone.values()) if a.agent_id not in stay]

@@ -39,12 +39,12 @@ _GATHERED = (Stage.WAITING, Stage.LOOP)
 
 
 def is_called_for(case: Case) -> bool:
-    """Whether workers wait in init_process_group(), so that a first generation has to begin with a gathering."""
+    """Tells whether workers wait in init_process_group(), so that a first generation has to begin with a gathering."""
     return any(m.stage is Stage.WAITING for m in case.standing.present.values())
 
 
 def decide(case: Case) -> Decision | None:
-    """What follows a gathering; None: the newest record is none."""
+    """Decides what follows a gathering; None: the newest record is no gathering."""
     record = case.view.generation
     if record is None or not record.is_gathering:
         return None
@@ -52,8 +52,8 @@ def decide(case: Case) -> Decision | None:
 
 
 def gather(case: Case, why: str, *, again: bool) -> Decision:
-    """The next cohort: every worker of every node that is there, up to the most. why: what came before, if anything.
-    again: the job trained before."""
+    """Decides on the next cohort: every worker of every node that is there, up to the most. why: what came before, if
+    anything. again: the job trained before."""
     record = case.view.generation
     if record is None or not record.is_gathering:
         stages = {m.stage for m in case.standing.present.values()}
@@ -89,12 +89,13 @@ def gather(case: Case, why: str, *, again: bool) -> Decision:
 
 
 def _is_whole(offer: Offer, spares: Mapping[str, int]) -> bool:
-    """spares: workers by agent that no replica has use for."""
+    """Tells whether each slot of the offer's node has a worker that is offered or a spare. spares: workers by agent
+    that no replica has use for."""
     return len(offer.workers) + spares.get(offer.agent.agent_id, 0) >= offer.agent.slots
 
 
 def _coming(case: Case) -> list[AgentView]:
-    """Nodes whose workers are expected."""
+    """Returns the nodes whose workers are expected."""
     never_whole = {e.agent_id for e in ended_before_joining.ends_of(case.view)}
     return [
         a
@@ -108,7 +109,7 @@ def _coming(case: Case) -> list[AgentView]:
 
 
 def _gathered(case: Case, record: Generation) -> Decision:
-    """The cohort runs the code before the loop."""
+    """Decides what follows while the cohort runs the code before the loop."""
     order = hanging.standing_order(case.view)
     urgent = _who_is_missing(case)
     if urgent is not None:
@@ -140,7 +141,7 @@ def _gathered(case: Case, record: Generation) -> Decision:
 
 
 def _who_is_missing(case: Case) -> Decision | None:
-    """What the absence of members, or the suspicion of it, calls for; None: all of them are there."""
+    """Decides what the absence of members, or the suspicion of it, calls for; None: all of them are there."""
     standing, now_s = case.standing, case.now_s
     gone = (*standing.lost, *standing.newcomers_gone)
     if gone:
@@ -160,7 +161,8 @@ def _who_is_missing(case: Case) -> Decision | None:
 
 
 def _broken(case: Case) -> Decision:
-    """A communicator is broken and all live: the cohort starts again, each time later, in the end without a node."""
+    """Decides what follows when a communicator is broken and all live: the cohort starts again, each time later, in the
+    end without a node."""
     attempts, policy = case.view.attempts, case.policy
     broken = named(case.view, [s.worker_id for s in case.standing.suspicions if s.broken])
     why = f"the communicator of {broken} is broken and all members live (attempt {attempts.count + 1})"
@@ -183,7 +185,7 @@ def _remain(case: Case, way: WayOut) -> int:
 
 
 def _restart(case: Case, why: str, *, again: bool | None = None) -> Decision:
-    """again: by default what the record says."""
+    """Returns the decision that the first workers start again. again: by default what the record says."""
     record = case.view.generation
     if again is None:
         again = record is not None and record.again
@@ -193,7 +195,8 @@ def _restart(case: Case, why: str, *, again: bool | None = None) -> Decision:
 
 
 def _enters(case: Case, placement: Placement) -> Chosen:
-    """The member in the first generation. Its order is the record's: a key that was put again has a later revision."""
+    """Returns the member in the first generation. Its order is the record's: a key that was put again has a later
+    revision."""
     return Chosen(
         worker_id=placement.worker_id,
         agent_id=placement.agent_id,

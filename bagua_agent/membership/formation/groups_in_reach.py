@@ -16,7 +16,7 @@ MOST_DEAD_ENDS = 500
 
 @dataclass(slots=True)
 class _Choice:
-    """Of the next host of a group."""
+    """The choice of the next host of a group."""
 
     hosts: list[int]  # that reach all hosts chosen before
     needed: int  # workers that the group lacks
@@ -28,7 +28,7 @@ class _Choice:
 def groups_in_reach(
     workers: Sequence[int], cut_off: Sequence[Set[int]], size: int, most_dead_ends: int = MOST_DEAD_ENDS
 ) -> list[list[int]]:
-    """Groups of `size` workers, each as the hosts of its workers, ascending. A group is the first one, in
+    """Returns groups of `size` workers, each as the hosts of its workers, ascending. A group is the first one, in
     lexicographic order, that can be formed of the workers without one; but see MOST_DEAD_ENDS.
 
     workers: how many each host has. cut_off: for each host, those that it can't share a group with; symmetric.
@@ -51,8 +51,9 @@ def groups_in_reach(
 def _first_hosts(
     workers: Sequence[int], cut_off: Sequence[Set[int]], size: int, dead_ends: int
 ) -> tuple[list[int], int]:
-    """The hosts of the first group, none if there is none; and the dead ends that may still be looked at. A chosen host
-    gives all its workers that are needed: another one of the same host never makes a group harder to complete."""
+    """Returns the hosts of the first group, none if there is none; and the dead ends that may still be looked at. A
+    chosen host gives all its workers that are needed: another one of the same host never makes a group harder to
+    complete."""
     hosts = [host for host, count in enumerate(workers) if count]
     choices = [_Choice(hosts, size, sum(workers), is_whole=False)]
     chosen: list[int] = []

@@ -23,7 +23,7 @@ from bagua_contract.replica import Replica, ReplicaMember
 
 @dataclass(frozen=True, slots=True)
 class ReplicaChanges:
-    """Records that should be written. formed: new ones. over: with the reason why they are over. forgotten: ids of
+    """The records that should be written. formed: new ones. over: with the reason why they are over. forgotten: ids of
     those that are no longer needed. next_at_s: when to decide again if nothing happens before."""
 
     formed: tuple[Replica, ...] = ()
@@ -33,7 +33,7 @@ class ReplicaChanges:
 
 
 def decide_replicas(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> ReplicaChanges:
-    """What the picture calls for now; nothing in a job without replicas."""
+    """Decides which records of replicas the picture calls for now; none in a job without replicas."""
     if view.replica_size <= 1 or view.restarts:
         return ReplicaChanges()
     standing = stand(view, evidence, now_s, policy)
@@ -55,7 +55,7 @@ def decide_replicas(view: JobView, evidence: Evidence, now_s: float, policy: Pol
 def assembly(
     view: JobView, standing: Standing, now_s: float, policy: Policy
 ) -> tuple[tuple[Replica, ...], float | None]:
-    """Replicas that can be formed now, and when another node is complete."""
+    """Returns the replicas that can be formed now, and when another node is complete."""
     size, waiting = view.replica_size, _waiting(view, standing)
     rest: list[MemberView] = []
     found: list[list[MemberView]] = []
@@ -79,8 +79,9 @@ def assembly(
 
 
 def _across(view: JobView, workers: list[MemberView]) -> list[list[MemberView]]:
-    """Replicas of workers of several nodes, in the order of `workers`; none of nodes that have just failed to reach
-    each other. The first worker that can be completed by later ones is, so the others wait for another partner."""
+    """Returns replicas of workers of several nodes, in the order of `workers`; none of nodes that have just failed to
+    reach each other. The first worker that can be completed by later ones is, so the others wait for another
+    partner."""
     size = view.replica_size
     if not any(view.agents[w.agent_id].cut_off for w in workers):
         return [workers[i : i + size] for i in range(0, len(workers) // size * size, size)]
@@ -99,7 +100,7 @@ def _across(view: JobView, workers: list[MemberView]) -> list[list[MemberView]]:
 
 
 def left_over(view: JobView, standing: Standing, now_s: float, policy: Policy) -> dict[str, int]:
-    """By agent, workers that wait for a replica and of which none can be formed: spares."""
+    """Counts the spares of each agent: workers that wait for a replica and of which none can be formed."""
     formed, next_at_s = assembly(view, standing, now_s, policy)
     if formed or next_at_s is not None:
         return {}
@@ -107,7 +108,7 @@ def left_over(view: JobView, standing: Standing, now_s: float, policy: Policy) -
 
 
 def _waiting(view: JobView, standing: Standing) -> dict[str, list[MemberView]]:
-    """By agent, workers that wait for a replica, in the order of their slots."""
+    """Returns by agent the workers that wait for a replica, in the order of their slots."""
     newest: defaultdict[str, dict[int, MemberView]] = defaultdict(dict)
     for member in sorted(standing.unassigned, key=lambda m: m.join_revision):
         # the newest worker of a slot: an older one of the same slot has ended
@@ -122,7 +123,7 @@ def _waiting(view: JobView, standing: Standing) -> dict[str, list[MemberView]]:
 
 
 def _complete_at_s(agent: AgentView, workers: list[MemberView], standing: Standing, policy: Policy) -> float:
-    """As in candidates.py: a node that lacks workers is waited for a short while."""
+    """Returns when a node is complete. As in candidates.py, a node that lacks workers is waited for a short while."""
     taken = sum(m.agent_id == agent.agent_id for m in standing.present.values())
     if taken + len(workers) >= agent.slots:
         return max(w.ready_since_s for w in workers)
@@ -132,8 +133,8 @@ def _complete_at_s(agent: AgentView, workers: list[MemberView], standing: Standi
 def _joined_at_s(
     view: JobView, standing: Standing, waiting: Mapping[str, list[MemberView]], policy: Policy
 ) -> float:
-    """When workers of several nodes may be joined: at once if no node has workers to come, else after a short while, so
-    that neighbours are joined although their workers do not start in the order of their nodes."""
+    """Returns when workers of several nodes may be joined: at once if no node has workers to come, else after a short
+    while, so that neighbours are joined although their workers do not start in the order of their nodes."""
     taken = Counter(m.agent_id for m in standing.present.values())
     taken.update({agent_id: len(workers) for agent_id, workers in waiting.items()})
     if all(a.leaving or taken[a.agent_id] >= a.slots for a in view.agents.values()):
@@ -147,7 +148,7 @@ def _place(agent: AgentView) -> tuple[str, int, str]:
 
 
 def _formed(view: JobView, workers: list[MemberView]) -> Replica:
-    """Named after its first worker, so that a record which is written again is the same one."""
+    """Returns a new replica, named after its first worker, so that a record which is written again is the same one."""
     return Replica(
         replica_id=workers[0].worker_id,
         members=tuple(
@@ -173,7 +174,8 @@ def _ended(
     records: Mapping[str, Replica],
     now_s: float,
 ) -> tuple[tuple[Replica, ...], float | None]:
-    """Replicas that are over and whose records do not say so yet; and until when missing workers may come back."""
+    """Returns the replicas that are over and whose records do not say so yet; and until when missing workers may come
+    back."""
     found, wait_s = [], None
     in_grace = now_s < standing.missing_until_s
     for replica in (*records.values(), *_without_record(view)):
@@ -196,7 +198,8 @@ def _ended(
 
 
 def _without_record(view: JobView) -> list[Replica]:
-    """Members whose replicas have no record, though a worker of them is there: a client removed it from etcd."""
+    """Returns the replicas of members that have no record, though a worker of them is there: a client removed it from
+    etcd."""
     if view.generation is None:
         return []
     return [
@@ -213,7 +216,7 @@ def _without_record(view: JobView) -> list[Replica]:
 
 
 def _why_gone(view: JobView, evidence: Evidence, member: ReplicaMember) -> str:
-    """Empty: it is there, or may come back, or has ended together with the job."""
+    """Returns why the worker is gone; empty: it is there, or may come back, or has ended together with the job."""
     worker_id, agent = member.worker_id, view.agents.get(member.agent_id)
     failure = view.failures.get(worker_id)
     if failure is not None:

@@ -25,7 +25,8 @@ from bagua_contract.records import Generation, GenerationKind
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """held_back: names of leaving nodes that stay because no other worker has the state yet."""
+    """The workers chosen for the next generation. held_back: names of leaving nodes that stay because no other worker
+    has the state yet."""
 
     workers: tuple[Chosen, ...]
     held_back: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ def next_number(view: JobView) -> int:
 
 
 def least_nodes(view: JobView, desired: Desired, standing: Standing) -> int:
-    """The fewest nodes that the next generation may have.
+    """Returns the fewest nodes that the next generation may have.
 
     A minimum raised above the generation in force stops no worker: as many nodes as before may go on.
     """
@@ -60,7 +61,7 @@ def least_nodes(view: JobView, desired: Desired, standing: Standing) -> int:
 
 
 def first(view: JobView, complete: Iterable[Offer], size: int) -> tuple[Chosen, ...]:
-    """Of the first generation, on so many nodes."""
+    """Returns the workers of the first generation, on `size` nodes."""
     return tuple(_joined(view, size, [], set(), complete))
 
 
@@ -71,8 +72,8 @@ def survivors(
     ready: Iterable[Offer],
     without: Collection[str] = (),
 ) -> Target:
-    """Survivors that stay; newcomers only if these are too few, or if all of them stay only so, at the next allowed
-    size. without: agents that are left out."""
+    """Returns the survivors that stay; newcomers only if these are too few, or if all of them stay only so, at the next
+    allowed size. without: agents that are left out."""
     room = view.room(desired)
     inside = _whole([_carried(view, standing, s) for s in standing.survivors if s.agent_id not in without])
     stay = _staying(view, inside)
@@ -96,8 +97,8 @@ def planned(
     ready: Iterable[Offer],
     without: Collection[str] = (),
 ) -> Target:
-    """All members that stay, and the joiners that may join: as many nodes as the room has for those that are there.
-    without: agents whose joiners are left out."""
+    """Returns all members that stay, and the joiners that may join: as many nodes as the room has for those that are
+    there. without: agents whose joiners are left out."""
     carried = {s.worker_id for s in standing.survivors}
     inside = [_carried(view, standing, s) for s in standing.survivors]
     inside += [
@@ -129,7 +130,7 @@ def record_of(
 
 
 def changes(record: Generation, target: Target) -> str:
-    """What a planned change changes, by node."""
+    """Describes what a planned change changes, by node."""
     before = {m.worker_id: m.node_name for m in record.members}
     after = {w.worker_id: w.node_name for w in target.workers}
     parts = [
@@ -160,7 +161,7 @@ def _of_size(view: JobView, size: int, stay: list[Chosen], ready: Iterable[Offer
 
 
 def _within_most(view: JobView, most: int, workers: list[Chosen]) -> tuple[list[Chosen], set[str]]:
-    """Those of the oldest nodes, and the agents that are too many."""
+    """Returns the workers of the oldest nodes, and the agents that are too many."""
     if any(w.replica for w in workers):
         return _replicas_within_most(view, most, workers)
     nodes: defaultdict[str, list[Chosen]] = defaultdict(list)
@@ -189,7 +190,8 @@ def _replicas_within_most(view: JobView, most: int, workers: list[Chosen]) -> tu
 
 
 def _by_replica(view: JobView, workers: Iterable[Chosen]) -> list[list[Chosen]]:
-    """The order is that of `_within_most`, with the youngest node of a replica for its nodes."""
+    """Returns the workers by replica. The order is that of `_within_most`, with the youngest node of a replica for its
+    nodes."""
     replicas: defaultdict[tuple[str, ...], list[Chosen]] = defaultdict(list)
     for worker in workers:
         replicas[worker.replica].append(worker)
@@ -207,7 +209,7 @@ def _by_replica(view: JobView, workers: Iterable[Chosen]) -> list[list[Chosen]]:
 def _joined(
     view: JobView, most: int, kept: list[Chosen], dropped: set[str], ready: Iterable[Offer]
 ) -> list[Chosen]:
-    """kept, and respawned workers of its nodes, and new nodes in join order while there is room."""
+    """Returns `kept`, and respawned workers of its nodes, and new nodes in join order while there is room."""
     result = list(kept)
     agents = {c.agent_id for c in kept}
     number = next_number(view)
@@ -232,8 +234,8 @@ def _joined(
 def _with_holder(
     view: JobView, room: Room, size: int, stay: list[Chosen], ready: list[Offer], inside: list[Chosen]
 ) -> Target:
-    """As many as `size`. If none of them has the state: with leaving nodes that have it, all of them where every size
-    is allowed, else as many as make an allowed size with the others."""
+    """Returns workers on `size` nodes. If none of them has the state: with leaving nodes that have it, all of them
+    where every size is allowed, else as many as make an allowed size with the others."""
     workers = _of_size(view, size, stay, ready)
     if not workers or any(w.holder for w in workers):
         return Target(tuple(workers))
@@ -248,7 +250,7 @@ def _with_holder(
 
 
 def _staying(view: JobView, inside: list[Chosen]) -> list[Chosen]:
-    """A node that leaves takes along all replicas that have a part there."""
+    """Returns the workers that stay. A node that leaves takes along all replicas that have a part there."""
     return _whole([c for c in inside if not _leaves(view, c)])
 
 
