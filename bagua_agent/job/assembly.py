@@ -52,7 +52,7 @@ from bagua_agent.rpc.session_server import SessionServer
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """What this node has before it joins the job."""
+    """The parts that this node has before it joins the job."""
 
     config: JobConfig
     agent_id: str
@@ -67,7 +67,7 @@ class NodeParts:
 
 @dataclass(frozen=True, slots=True)
 class JobParts:
-    """What an agent has of its job, and by which it takes part. sight: not started yet."""
+    """The parts that an agent has of its job, and by which it takes part. sight: not started yet."""
 
     job: JoinedJob
     identity: JobIdentity
@@ -120,8 +120,11 @@ def job_parts(
     dashboard: str = "",
     on_event: Callable[[str, bytes], object],
 ) -> JobParts:
-    """hosts_store: for other nodes. dashboard: HOST:PORT at which this agent serves one; empty for none. on_event: gets
-    the events that this agent writes, with their keys."""
+    """Makes the parts that need the job.
+
+    hosts_store: for other nodes. dashboard: HOST:PORT at which this agent serves one; empty for none. on_event: gets
+    the events that this agent writes, with their keys.
+    """
     config, inbox, keys, agent_id = node.config, node.inbox, node.keys, node.agent_id
     kept, limits = KeptRecords(), Limits.from_environment()
     answers = OwnAnswers(agent_id, node.workers, inbox.put, dashboard)
@@ -217,7 +220,7 @@ def job_parts(
 
 
 def way_of_workers(node: NodeParts, parts: JobParts) -> WorkerWay:
-    """The one that the job's mode calls for."""
+    """Returns the way of running workers that the job's mode calls for."""
     job = parts.job
     if not job.seen.restarts:
         return LiveWorkers(

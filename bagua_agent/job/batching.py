@@ -26,7 +26,7 @@ class InboxReader:
         self._held: object = None  # the message that was taken out of the inbox too early
 
     def next(self) -> object:
-        """None if a timer is due, or for a look around."""
+        """Returns the next message or batch; None if a timer is due, or for a look around."""
         if self._held is not None:
             message, self._held = self._held, None
             return message
@@ -38,7 +38,7 @@ class InboxReader:
         return self._with_those_behind(gathered) if gathered.takes(message) else message
 
     def decided(self, began_s: float, limits: Limits, nodes: int) -> None:
-        """A decision on what was gathered, begun at began_s, has just ended; the job has so many nodes."""
+        """Notes that a decision on what was gathered, begun at began_s, has just ended. nodes: how many the job has."""
         now_s = time.monotonic()
         self._gather_until_s = now_s + limits.gathering_s(now_s - began_s, nodes)
 

@@ -29,7 +29,8 @@ OLD_AGENTS_LEAVE_S = 30.0  # they go within moments of the result; their leases 
 
 @dataclass(frozen=True, slots=True)
 class JobFound:
-    """nodes: agents there were. before: the result of the job of this id that this agent made room for."""
+    """The job that this agent joins. nodes: how many agents there were. before: the result of the job of this id that
+    this agent made room for."""
 
     spec: pb.JobSpec
     identity: JobIdentity
@@ -40,8 +41,8 @@ class JobFound:
 def find_job(
     store: Store, keys: JobKeys, config: JobConfig, node_name: str, mode: Mode, signals: SignalsToInbox
 ) -> JobFound | None:
-    """The job, found or written (`ensure_job`); None: a signal came first. An etcd that is full is waited for, as one
-    that is away: up to join_timeout_s. The store says so."""
+    """Returns the job, found or written (`ensure_job`); None: a signal came first. An etcd that is full is waited for,
+    as one that is away: up to join_timeout_s. The store reports it."""
     deadline_s = None if config.join_timeout_s is None else time.monotonic() + config.join_timeout_s
     while signals.first is None:
         try:
@@ -58,7 +59,7 @@ def find_job(
 def ensure_job(
     store: Store, keys: JobKeys, config: JobConfig, node_name: str = "", mode: Mode = Mode.LIVE
 ) -> JobFound:
-    """The job; the first agent writes it. A job of this id that has ended is replaced.
+    """Returns the job; the first agent writes it. A job of this id that has ended is replaced.
 
     A submission's job is not: it runs once, though its units may start again before the scheduler has read the result.
     It begins with the numbers of nodes that its submission has now: they may have changed since the unit was made.
@@ -136,7 +137,8 @@ def ensure_job(
 
 
 def _desired(config: JobConfig, submission: KeyValue | None) -> pb.Desired:
-    """For a new job. submission: the record under the job's name, which may be another one's; None: absent."""
+    """Returns the numbers of nodes for a new job. submission: the record under the job's name, which may be another
+    one's; None: absent."""
     least, most = config.min_nodes, config.max_nodes
     if submission is not None:
         try:
@@ -149,7 +151,7 @@ def _desired(config: JobConfig, submission: KeyValue | None) -> pb.Desired:
 
 
 def autotune_of(config: JobConfig) -> pb.Autotune | None:
-    """For the spec; None: off."""
+    """Returns the options of autotuning for the spec; None if it is off."""
     if not config.autotune_level:
         return None
     return pb.Autotune(
@@ -162,7 +164,7 @@ def autotune_of(config: JobConfig) -> pb.Autotune | None:
 
 
 def _check_replica_size(keys: JobKeys, of_job: int, of_node: int) -> None:
-    """Raises UserError if the node's replica size, with which its workers start, is not the job's."""
+    """Checks the node's replica size, with which its workers start. Raises UserError if it is not the job's."""
     if of_job != of_node:
         has = f"has replicas of {of_job} workers" if of_job > 1 else "has no replicas of several workers"
         raise UserError(
@@ -172,7 +174,8 @@ def _check_replica_size(keys: JobKeys, of_job: int, of_node: int) -> None:
 
 
 def size_policy_of(spec: pb.JobSpec) -> SizePolicy:
-    """The job's; as if it had none if what the spec has can't be read, which is reported where the spec is followed."""
+    """Returns the job's policy of sizes. If what the spec has can't be read, it is as if the job had none; that is
+    reported where the spec is followed."""
     try:
         return SizePolicy.of(spec.size_policy)
     except ValueError:
@@ -180,7 +183,7 @@ def size_policy_of(spec: pb.JobSpec) -> SizePolicy:
 
 
 def remove_unused_identity(store: Store, keys: JobKeys, *conditions: Compare) -> bool:
-    """Remove the job's key pair unless a present agent uses it; a later agent makes another.
+    """Removes the job's key pair unless a present agent uses it; a later agent makes another.
 
     The leader removes it with the result. This is for jobs that end without one. Raises InfrastructureLost, UserError.
     """
@@ -189,12 +192,12 @@ def remove_unused_identity(store: Store, keys: JobKeys, *conditions: Compare) ->
 
 
 def key_pair_stands(store: Store, keys: JobKeys, nonce: str, identity: JobIdentity) -> bool:
-    """Whether the job's key pair is still this agent's one; put again where it was removed meanwhile.
+    """Tells whether the job's key pair is still this agent's one; puts it again where it was removed meanwhile.
 
-    To be asked whenever this agent's own key has begun to stand: before, the last agent that left may have seen no
-    other key and removed the pair; from then on, no agent removes it. False: agents that came meanwhile made
-    another pair. A job that has ended, or was replaced, is no concern of this function: True. Raises InfrastructureLost
-    where it is to be asked again.
+    To be asked whenever this agent's own key was written: before, the last agent that left may have seen no other key
+    and removed the pair; from then on, no agent removes it. False: agents that came meanwhile made another pair. A job
+    that has ended, or was replaced, is no concern of this function: True. Raises InfrastructureLost where it is to be
+    asked again.
     """
     standing = store.get(keys.identity)
     if standing is not None and standing.value == identity.encode():
@@ -246,7 +249,8 @@ def _unreadable(keys: JobKeys, key: str, error: Exception) -> UserError:
 
 
 def make_live(store: Store, keys: JobKeys, nonce: str) -> None:
-    """A worker has opened a session, so the job's workers follow in process. Done twice it does no harm.
+    """Makes the job live: a worker has opened a session, so the job's workers follow in process. Done twice it does no
+    harm.
 
     Raises InfrastructureLost, also when the spec is gone or changes meanwhile: an agent that puts it again may not know
     of the session, so the caller retries.

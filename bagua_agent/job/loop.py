@@ -76,7 +76,8 @@ class JobLoop:
         watching: Watching | None = None,
         on_event: Callable[[str, bytes], object] = lambda key, value: None,
     ) -> None:
-        """on_event: gets the events of the job that this agent writes, with their keys."""
+        """Makes the node's parts; `run` joins the job. on_event: gets the events of the job that this agent writes,
+        with their keys."""
         self._config = config
         self._watching = watching
         self._on_event = on_event
@@ -98,7 +99,8 @@ class JobLoop:
     # -- joining the job
 
     def run(self) -> int:
-        """The exit code of this node's part. Raises BaguaError when the job can't be joined."""
+        """Joins and follows the job, and returns the exit code of this node's part. Raises BaguaError when the job
+        can't be joined."""
         if not self._open_store() or not self._join():
             assert self._signals.first is not None
             self._narrator.tell("interrupted before the job was joined")
@@ -110,7 +112,7 @@ class JobLoop:
         return self._end(ending)
 
     def _open_store(self) -> bool:
-        """False: a signal came first."""
+        """Opens the store. Returns False if a signal came first."""
         config = self._config
         opened = open_store(
             config,
@@ -139,7 +141,7 @@ class JobLoop:
         return self._job_store.server is not None and self._config.max_nodes > 1
 
     def _join(self) -> bool:
-        """Find or write the job, and put this agent's key. False: a signal came first."""
+        """Finds or writes the job, and puts this agent's key. Returns False if a signal came first."""
         config, node, store = self._config, self._node, self._job_store.store
         found = find_job(store, node.keys, config, node.node_name, self._mode, self._signals)
         if found is None:
@@ -183,7 +185,8 @@ class JobLoop:
         return True
 
     def _become_live(self) -> None:
-        """A worker somewhere has opened a session: from now on no worker starts again for a new generation."""
+        """Changes to live mode: a worker somewhere has opened a session, so from now on no worker starts again for a
+        new generation."""
         self._narrator.tell("the script follows membership in its process: workers stay from now on")
         self._way = way_of_workers(self._node, self._parts)
         self._news.follow_with(self._way)
@@ -253,7 +256,8 @@ class JobLoop:
         )
 
     def _look_at_key_pair(self) -> None:
-        """In the writes' thread: the last agent that left may have removed the pair before this agent's key stood."""
+        """Checks the job's key pair: the last agent that left may have removed it before this agent's key was in etcd.
+        Runs in the writes' thread; raises InfrastructureLost if it has to run again."""
         job = self._job
         if not job.leased.flush(KEY_STANDS_WITHIN_S):
             raise InfrastructureLost("this agent's key does not stand yet")
@@ -311,7 +315,7 @@ class JobLoop:
             self._seen.leaving_since_s = float("-inf")
 
     def _asked_to_stop(self, now_s: float) -> None:
-        """`bagua-launch stop`, as the first SIGTERM. No second one: the first leave has its time."""
+        """Handles `bagua-launch stop` as the first SIGTERM. Never as a second one: the first leave has its time."""
         if self._seen.leaving_since_s is None and not self._signals_taken:
             self._narrator.tell("the job is asked to stop (bagua-launch stop)")
             self._signalled(signal.SIGTERM, now_s)
@@ -352,7 +356,7 @@ class JobLoop:
         )
 
     def _prospect(self) -> Prospect:
-        """What becomes of the job without this node."""
+        """Returns what becomes of the job without this node."""
         return prospect(
             self._seen.view,
             self._agent_id,
@@ -382,5 +386,5 @@ class JobLoop:
         return ending.exit_code
 
     def close(self) -> None:
-        """Everything that `run` and the constructor opened, last first, whatever fails on the way."""
+        """Closes everything that `run` and the constructor opened, last first, whatever fails on the way."""
         self._opened.close()

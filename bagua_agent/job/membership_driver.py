@@ -48,8 +48,8 @@ TOLD_AFTER_S = {"waiting": 2.0, "closing": 30.0, "before the loop": 60.0}
 
 
 class JobMembership:
-    """stored(key): the value in the store, as far as this agent has read it. stands_after_s(now_s): how long to wait
-    before standing for election."""
+    """This agent's part in the job's membership. stored(key): the value in the store, as far as this agent has read it.
+    stands_after_s(now_s): how long to wait before standing for election."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class JobMembership:
     # -- the machine
 
     def advance(self, *happened: ev.Event) -> None:
-        """Give events to the machine and do what follows."""
+        """Gives events to the machine and performs what follows."""
         if not happened:
             return
         result = step_all(self._state, happened, self._policy)
@@ -110,7 +110,7 @@ class JobMembership:
             self._perform(action)
 
     def _waits_in_vain(self) -> str:
-        """What an agent says that does not lead; empty if nothing."""
+        """Returns what an agent reports that does not lead; empty if nothing."""
         if self._state.ended:
             return ""
         seen = self._job.seen
@@ -120,7 +120,7 @@ class JobMembership:
         return spare_wait.described(seen.view, self._job.agent_id, self._state.now_s) if seen.whole else ""
 
     def _narrate_wait(self, reason: str) -> None:
-        """What the job waits for, if it still does after a while."""
+        """Prints what the job waits for, if it still does after a while."""
         timers, tell = self._job.timers, self._job.narrator
         kind = next((words for words in TOLD_AFTER_S if reason.startswith(words)), "")
         if not kind or not self._wait.startswith(kind):
@@ -178,7 +178,7 @@ class JobMembership:
         return None if stored is None else read_message(pb.Failure, stored)
 
     def _casualties(self, failure: FailureView | None) -> str:
-        """One line about the failures that the shown one explains, as far as they are known by now."""
+        """Returns one line about the failures that the shown one explains, as far as they are known by now."""
         if failure is None:
             return ""
         found = root_cause(
@@ -189,7 +189,7 @@ class JobMembership:
     # -- leading
 
     def follow_leader(self, now_s: float) -> None:
-        """The leader's key changed, or should be looked at again."""
+        """Follows the leader's key, which changed or should be looked at again."""
         leader = self._job.seen.leader
         if leader is None or leader.agent_id != self._job.agent_id:
             self._step_down(now_s)
@@ -217,8 +217,8 @@ class JobMembership:
             self.advance(ev.LeadershipLost(now_s=now_s))
 
     def suspect_leader(self, now_s: float) -> None:
-        """A worker can't go on. If the leader itself is lost, another agent has to notice; in a large job not all
-        agents at once."""
+        """Probes the leader, since a worker can't go on. If the leader itself is lost, another agent has to notice; in
+        a large job not all agents at once."""
         since_s, last_s = self._in_trouble_s
         if now_s - last_s > 2 * self._limits.next_asking_after_s:
             since_s = now_s
@@ -232,14 +232,14 @@ class JobMembership:
         self._leader_watch.suspect(self._job.seen.relay_address(self._job.agent_id), revision, now_s)
 
     def follow_replicas(self, now_s: float) -> None:
-        """Replicas may have changed. Agents of a new one are touched at once: only a host that has answered is missed,
-        so a link that is cut before the next round would never be."""
+        """Follows replicas, which may have changed. Agents of a new one are touched at once: only a host that has
+        answered is missed, so a link that is cut before the next round would never be."""
         if self._addresses_of_mates().keys() - self._host_watch.met:
             self._job.timers.set("hosts", now_s, self._watch_hosts)
 
     def _watch_hosts(self, now_s: float) -> None:
-        """In restart mode a worker that waits for a lost peer may report nothing, nor does a shard that waits in its
-        replica's own collectives: agents touch each other."""
+        """Begins a round of touches between agents. In restart mode a worker that waits for a lost peer may report
+        nothing, nor does a shard that waits in its replica's own collectives."""
         seen = self._job.seen
         watches = seen.restarts or seen.replica_size > 1
         if not watches or seen.result is not None or self._touching_since_s is not None:
@@ -283,7 +283,8 @@ class JobMembership:
             self.on_cut_off(self._host_watch.cut_off)
 
     def _leader_is_dead(self, leader: DeadLeader) -> None:
-        """The next leader finds its keys gone and need not probe it again, which would cost another probe window."""
+        """Removes a dead leader's keys. The next leader finds them gone and need not probe it again, which would cost
+        another probe window."""
         agent = self._state.view.agents.get(leader.agent_id)
         name = leader.agent_id if agent is None else agent.node_name
         if leader.agent_id != self._told_dead:  # the next one may be of the same node, and end alike
@@ -299,7 +300,7 @@ class JobMembership:
         )
 
     def take(self, report: Report, now_s: float) -> None:
-        """What became of something that `Leadership` was asked for."""
+        """Handles the outcome of something that `Leadership` was asked for."""
         match report:
             case Elected() if now_s < self._stands_not_before_s:
                 self._leadership.resign()  # won by an attempt that was under way when this node resigned
@@ -334,7 +335,8 @@ class JobMembership:
                     self._result_refused(report.reason, now_s)
 
     def _resign(self, failed: WriteFailed, now_s: float) -> None:
-        """This agent can't carry out what a leader decides: another may lead, and this one stands again later."""
+        """Gives up the lead, since this agent can't carry out what a leader decides: another may lead, and this one
+        stands again later."""
         self._job.narrator.tell_once(
             "resigned",
             f"{failed.what} failed: {failed.reason}; this node does not lead for {STAND_AFTER_RESIGNING_S:g} s, "
@@ -350,7 +352,7 @@ class JobMembership:
             self.advance(ev.ResultWriteRefused(now_s=now_s, why=why))
 
     def answers(self, reports: Iterable[ProbeResult], now_s: float) -> list[ev.Event]:
-        """The events for the machine."""
+        """Returns the events for the machine."""
         return [
             ev.ProbeAnswered(
                 now_s=now_s,

@@ -1,4 +1,4 @@
-"""Every message that can come to the agent's loop, from any thread."""
+"""The messages that can come to the agent's loop, from any thread."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Gathered:
         return len(self.changes) + len(self.probes)
 
     def takes(self, message: object) -> bool:
-        """Whether `message` is of this kind, and in here now."""
+        """Tells whether `message` is of this kind; if so, adds it."""
         if isinstance(message, StoreChanged):
             self.changes += message.changes
             return True

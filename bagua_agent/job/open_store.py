@@ -32,7 +32,8 @@ _UNLIMITED_S = 365 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class JobStore:
-    """server: the etcd that this agent hosts, if any. endpoint: what others write to reach it."""
+    """The open store of a job. server: the etcd that this agent hosts, if any. endpoint: what others write to reach
+    it."""
 
     store: Store
     endpoint: str
@@ -53,10 +54,10 @@ def open_store(
     tell: Callable[[str], object] = lambda text: None,
     show: Callable[[str], object] = lambda text: None,
 ) -> JobStore | None:
-    """Connected; None if `interrupted` became true first.
+    """Returns the connected store; None if `interrupted` became true first.
 
-    directory: for the data of an etcd hosted here. tell(text): of
-    an etcd that does not answer yet, once, and that it does at last. show(text): how long it will be waited for, often.
+    directory: for the data of an etcd hosted here. tell(text): reports once that an etcd does not answer yet, and that
+    it does at last. show(text): how long it will be waited for, often.
 
     Raises UserError (a taken port, no etcd to run), StoreUnavailable within join_timeout_s.
     """
@@ -101,7 +102,7 @@ def open_store(
 
 
 def known_defect(opened: JobStore) -> str:
-    """What the user should know of the release of an etcd that others run; empty: nothing."""
+    """Returns what the user should know of the release of an etcd that others run; empty if nothing."""
     if opened.server is not None:
         return ""
     try:
@@ -114,7 +115,7 @@ def known_defect(opened: JobStore) -> str:
 
 
 def is_exposed(config: JobConfig) -> bool:
-    """Whether the store is reached beyond this machine without TLS: worth one warning."""
+    """Tells whether the store is reached beyond this machine without TLS: worth one warning."""
     if config.endpoints is None:
         return False
     settings = store_config(config.endpoints, config.store_credentials)
@@ -124,7 +125,7 @@ def is_exposed(config: JobConfig) -> bool:
 
 
 def _host(config: JobConfig, store: Store, directory: Path) -> JobStore:
-    """An etcd at the endpoint: the one that answers there, or one that is started here. Raises UserError."""
+    """Returns an etcd at the endpoint: the one that answers there, or one that is started here. Raises UserError."""
     assert config.endpoints is not None
     answers = JobStore(store, ",".join(config.endpoints))
     try:
@@ -147,7 +148,8 @@ def _host(config: JobConfig, store: Store, directory: Path) -> JobStore:
 
 
 def _hosted(config: JobConfig, listen: str, directory: Path, reached_at: str | None = None) -> JobStore:
-    """reached_at: what the others write, if it is not where it listens."""
+    """Starts an etcd here and returns it, connected. reached_at: what the others write, if it is not where it
+    listens."""
     server = HostedEtcd.start(listen, directory=directory)
     store = Store(store_config((server.endpoint,), config.store_credentials))
     try:
@@ -160,7 +162,7 @@ def _hosted(config: JobConfig, listen: str, directory: Path, reached_at: str | N
 
 
 def _free_port(address: str) -> int:
-    """etcd's own port if it is free, else any other free port."""
+    """Returns etcd's own port if it is free, else any other free port."""
     for port in (DEFAULT_PORT, 0):
         with socket.socket(family_of(address)) as probe:
             try:

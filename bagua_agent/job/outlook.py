@@ -27,11 +27,11 @@ class JobOutlook:
         job.seen.whole = sight.whole
 
     def too_little_to_judge(self) -> bool:
-        """There is another job's spec, and the state of its workers is not read yet."""
+        """Tells whether there is another job's spec, and the state of its workers is not read yet."""
         return not self._sight.whole and self._strange_spec()
 
     def look_around(self) -> None:
-        """What this agent is to see may have changed."""
+        """Adapts the subscription: what this agent is to see may have changed."""
         seen = self._job.seen
         if seen.leader is not None and seen.leader.agent_id != self._job.agent_id:
             self._elected = None  # and lost again meanwhile
@@ -50,7 +50,7 @@ class JobOutlook:
         self.look_around()
 
     def followed(self, message: ScopeFollowed, now_s: float) -> None:
-        """Raises JobReplaced."""
+        """Takes up an election that was held back, once the whole state was read. Raises JobReplaced."""
         self._sight.followed(message)
         self._job.seen.whole = self._sight.whole
         if not self._sight.whole:

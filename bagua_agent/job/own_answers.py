@@ -96,7 +96,7 @@ def _worker(worker: WorkerPicture) -> control_pb2.WorkerNow:
 
 
 def is_stopped(pid: int) -> bool:
-    """By a signal (T) or a debugger (t)."""
+    """Tells whether a process is stopped by a signal (T) or a debugger (t)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state = file.read().rpartition(b")")[2].split()[:1]

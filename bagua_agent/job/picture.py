@@ -23,7 +23,8 @@ def picture_of(
     now_s: float,
     study: Study | None = None,
 ) -> JobPicture:
-    """exits: of workers here so far, by slot and how they ended."""
+    """Returns the picture of the job as this agent sees it. exits: of workers here so far, by slot and how they
+    ended."""
     seen = job.seen
     generation, desired = seen.generation, seen.view.wanted
     shown = []

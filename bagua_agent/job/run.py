@@ -41,10 +41,10 @@ def run_job(
     environment: Mapping[str, str] = os.environ,
     on_metrics: Callable[[str], None] = lambda address: None,
 ) -> int:
-    """Run this node's part of the job; returns the exit code. Errors are printed, one line each.
+    """Runs this node's part of the job; returns the exit code. Errors are printed, one line each.
 
-    on_error: told of the one that ended it. environment: of the workers, but for the variables of their own.
-    on_metrics: told of HOST:PORT at which this agent serves metrics, if it does; HOST is empty for every address.
+    on_error: gets the error that ended it. environment: of the workers, but for the variables of their own. on_metrics:
+    gets HOST:PORT at which this agent serves metrics, if it does; HOST is empty for every address.
     """
     log_to_stderr(logging.WARNING, "bagua-launch: ")
     try:
@@ -175,5 +175,5 @@ def _run_as(
 
 
 def _key_part(node_name: str) -> str:
-    """A host name as a part of ids and keys."""
+    """Returns a host name as a part of ids and keys."""
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in node_name)[:40] or "node"

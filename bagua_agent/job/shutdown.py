@@ -30,7 +30,8 @@ def say_last_words(job: JoinedJob, timeout_s: float = LAST_WORDS_S) -> None:
 
 
 def remove_key_pair(job: JoinedJob, timeout_s: float = LAST_WORDS_S) -> None:
-    """The job is left without a result, so the leader does not remove its key pair: the last of its agents does."""
+    """Removes the key pair of a job that is left without a result: its leader does not, so the last of its agents
+    does."""
     if not job.leased.flush(timeout_s):
         job.narrator.tell("etcd did not remove this node's key in time; the job's key pair may stay there")
         return
@@ -46,7 +47,8 @@ def wait_for_followers(
     on_change: Callable[[StoreChanged, float], None],
     timeout_s: float = FOLLOWERS_LEAVE_S,
 ) -> None:
-    """For the node that hosts etcd, which goes last so that the others learn how it ended. A signal ends the wait."""
+    """Waits until the other agents have left. For the node that hosts etcd, which goes last so that the others learn
+    how it ended. A signal ends the wait."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         if all(agent_id == job.agent_id for agent_id in job.seen.view.agents):

@@ -18,8 +18,8 @@ STUCK = (
 
 
 class StoreOutage:
-    """Begins connected. count: of outages. leading: the leader's word is enough, so it writes both ends of an outage
-    into the history."""
+    """The outages of etcd since this agent joined; begins connected. count: of outages. leading: the leader's word is
+    enough, so it writes both ends of an outage into the history."""
 
     def __init__(self) -> None:
         self.connected = True
@@ -34,7 +34,7 @@ class StoreOutage:
         return 0.0 if self.connected else now_s - self._since_s
 
     def total_s(self, now_s: float) -> float:
-        """Of all outages, the present one included."""
+        """Returns the length of all outages, the present one included."""
         return self._ended_s + self.away_for_s(now_s)
 
     def changed(self, connected: bool, now_s: float, job: JoinedJob, *, leading: bool) -> None:
@@ -61,7 +61,8 @@ class StoreOutage:
                 job.narrator.tell(AWAY)
 
     def follow_steps(self, job: JoinedJob, *, awaits_generation: bool) -> None:
-        """awaits_generation: of the workers here, as WorkerWay says it; often the same."""
+        """Notes whether workers here wait for a generation, as WorkerWay.awaits_generation; often called with the same
+        value."""
         self._waits = awaits_generation
         if awaits_generation and not self.connected:
             self._tell_stuck(job)

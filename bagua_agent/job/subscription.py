@@ -22,7 +22,7 @@ START_S = 10.0  # to read a large record that exists when this agent joins
 
 
 class JobSight:
-    """nodes: agents there are as this one joins."""
+    """This agent's subscription to the job's keys. nodes: how many agents there are as this one joins."""
 
     def __init__(
         self,
@@ -67,19 +67,19 @@ class JobSight:
 
     @property
     def whole(self) -> bool:
-        """Whether all keys are followed, and told so far."""
+        """Whether all keys are followed, and their content was reported so far."""
         return self._scope is Scope.WHOLE
 
     def state(self) -> dict[str, KeyValue] | None:
-        """The current content of the followed keys, with whole records; None while one is still being read."""
+        """Returns the current content of the followed keys, with whole records; None while one is still being read."""
         return self._records.whole_state(self._mirror.state())
 
     def value(self, key: str) -> bytes | None:
-        """As stored, if the key is followed; a head in place of a large record."""
+        """Returns the value as stored, if the key is followed; a head in place of a large record."""
         return self._mirror.value(key)
 
     def look(self, *, leads: bool, strange_spec: bool, nodes: int) -> None:
-        """The situation may be another: follow what it calls for. A change of scope ends in ScopeFollowed."""
+        """Follows the keys that the situation calls for. A change of scope ends in ScopeFollowed."""
         now = ScopeSituation(leads, self._hosts_store, strange_spec, nodes, self._wanted)
         scope, _ = scope_of(now, self._limits)
         if scope is self._wanted:
@@ -92,7 +92,7 @@ class JobSight:
         )
 
     def followed(self, message: ScopeFollowed) -> None:
-        """From the inbox: everything of that scope has been told."""
+        """Takes the message from the inbox that everything of that scope was reported."""
         if message.scope is self._wanted:
             self._scope = message.scope
 

@@ -20,16 +20,17 @@ from bagua_contract.distribution import DISTRIBUTION
 
 
 class Watching(Protocol):
-    """What the loop tells of. address: where a browser finds the page, as HOST:PORT; empty for none."""
+    """The interface of what shows a job elsewhere. address: where a browser finds the page, as HOST:PORT; empty for
+    none."""
 
     @property
     def address(self) -> str: ...
 
     def joined(self, store: Store) -> None:
-        """The agent has joined the job."""
+        """Called when the agent has joined the job."""
 
     def left(self) -> None:
-        """Before the agent closes the store; waits a moment for an open page to see the job's end."""
+        """Called before the agent closes the store; waits a moment for an open page to see the job's end."""
 
     def stop(self) -> None: ...
 
@@ -37,7 +38,7 @@ class Watching(Protocol):
 def open_dashboard(
     config: JobConfig, node_name: str, put: Callable[[object], None], say: Callable[[str], None]
 ) -> Watching:
-    """say: prints a line. put: gives the agent's loop a message. Raises UserError."""
+    """Starts the dashboard. say: prints a line. put: gives the agent's loop a message. Raises UserError."""
     from bagua_agent.dashboard.collector import Collector
     from bagua_agent.dashboard.exposure import https_side
     from bagua_agent.dashboard.listening import Listening
@@ -82,8 +83,8 @@ def open_metrics(
 ) -> None:
     """Serves metrics where `config` says so, until `opened` is closed.
 
-    put: gives the agent's loop a message. say: prints a line. serving: told of HOST:PORT. Certificates that can't be
-    used are a line, and the job goes on without metrics.
+    put: gives the agent's loop a message. say: prints a line. serving: gets HOST:PORT. Certificates that can't be used
+    are a line, and the job goes on without metrics.
     """
     if config.metrics_port is None:
         return
@@ -114,8 +115,9 @@ def open_otel(
     say: Callable[[str], None],
     opened: ExitStack,
 ) -> Callable[[str, bytes], object]:
-    """Sends metrics and events where --otel or the standard's variables say so, until `opened` is closed. Returns what
-    takes the job's events. Raises UserError for an --otel that can't be used; variables that can't be are a line."""
+    """Sends metrics and events where --otel or the standard's variables say so, until `opened` is closed. Returns the
+    function that takes the job's events. Raises UserError for an --otel that can't be used; variables that can't be are
+    a line."""
     try:
         settings = OtelSettings.of(config.otel, os.environ)
     except ValueError as error:
@@ -139,4 +141,4 @@ def open_otel(
 
 
 def _nowhere(key: str, value: bytes) -> None:
-    """Nothing takes the events."""
+    """Drops an event."""

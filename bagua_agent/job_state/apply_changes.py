@@ -36,9 +36,12 @@ class Followers(Protocol):
 
 
 class StoreNews:
-    """on_leader_changed(now_s): JobSeen.leader is new. on_own_key_gone(): a key that this node keeps was removed.
+    """Applies changes to JobSeen and calls what follows from them.
+
+    on_leader_changed(now_s): JobSeen.leader is new. on_own_key_gone(): a key that this node keeps was removed.
     on_live(): the job was one of restart mode until now. on_hang_order(order): the leader's order about a hang is new;
-    None: it is over."""
+    None: it is over.
+    """
 
     def __init__(
         self,
@@ -64,11 +67,11 @@ class StoreNews:
         self._events = StoreEvents(job.keys, self._unreadable)
 
     def follow_with(self, followers: Followers) -> None:
-        """From now on these receive records."""
+        """Makes these followers receive records from now on."""
         self._followers = followers
 
     def take(self, changes: tuple[Change, ...], now_s: float) -> list[ev.Event]:
-        """The events for the machine, in order."""
+        """Applies the changes and returns the events for the machine, in order."""
         happened = []
         for change in changes:
             event = self._events.event_of(change, now_s)
@@ -156,7 +159,8 @@ class StoreNews:
                 self._history.of_job(job_history.scaled(change.mod_revision, text))
 
     def _remember(self, change: Change, event: ev.Event | None) -> None:
-        """Never what can't be read, nor another job's spec."""
+        """Remembers a value that must be put again if the store loses it. Never what can't be read, nor another job's
+        spec."""
         keys, remembered = self._keys, self._seen.remembered
         if change.value is None:
             return

@@ -23,14 +23,15 @@ MOST_KEPT = 8  # generations that were formed since the newest one known to be i
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """within_s: how long the line of a new record waits for the cost of the change; 0: it does not."""
+    """The decision how long a line is held. within_s: how long the line of a new record waits for the cost of the
+    change; 0: it does not."""
 
     within_s: float
     reason: str
 
 
 def hold(generation: Generation, agent_id: str) -> Hold:
-    """For the terminal of agent_id, whose workers alone tell it of their first commits."""
+    """Decides for the terminal of agent_id, whose workers alone report their first commits to it."""
     if not generation.members:
         return Hold(0.0, "no worker enters it")
     if generation.is_gathering:
@@ -43,7 +44,8 @@ def hold(generation: Generation, agent_id: str) -> Hold:
 
 
 def awaits_cost(generation: Generation, agent_id: str, worker_id: str) -> bool:
-    """Whether worker_id, which came with this generation, lost no time to it, and another worker here can say more."""
+    """Tells whether worker_id, which came with this generation, lost no time to it, and another worker here can say
+    more."""
     return any(m.worker_id == worker_id and _is_new(m, generation) for m in generation.members) and any(
         m.agent_id == agent_id and not _is_new(m, generation) for m in generation.members
     )
@@ -55,7 +57,8 @@ def _is_new(placement: Placement, generation: Generation) -> bool:
 
 @dataclass(slots=True)
 class _Change:
-    """is_announced: its record was told alone. entered: what a worker said that can't tell the cost."""
+    """A change whose line is held. is_announced: its record was printed alone. entered: a worker's report that can't
+    give the cost."""
 
     before: Generation | None
     generation: Generation
@@ -64,7 +67,7 @@ class _Change:
 
 
 class ChangeLines:
-    """In the thread of the agent's loop alone."""
+    """Prints the lines of changes. Used in the thread of the agent's loop alone."""
 
     def __init__(self, narrator: console.Narrator, timers: Timers, agent_id: str) -> None:
         self._narrator = narrator
@@ -74,7 +77,7 @@ class ChangeLines:
         self._in_force = 0  # the newest generation that was told to be in force
 
     def formed(self, before: Generation | None, generation: Generation, now_s: float) -> None:
-        """The record is seen; `before` is the last one."""
+        """Takes a record that is new; `before` is the last one."""
         change = _Change(before, generation)
         number, within_s = generation.number, hold(generation, self._agent_id).within_s
         if not within_s:
@@ -89,7 +92,7 @@ class ChangeLines:
         self._timers.set(_timer(number), now_s + within_s, lambda _: self._say_until(number))
 
     def entered(self, worker_id: str, entered: session_pb2.Entered, now_s: float) -> None:
-        """A worker here has made its first commit in a generation. Workers' costs differ; the line has the first."""
+        """Takes the first commit of a worker here in a generation. Workers' costs differ; the line has the first."""
         number = entered.generation
         if number <= self._in_force:
             return
@@ -107,7 +110,7 @@ class ChangeLines:
         self._say_in_force(change, entered)
 
     def say_held(self) -> None:
-        """Print the lines that are held: the agent ends, or the line of a later generation comes next."""
+        """Prints the lines that are held: the agent ends, or the line of a later generation comes next."""
         self._say_until(max(self._changes, default=0))
 
     def _say_until(self, number: int) -> None:

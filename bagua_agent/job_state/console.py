@@ -29,7 +29,7 @@ def names(items: Iterable[str]) -> str:
 
 
 def describe_change(before: Generation | None, after: Generation) -> str:
-    """Which nodes came and went from `before` to `after`, as "+host-3 -host-1"; workers where nodes stay."""
+    """Returns which nodes came and went from `before` to `after`, as "+host-3 -host-1"; workers where nodes stay."""
     if before is None:
         return names(m.node_name for m in after.members)
     was, now = _by_identity(before), _by_identity(after)
@@ -47,7 +47,7 @@ def describe_change(before: Generation | None, after: Generation) -> str:
 
 
 def _by_identity(generation: Generation) -> dict[str, Placement]:
-    """In restart mode every worker is new, and its slot is what stays."""
+    """Returns the members by what stays of them. In restart mode every worker is new, and its slot is what stays."""
     if generation.kind is GenerationKind.RESTART:
         return {f"{m.agent_id} {m.slot}": m for m in generation.members}
     return {m.worker_id: m for m in generation.members}
@@ -77,7 +77,7 @@ def _members_and_reason(before: Generation | None, after: Generation) -> str:
 
 
 def _begins_training(before: Generation | None) -> bool:
-    """Whether the workers of the generation behind `before` have taken no step."""
+    """Tells whether the workers of the generation behind `before` have taken no step."""
     return before is not None and before.is_gathering
 
 
@@ -117,14 +117,15 @@ def _nodes_of(replica: Replica) -> str:
 
 
 def change_in_force(before: Generation | None, after: Generation, entered: session_pb2.Entered) -> str:
-    """The whole change in one line: since when, who trains, why, and what it took of the worker that says so. A job
-    that begins to train had no steps to be without."""
+    """Describes the whole change in one line: since when, which workers train, why, and what it took of the worker that
+    reports it. A job that begins to train had no steps to be without."""
     cost = "" if _begins_training(before) else _cost(entered)
     return f"{_since(entered)}: {_members_and_reason(before, after)}{cost}"
 
 
 def in_force(entered: session_pb2.Entered) -> str:
-    """Without the members; with what the change took of the worker that says so, if it trained before."""
+    """Describes the change without the members; with what it took of the worker that reports it, if that one trained
+    before."""
     return _since(entered) + _cost(entered)
 
 
@@ -144,8 +145,8 @@ def _cost(entered: session_pb2.Entered) -> str:
 
 
 def whose_metrics(reporting: int, here: int, world_size: int) -> str:
-    """Of which workers the shown numbers are the mean. reporting: workers here with a report of the generation. here:
-    its members on this node. world_size: all its members."""
+    """Returns of which workers the shown numbers are the mean. reporting: workers here with a report of the generation.
+    here: its members on this node. world_size: all its members."""
     if here < world_size:
         return " on this node"
     if world_size <= 1:
@@ -158,7 +159,7 @@ def whose_metrics(reporting: int, here: int, world_size: int) -> str:
 
 
 def job_loss(told: session_pb2.Progress, world_size: int) -> str:
-    """The mean of the losses that all workers of the job report; empty while it is not known."""
+    """Returns the mean of the losses that all workers of the job report; empty while it is not known."""
     if not told.job_losses:
         return ""
     whose = whose_metrics(told.job_losses, world_size, world_size)
@@ -168,8 +169,8 @@ def job_loss(told: session_pb2.Progress, world_size: int) -> str:
 def progress(
     told: session_pb2.Progress, metrics: Mapping[str, float], whose: str = "", loss: str = ""
 ) -> str:
-    """Of the job, by a worker's report. metrics: what is shown in the place of the worker's own. whose: see
-    whose_metrics. loss: see job_loss; in the place of the metric of that name."""
+    """Describes the progress of the job, by a worker's report. metrics: what is shown in the place of the worker's own.
+    whose: see whose_metrics. loss: see job_loss; in the place of the metric of that name."""
     here = {name: value for name, value in sorted(metrics.items()) if not (loss and name == "loss")}
     shown = "".join(f"  {name} {value:.4g}" for name, value in here.items())
     shown = loss + shown + (whose if shown else "")
@@ -187,7 +188,7 @@ def progress(
 
 
 def mean_metrics(reports: Iterable[session_pb2.Progress]) -> dict[str, float]:
-    """What the workers' scripts report, each number as the mean over those that report it."""
+    """Returns the metrics that the workers' scripts report, each number as the mean over those that report it."""
     values: dict[str, list[float]] = {}
     for told in reports:
         for name, value in told.metrics.items():
@@ -196,13 +197,13 @@ def mean_metrics(reports: Iterable[session_pb2.Progress]) -> dict[str, float]:
 
 
 def stopped_before(job_id: str, before: pb.Result, checkpoint_dir: str | None) -> str:
-    """The job of this id was stopped, and another begins under it."""
+    """Says that the job of this id was stopped, and that another begins under it."""
     start = f"goes on from the newest checkpoint in {checkpoint_dir}" if checkpoint_dir else "begins anew"
     return f"job {job_id} was stopped before ({before.reason}); it {start}"
 
 
 def other_sizes(job_id: str, sizes: str) -> str:
-    """This node was started with other sizes, start size or cooldown than the job."""
+    """Says that this node was started with other sizes, start size or cooldown than the job."""
     return (
         f"job {job_id} goes on with the sizes and cooldown that its first node was started with "
         f"(sizes: {sizes or 'any'}); those given here are ignored"
@@ -231,7 +232,7 @@ def straggler(told: session_pb2.Straggler, placement: Placement | None) -> str:
 
 
 def suspicion(told: session_pb2.Suspected) -> str:
-    """Of a worker that lost its peers, or that can't reach new ones."""
+    """Describes the suspicion of a worker that lost its peers, or that can't reach new ones."""
     if told.kind == pb.Suspicion.UNBUILT:
         return f"a worker here goes on without the pending generation: {told.detail}"
     return f"a worker here waits for another generation: {told.detail}"
@@ -240,8 +241,8 @@ def suspicion(told: session_pb2.Suspected) -> str:
 def result(
     job_id: str, ended: pb.Result, is_shown: Callable[[pb.Failure], bool] = lambda failure: False
 ) -> Iterator[str]:
-    """How the job ended and, if it failed, what failed first. is_shown(failure): this terminal has shown what that
-    worker wrote, so its traceback is not repeated."""
+    """Describes how the job ended and, if it failed, what failed first. is_shown(failure): this terminal has shown what
+    that worker wrote, so its traceback is not repeated."""
     words = {pb.Result.SUCCEEDED: "succeeded", pb.Result.FAILED: "failed", pb.Result.STOPPED: "stopped"}
     yield f"job {job_id} {words.get(ended.outcome, 'ended')}: {ended.reason}"
     if not ended.HasField("failure"):
@@ -272,21 +273,22 @@ class Narrator:
         self._say(f"bagua {time.strftime('%H:%M:%S')} {self._node_name} | {text}")
 
     def show(self, text: str) -> None:
-        """A line that the next one replaces, where stderr is a terminal."""
+        """Shows a line that the next one replaces, where stderr is a terminal."""
         self._show(f"bagua {time.strftime('%H:%M:%S')} {self._node_name} | {text}")
 
     def tell_once(self, topic: str, text: str) -> None:
-        """Only if it differs from the last text on this topic."""
+        """Prints the text only if it differs from the last text on this topic."""
         if self._last.get(topic) != text:
             self._last[topic] = text
             self.tell(text)
 
     def forget(self, topic: str) -> None:
-        """What the last text on this topic was about is over: the same text is news again."""
+        """Forgets the last text on this topic, whose subject is over: the same text is news again."""
         self._last.pop(topic, None)
 
     def tell_of_worker(self, now_s: float, topic: str, text: str) -> None:
-        """What follows from a worker's word alone: as `tell_once`, in a bounded number of lines of bounded length."""
+        """Prints what follows from a worker's word alone: as `tell_once`, in a bounded number of lines of bounded
+        length."""
         if self._last.get(topic) == text:
             return
         self._last[topic] = text

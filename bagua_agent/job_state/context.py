@@ -1,4 +1,4 @@
-"""What the parts of an agent share once it has joined a job: its name, the job's state, and the ways to act."""
+"""Holds what the parts of an agent share once it has joined a job: its name, the job's state, and the ways to act."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from bagua_agent.job_state.job_state import JobSeen
 
 @dataclass(frozen=True, slots=True)
 class JoinedJob:
-    """store: only from the threads of `writes`, as the loop never waits for etcd."""
+    """The joined job as the agent's parts share it. store: only from the threads of `writes`, as the loop never waits
+    for etcd."""
 
     agent_id: str
     node_name: str

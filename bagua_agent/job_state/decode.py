@@ -47,14 +47,14 @@ class LeaderKey:
 
 
 class StoreEvents:
-    """on_unreadable(key, why) is called for values that no agent of this protocol writes."""
+    """Makes events of changes. on_unreadable(key, why) is called for values that no agent of this protocol writes."""
 
     def __init__(self, keys: JobKeys, on_unreadable: Callable[[str, str], None]) -> None:
         self._keys = keys
         self._on_unreadable = on_unreadable
 
     def event_of(self, change: Change, now_s: float) -> ev.Event | None:
-        """None for a change that membership does not care about."""
+        """Returns the event of a change; None for a change that membership does not care about."""
         try:
             return self._removed(change, now_s) if change.value is None else self._put(change, now_s)
         except (DecodeError, ValueError) as error:
@@ -62,7 +62,7 @@ class StoreEvents:
             return None
 
     def message_of(self, kind: type[M], change: Change) -> M | None:
-        """The message that was put; None for a removal, and for a value that can't be read."""
+        """Returns the message that was put; None for a removal, and for a value that can't be read."""
         if change.value is None:
             return None
         try:
@@ -72,7 +72,7 @@ class StoreEvents:
             return None
 
     def meeting_of(self, change: Change) -> pb.Meeting | None:
-        """The meeting that was put; None for a removal, and for one that has no host and port to connect to."""
+        """Returns the meeting that was put; None for a removal, and for one that has no host and port to connect to."""
         meeting = self.message_of(pb.Meeting, change)
         if meeting is not None and endpoint_of(meeting.address) is None:
             self._on_unreadable(change.key, f"{meeting.address[:100]!r} is no address with a port")
@@ -239,6 +239,6 @@ def _duration(value_s: float) -> float:
 
 
 def _check_owner(in_key: str, in_value: str) -> None:
-    """Raises ValueError if they differ: the key's removal would leave behind what its value had put."""
+    """Raises ValueError if the ids differ: the key's removal would leave behind what its value had put."""
     if in_key != in_value:
         raise ValueError(f"it is about {in_value!r}")

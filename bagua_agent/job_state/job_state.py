@@ -18,15 +18,19 @@ from bagua_contract.records import Generation
 
 @dataclass(slots=True)
 class JobSeen:
-    """view: the picture. whole: all of it; else it has no other agents and their workers, as in large jobs. keepers: of
-    a large record, by address. generation: the newest record. generation_revision: mod revision of the current
-    generation key; 0 if absent. remembered: values by key that must be put again if the store loses them, besides the
-    record. unreadable: by key, the mod revision of a value that can't be read. closing: no worker joins any more.
-    waits: workers here that can't go on, with the generation. committed_here: a worker of this node has committed a
-    step of the job.
+    """Holds what this node knows of its job.
+
+    view: the picture. whole: the picture has all of it; else it has no other agents and their workers, as in large
+    jobs. keepers: of a large record, by address. generation: the newest record. generation_revision: mod revision of
+    the current generation key; 0 if absent. remembered: values by key that must be put again if the store loses them,
+    besides the record. unreadable: by key, the mod revision of a value that can't be read. closing: no worker joins any
+    more. waits: workers here that can't go on, with the generation. committed_here: a worker of this node has committed
+    a step of the job.
+
     leaving_since_s: of the first signal; minus infinity once workers must end at once, or if there is nothing to wait
     for. leaving_signal: the first one. leave_within_s: the grace period that began with it. generations: how many were
-    seen, by kind."""
+    seen, by kind.
+    """
 
     spec: pb.JobSpec
     view: JobView
@@ -47,31 +51,31 @@ class JobSeen:
     generations: Counter[str] = field(default_factory=Counter)
 
     def unwritten(self, key: str) -> Compare:
-        """That `key` is absent, or holds the value that can't be read."""
+        """Returns the condition that `key` is absent, or holds the value that can't be read."""
         return mod_revision_is(key, self.unreadable.get(key, 0))
 
     @property
     def restarts(self) -> bool:
-        """Workers are started again for each generation."""
+        """Whether workers are started again for each generation."""
         return bool(self.spec.mode == pb.JobSpec.RESTART)
 
     @property
     def replica_size(self) -> int:
-        """Workers that together hold one copy of the model; 1: each holds one."""
+        """The number of workers that together hold one copy of the model; 1: each holds one."""
         return max(1, int(self.spec.replica_size))
 
     @property
     def stopping(self) -> bool:
-        """Ends of workers are expected."""
+        """Whether ends of workers are expected."""
         return self.result is not None or self.leaving_since_s is not None
 
     @property
     def failures_allowed(self) -> int:
-        """The budget is the job's, not this node's: all agents judge by the same number."""
+        """The budget of failures. It is the job's, not this node's: all agents judge by the same number."""
         return int(self.spec.max_restarts)
 
     def relay_address(self, own_agent_id: str) -> str:
-        """Of an agent that is neither this one nor the leader; empty if there is none."""
+        """Returns the address of an agent that is neither this one nor the leader; empty if there is none."""
         if self.leader is None:
             return ""
         taken = (own_agent_id, self.leader.agent_id)
@@ -92,17 +96,19 @@ class JobSeen:
 
     @property
     def nodes(self) -> int:
-        """Agents there are, as far as this one sees them."""
+        """The number of agents, as far as this one sees them."""
         record = 0 if self.generation is None else self.generation.node_count
         return max(len(self.view.agents), record)
 
     def leave_is_known(self, own_agent_id: str) -> bool:
-        """Whether etcd has that this node leaves; in part of the picture, which lacks agents, it is taken to have."""
+        """Tells whether etcd has that this node leaves; in part of the picture, which lacks agents, it is taken to
+        have."""
         own = self.view.agents.get(own_agent_id)
         return own is None or own.leaving or not self.whole
 
     def others_stay(self, own_agent_id: str) -> bool:
-        """Whether another node is there that does not leave; in part of the picture, whether the record has one."""
+        """Tells whether another node is there that does not leave; in part of the picture, whether the record has
+        one."""
         if any(a.agent_id != own_agent_id and not a.leaving for a in self.view.agents.values()):
             return True
         record = self.generation

@@ -22,7 +22,8 @@ def joining(config: JobConfig, endpoint: str) -> str:
 
 
 def joining_command(config: JobConfig, endpoint: str) -> str:
-    """For a node like this one: with the options that the nodes of a job need alike."""
+    """Returns the command that a node like this one joins with: it has the options that the nodes of a job need
+    alike."""
     words = ["bagua-launch", "--nnodes", f"{config.min_nodes}:{config.max_nodes}"]
     if config.slots != 1:
         words += ["--nproc-per-node", str(config.slots)]
@@ -34,7 +35,8 @@ def joining_command(config: JobConfig, endpoint: str) -> str:
 
 
 def common_options(config: JobConfig) -> list[str]:
-    """Those that each node gives to its workers. The job's record in etcd has the others of the first node."""
+    """Returns the options that each node gives to its workers. The job's record in etcd has the others of the first
+    node."""
     words = []
     if config.replica_size != 1:
         words += ["--replica-size", str(config.replica_size or "node")]
@@ -52,7 +54,8 @@ def common_options(config: JobConfig) -> list[str]:
 def store_opened(
     config: JobConfig, endpoint: str, hosts_for_others: bool, exposed: bool, defect: str = ""
 ) -> Iterator[str]:
-    """exposed: etcd is reached beyond this machine without TLS. defect: of its release; empty: none is known."""
+    """Yields the lines to print. exposed: etcd is reached beyond this machine without TLS. defect: of its release;
+    empty: none is known."""
     yield joining(config, endpoint)
     if defect:
         yield f"WARNING: {defect}"
