@@ -43,7 +43,7 @@ class AgentReports:
         self._aside: TimeUse | None = TimeUse.START  # why this worker has no generation
 
     def entered(self, step: int) -> None:
-        """The first commit in a generation tells the job that this worker holds its state."""
+        """Reports the first commit in a generation, which tells the job that this worker holds its state."""
         number = self._member.number
         if self._entered != number:
             self._entered = number
@@ -51,7 +51,7 @@ class AgentReports:
             self._member.session.entered(number, step, self._account.take_lost())
 
     def is_progress_due(self) -> bool:
-        """A step was done. Whether it is time to say so."""
+        """Notes that a step was done, and tells whether it is time to report it."""
         return self._pace.step_done(time.monotonic())
 
     def progress(
@@ -67,8 +67,8 @@ class AgentReports:
         checkpoint_step: int = 0,
         checkpoint_trouble: str = "",
     ) -> None:
-        """order, bucket_times: see given.new_order, new_bucket_times. checkpoint_step, checkpoint_trouble: see
-        writer.Saved."""
+        """Reports the progress of this worker. order, bucket_times: see given.new_order, new_bucket_times.
+        checkpoint_step, checkpoint_trouble: see writer.Saved."""
         if self._measured != (named := [(id(m), m.algorithm_name) for m in models]):
             self._measured = named
             self._gradient_bytes = sum(
@@ -109,7 +109,8 @@ class AgentReports:
     # -- the account of this worker's time
 
     def step_committed(self, step_s: float, waited_s: float, samples: int) -> None:
-        """step_s: since the boundary before. waited_s: of it, in collectives. samples: of all workers; 0: unknown."""
+        """Accounts for a committed step. step_s: since the boundary before. waited_s: of it, in collectives. samples:
+        of all workers; 0: unknown."""
         self._samples += samples
         self._account.step(step_s, waited_s)
         self._usual_step.step_done(step_s)
@@ -117,8 +118,8 @@ class AgentReports:
         self._account.lap(TimeUse.STEP, time.monotonic())
 
     def step_failed(self, *, steps_until_s: float | None = None) -> str:
-        """It was rolled back. steps_until_s: of the monotonic clock; what was trained until then is kept, and counts as
-        steps. Returns why its last wait counts apart; empty: it does not."""
+        """Accounts for a step that was rolled back. steps_until_s: of the monotonic clock; what was trained until then
+        is kept, and counts as steps. Returns why its last wait counts apart; empty if it does not."""
         if steps_until_s is not None:
             self._account.lap(TimeUse.STEP, steps_until_s)
         wait = self._member.failed_wait
@@ -129,18 +130,18 @@ class AgentReports:
         return "" if use is TimeUse.FAILED_STEP else reason
 
     def spent(self, use: TimeUse, since_s: float) -> None:
-        """The time from since_s, of the monotonic clock, to now was for `use`, whatever the rest is for."""
+        """Counts the time from since_s, of the monotonic clock, to now for `use`, whatever the rest is for."""
         self._account.part(use, time.monotonic() - since_s)
         if (recorder := tracing.active) is not None:
             recorder.span(use.value, int(since_s * 1e9), track=tracing.SCRIPT)
 
     def set_aside(self, *, keeps_state: bool) -> None:
-        """This worker has no generation any more. keeps_state: all stepped aside for an empty one."""
+        """Notes that this worker has no generation any more. keeps_state: all stepped aside for an empty one."""
         if self._aside is None:  # else it has not trained yet, or still waits
             self._aside = TimeUse.WAITING if keeps_state else TimeUse.STANDBY
 
     def generation_entered(self, generation: Generation, step: int) -> None:
-        """This worker takes part in it from now on. step: committed ones."""
+        """Notes that this worker takes part in `generation` from now on. step: committed ones."""
         use = use_of_entry(self._aside, generation)
         self._account.lap(use, time.monotonic())
         self._aside = None
@@ -151,7 +152,8 @@ class AgentReports:
         tracing.lap(use.value, generation.number)
 
     def stragglers(self, step: int, found: Findings) -> None:
-        """All ranks of the lane have found the same; the first alone says so."""
+        """Reports the ranks that are slow or have recovered. All ranks of the lane have found the same; the first alone
+        reports it."""
         lane = self._member.lane
         if lane is None or lane.global_rank != 0:
             return

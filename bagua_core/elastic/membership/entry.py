@@ -77,8 +77,8 @@ class Info:
 
 
 def of_replica(shards: Sequence[Info], since: Sequence[int]) -> Info:
-    """The row of a replica. since: of each shard's placement. Its name is the least that a shard has, and counts only
-    if all of theirs do."""
+    """Returns the row of a replica. since: of each shard's placement. Its name is the least that a shard has, and
+    counts only if all of theirs do."""
     if len(shards) == 1:
         return shards[0]
     first = shards[0]
@@ -106,8 +106,8 @@ def exchange(
     wait: Callable[[Pending], None],
     replica_size: int = 1,
 ) -> tuple[heal_plan.HealPlan, list[Info]]:
-    """Every member's row, and the heal plan: by replica rank. Raises CollectiveFailed, and StateGone on the members
-    that must end."""
+    """Exchanges the members' rows. Returns the heal plan and every row, by replica rank. Raises CollectiveFailed, and
+    StateGone on the members that must end."""
     row = torch.tensor(own.to_row(), dtype=torch.int64, device="cpu")
     rows = torch.zeros((communicator.world_size, _COLUMNS), dtype=torch.int64, device="cpu")
     wait(communicator.allgather(rows, row))

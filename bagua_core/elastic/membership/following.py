@@ -64,7 +64,7 @@ def decide(s: FollowingSituation) -> Decision:
 
 
 def _gathered(s: FollowingSituation, current: Generation) -> Decision:
-    """Before the loop. The first generation follows once all members are at their first step boundary."""
+    """Decides before the loop. The first generation follows once all members are at their first step boundary."""
     if s.closed:
         return Decision(Move.END, "the job is closing and needs no more workers")
     if s.newest is not None and s.newest.number > current.number:
@@ -93,8 +93,8 @@ def _newcomer(s: FollowingSituation) -> Decision:
 
 
 def _missed(current: Generation, newest: Generation, worker_id: str) -> Decision:
-    """A planned record follows a generation that this worker never entered: a record was missed, for the watch
-    was away meanwhile and shows only the newest one."""
+    """Decides after a planned record that follows a generation that this worker never entered: a record was missed, for
+    the watch was away meanwhile and shows only the newest one."""
     placement = newest.placement_of(worker_id)
     if placement is None or placement.since_generation > current.number:
         return Decision(Move.STEP_OUT, f"generation {newest.base} left this worker out", newest)
@@ -120,9 +120,9 @@ def _towards(s: FollowingSituation, generation: Generation) -> Decision:
 
 
 def is_superseded(entering: Generation, newest: Generation | None, *, newcomer: bool) -> bool:
-    """Whether to stop entering `entering`. A joiner follows any newer record; a member of the generation before, having
-    switched with all others, only a loss: a newer planned one cannot have been agreed without it. One that follows
-    a later generation than `entering` shows that a loss was missed."""
+    """Tells whether to stop entering `entering`. A joiner follows any newer record; a member of the generation before,
+    having switched with all others, only a loss: a newer planned one cannot have been agreed without it. One that
+    follows a later generation than `entering` shows that a loss was missed."""
     if newest is None or newest.number <= entering.number:
         return False
     return newcomer or newest.kind is GenerationKind.FAILOVER or newest.base > entering.number

@@ -22,10 +22,11 @@ class Host(Protocol):
         """Heal as planned and become part of `generation`. Raises CollectiveFailed."""
 
     def stepped_out(self, left: Generation, *, keeps_state: bool, together: bool) -> None:
-        """No generation in force lists this worker; it was in `left`. Unless keeps_state, what it holds is no longer
-        the job's. together: all members of `left` do so after the same step."""
+        """Takes this worker out of `left`, since no generation in force lists it. Unless keeps_state, what it holds is
+        no longer the job's. together: all members of `left` do so after the same step."""
 
     def before_leaving(self) -> membership_pb2.LastCheckpoint | None:
-        """Finish what is to be saved, within the time that the agent gave. None: no state of the job is held here."""
+        """Finishes what is to be saved, within the time that the agent gave. Returns None if no state of the job is
+        held here."""
 
     def reach(self, point: str) -> None: ...

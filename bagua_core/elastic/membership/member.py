@@ -80,7 +80,7 @@ class Member(ShardMember):
     # -- planned switches
 
     def switch_value(self) -> float:
-        """v of the switch pair. Read once per reduction; the session's thread may change it meanwhile."""
+        """Returns v of the switch pair. It is read once per reduction; the session's thread may change it meanwhile."""
         newest = self.session.news.generation
         if self.generation is None or newest is None or newest.number <= self.generation.number:
             return 0.0
@@ -89,14 +89,14 @@ class Member(ShardMember):
         return switch_pair.contribution(newest.number, self.generation.number, built)
 
     def pair_reduced(self, pair: tuple[float, float]) -> None:
-        """The step's pair came back: remember what all members agreed on, if they did."""
+        """Remembers what all members agreed on by the step's switch pair, if they did."""
         if self.generation is not None and self.communicator is not None:
             agreed = switch_pair.agreed(pair, self.communicator.world_size)
             self.agreed = None if agreed is None else self.generation.number + agreed
 
     @property
     def is_to_step_aside(self) -> bool:
-        """All members agreed on an empty generation: at a boundary they step aside."""
+        """Whether all members agreed on an empty generation: at a boundary they step aside."""
         agreed = self._agreed_record()
         return agreed is not None and not agreed.members
 
@@ -104,13 +104,13 @@ class Member(ShardMember):
         return None if self.agreed is None else self._records.get(self.agreed)
 
     def _in_force(self) -> list[Communicator]:
-        """Of the generation in force."""
+        """Returns the communicators of the generation in force."""
         return [c for c in (self.communicator, *self._sides.values()) if c is not None]
 
     # -- following
 
     def follow(self, outside: bool = False, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Return once this worker is in a generation in force. SystemExit(0) when the node leaves or the job is over;
+        """Returns once this worker is in a generation in force. SystemExit(0) when the node leaves or the job is over;
         LeaveInterrupt when it leaves after Ctrl-C; MismatchedCollective when ranks disagree. outside: in a collective
         outside a step; then being left out ends the wait too."""
         self.at_boundary = True
@@ -128,7 +128,7 @@ class Member(ShardMember):
 
     @property
     def is_to_move(self) -> bool:
-        """There is a change of membership to follow, or the generation in force broke."""
+        """Whether there is a change of membership to follow, or the generation in force broke."""
         return decide(self._situation(self.session.news)).move is not Move.STAY
 
     def _follow(self, outside: bool, given_up: Callable[[], bool]) -> None:
@@ -199,8 +199,8 @@ class Member(ShardMember):
     # -- before the loop
 
     def gather(self, trains: Callable[[Generation], bool]) -> bool:
-        """Wait for a part in the job before the loop. True: in a gathering; False: the job trains already, and this
-        worker joins at its first step boundary. trains(record): whether members of `record` are there.
+        """Waits for a part in the job before the loop. Returns True in a gathering; False if the job trains already,
+        and this worker joins at its first step boundary. trains(record): whether members of `record` are there.
 
         SystemExit(0) when the node leaves or the job is over; LeaveInterrupt when it leaves after Ctrl-C.
         """
@@ -228,8 +228,8 @@ class Member(ShardMember):
             self._wait_for_news(news, lambda: False, LOOK_AGAIN_S)
 
     def _await_first_steps(self, seen: News, number: int, *, outside: bool) -> None:
-        """Until the agent says anything new, or for a moment. At the first step boundary the wait is reported as any
-        other is, so that the leader sees which workers keep the others waiting."""
+        """Waits until the agent says anything new, or for a moment. At the first step boundary the wait is reported as
+        any other is, so that the leader sees which workers keep the others waiting."""
         if outside:  # a collective broke, and that is reported already
             self._wait_for_news(seen, lambda: False, LOOK_AGAIN_S)
             return
@@ -255,7 +255,7 @@ class Member(ShardMember):
         self._host.stepped_out(left, keeps_state=not generation.members, together=together)
 
     def first_commit_done(self) -> None:
-        """Every member has come over from the generation before."""
+        """Closes the communicators that are left: every member has come over from the generation before."""
         for communicator in self._left:
             communicator.close()
         self._left.clear()
@@ -270,7 +270,8 @@ class Member(ShardMember):
     # -- entering
 
     def _enter(self, generation: Generation, given_up: Callable[[], bool]) -> bool:
-        """Build, exchange names, take part. False: superseded or failed; decide again."""
+        """Builds the communicator, exchanges names and takes part. Returns False if the generation was superseded or
+        failed: decide again."""
         if not generation.is_gathering:
             self._host.reach("switch.before")
         newcomer = self.generation is None
@@ -336,8 +337,9 @@ class Member(ShardMember):
         return True
 
     def _is_drained_for(self, generation: Generation, superseded: Callable[[], bool]) -> bool:
-        """Whether no kernel of the generation in force runs here any more, so that NCCL may join `generation`. False:
-        the generation in force broke meanwhile. A loss aborts it, and joining waits for the abort (nccl_end.py)."""
+        """Waits until no kernel of the generation in force runs here any more, so that NCCL may join `generation`.
+        Returns False if the generation in force broke meanwhile. A loss aborts it, and joining waits for the abort
+        (nccl_end.py)."""
         if generation.number != self.agreed:
             return True
         try:
@@ -350,7 +352,7 @@ class Member(ShardMember):
         return True
 
     def drain(self) -> None:
-        """Wait for all that the device was given of the generation in force. Raises CollectiveFailed."""
+        """Waits for all that the device was given of the generation in force. Raises CollectiveFailed."""
         waits = self.stalls.wait_begins(WaitMonitor())
         for pending in [each for communicator in self._in_force() for each in communicator.drain()]:
             pending.wait(lambda waited_s: self.stalls.lasts(self.number, waited_s, waits), waits.threshold_s)
@@ -367,12 +369,13 @@ class Member(ShardMember):
             self._suspect_break(generation.number, f"entering failed: {error}", error.hosts)
 
     def _building_failed(self, number: int, error: Exception) -> None:
-        """Builder's thread. No break: the generation in force goes on. The agent learns why no other comes."""
+        """Tells the agent why no other generation comes. Runs in the builder's thread. It is no break: the generation
+        in force goes on."""
         detail = f"generation {number} can't be built here: {error}"
         self.session.suspect(number, SuspicionKind.UNBUILT, hosts=(), detail=detail)
 
     def _on_news(self, news: News) -> None:
-        """Session thread: release what a newer generation ended, and build the new one meanwhile."""
+        """Releases what a newer generation ended, and builds the new one meanwhile. Runs in the session's thread."""
         if news.disagreement:
             with self.changed:
                 ended = self._in_force()
@@ -401,8 +404,8 @@ class Member(ShardMember):
     # -- a group without joiners
 
     def side_communicator(self, members: tuple[int, ...], name: str = "outside") -> Communicator:
-        """The group of `members` (global ranks) of the generation in force. name: one for each such group of a
-        generation. Raises CollectiveFailed."""
+        """Returns the communicator of `members` (global ranks) of the generation in force. name: one for each such
+        group of a generation. Raises CollectiveFailed."""
         if name in self._sides:
             return self._sides[name]
         main, generation = self.communicator, self.generation
@@ -419,14 +422,15 @@ class Member(ShardMember):
         return building.communicator
 
     def wait_closed(self) -> None:
-        """Until the agent says that the job is closing; SystemExit(0) or another generation may come first."""
+        """Waits until the agent says that the job is closing; SystemExit(0) or another generation may come first."""
         while not self.is_closed:
             seen = self.session.news
             self.follow(given_up=lambda: self.is_closed)
             self._wait_for_news(seen, lambda: self.is_closed)
 
     def break_generation(self, error: Exception) -> None:
-        """The communicator is of no use any more; say so unless a newer generation said it first."""
+        """Gives up the generation in force, whose communicator is of no use any more. Reports that unless a newer
+        generation said it first."""
         if self.generation is None:
             return
         self.broken = True

@@ -37,11 +37,12 @@ class MemberWaits:
         self._waits = WaitMonitor()
 
     def begin_step(self) -> None:
-        """What is measured of a step begins anew."""
+        """Begins to measure the waits of a new step."""
         self.waited_s, self.failed_wait = 0.0, FailedWait()
 
     def wait(self, pending: Pending, what: str = STEP) -> None:
-        """what: the name of the runtime's operation, for operation_trail.py."""
+        """Waits for `pending`, and measures the wait. what: the name of the runtime's operation, for
+        operation_trail.py."""
         began_s, threshold_s = time.monotonic(), self._waits.threshold_s
         try:
             self.wait_unlearned(pending, what)
@@ -65,19 +66,19 @@ class MemberWaits:
         self.stalls.went_on()
 
     def _check_agreed(self) -> None:
-        """Raises MismatchedCollective once the agent has told that ranks wait in different operations."""
+        """Raises MismatchedCollective once the agent has reported that ranks wait in different operations."""
         if self.session.news.disagreement:
             raise MismatchedCollective(
                 f"{self.session.news.disagreement}. Every worker must call the same collectives in the same order"
             )
 
     def stalled(self, waited_s: float) -> None:
-        """A wait of this generation lasts; tell the agent when it is longer than usual."""
+        """Tells the agent of a wait of this generation that is longer than usual."""
         if self.generation is not None:
             self.stalls.lasts(self.generation.number, waited_s, self._waits, self.trail.waits_in)
 
     def wait_for_transfer(self, done: Callable[[], bool]) -> None:
-        """Raises CollectiveAborted when the generation ends first.
+        """Waits until `done`. Raises CollectiveAborted when the generation ends first.
 
         As long as bytes of the state arrive here, the wait is no hang however long it lasts (stall_reports.py).
         """
@@ -110,7 +111,8 @@ class MemberWaits:
                 self.stalls.lasts(generation.number, waited_s, waits)
 
     def _wait_for_news(self, seen: News, given_up: Callable[[], bool], most_s: float = float("inf")) -> None:
-        """Until the agent says anything new. Without limit: holding the state is what this worker is for."""
+        """Waits until the agent says anything new, at most most_s. There is no limit by default: holding the state is
+        what this worker is for."""
         until_s = time.monotonic() + most_s
         with tracing.span("wait for news"), self.changed:
             while self.session.news is seen and not given_up() and (left_s := until_s - time.monotonic()) > 0:

@@ -14,7 +14,8 @@ from bagua_core.elastic.membership.rendezvous import Building, Rendezvous
 
 
 class NextCommunicator:
-    """Call `supersede`, `start` and `forget` under `changed`. begins(number): before the first connection."""
+    """Holds the communicator of a coming generation while it is built. Call `supersede`, `start` and `forget` under
+    `changed`. begins(number): called before the first connection."""
 
     def __init__(
         self, rendezvous: Rendezvous, changed: threading.Condition, begins: Callable[[int], None]
@@ -25,7 +26,8 @@ class NextCommunicator:
         self.building: Building | None = None
 
     def is_built_for(self, number: int) -> bool:
-        """Any thread. Every member is connected, so that this one can enter."""
+        """Tells whether every member is connected for generation `number`, so that this one can enter. Called from any
+        thread."""
         building = self.building
         return (
             building is not None
@@ -35,8 +37,8 @@ class NextCommunicator:
         )
 
     def of(self, generation: Generation, *, newcomer: bool) -> Building | None:
-        """None: one for a generation that supersedes this one is under way. It is not begun anew, for peers have read
-        where it listens, and connect to it once."""
+        """Returns the building of `generation`; None if one for a generation that supersedes this one is under way.
+        That one is not begun anew, for peers have read where it listens, and connect to it once."""
         with self._changed:
             building = self.building
             if building is not None and is_superseded(generation, building.generation, newcomer=newcomer):
@@ -47,14 +49,14 @@ class NextCommunicator:
             return self.start(generation)
 
     def start(self, generation: Generation) -> Building:
-        """Unless one is built already, which is returned."""
+        """Begins the building for `generation`, unless there is one already, and returns it."""
         if self.building is None:
             self._begins(generation.number)
             self.building = self._rendezvous.start(generation)
         return self.building
 
     def supersede(self, newest: Generation, is_free: Callable[[int], bool]) -> None:
-        """Give up what `newest` ends. is_free(number): this worker may leave that generation out."""
+        """Gives up what `newest` ends. is_free(number): this worker may leave that generation out."""
         building = self.building
         if building is None:
             return
@@ -63,6 +65,7 @@ class NextCommunicator:
             self.building = None
 
     def forget(self, number: int) -> None:
-        """It was entered, or failed. A newer one, begun meanwhile, stays: peers connect to it."""
+        """Forgets the building of generation `number`, which was entered, or failed. A newer one, begun meanwhile,
+        stays: peers connect to it."""
         if self.building is not None and self.building.generation.number <= number:
             self.building = None

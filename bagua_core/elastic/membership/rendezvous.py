@@ -43,7 +43,8 @@ OPERATION_TIMEOUT_S = 86400.0
 
 
 def allow_descriptors() -> None:
-    """As many open files as the system lets us have: a generation that was lost leaves its connections behind."""
+    """Allows as many open files as the system lets us have: a generation that was lost leaves its connections
+    behind."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -85,11 +86,12 @@ class Building:
             self.communicator.abort(reason)
 
     def drained(self) -> None:
-        """No kernel of a communicator runs on this worker's device, and none will before this one is entered."""
+        """Notes that no kernel of a communicator runs on this worker's device, and none will before this one is
+        entered."""
         self._drained.set()
 
     def await_drained(self) -> None:
-        """Raises CollectiveAborted when it is abandoned first."""
+        """Waits until `drained` is called. Raises CollectiveAborted when the building is abandoned first."""
         self.abort_flag.add_waiter(self._drained.set)
         self._drained.wait()  # until the member enters the generation, or abandons it
         self.abort_flag.remove_waiter(self._drained.set)
@@ -102,7 +104,7 @@ class Building:
             communicator.abort(self.abort_flag.reason or "aborted")
 
     def drop(self, error: Exception) -> None:
-        """It will not be complete."""
+        """Gives up what is built: it will not be complete."""
         self.error = error
         for part in self.made:
             part.abort(str(error))
@@ -119,8 +121,8 @@ class Rendezvous:
         setting: str = AUTO,
         transports: Sequence[GpuTransport] = TRANSPORTS,
     ) -> None:
-        """on_failure(generation, error): from the builder's thread, unless the building was abandoned. setting: of
-        BAGUA_TRANSPORT, checked."""
+        """Serves this worker's meeting store. on_failure(generation, error): called from the builder's thread, unless
+        the building was abandoned. setting: of BAGUA_TRANSPORT, checked."""
         allow_descriptors()
         self.lanes: frozenset[Lane] = frozenset()  # that every main communicator built from now on brings
         self.gpus: tuple[torch.device, ...] = ()  # that the script uses, as far as is known
@@ -223,8 +225,9 @@ class Rendezvous:
         return main
 
     def _await_all_drained(self, building: Building, of_cpu: Communicator) -> None:
-        """Raises CollectiveFailed, CollectiveAborted. A member may take as long as it likes until it comes to the
-        boundary, so no time-out of the meeting runs before all are there."""
+        """Waits until all members have drained their devices. Raises CollectiveFailed, CollectiveAborted. A member may
+        take as long as it likes until it comes to the boundary, so no time-out of the meeting runs before all are
+        there."""
         with self._changed:
             building.is_connected = True
             self._changed.notify_all()
@@ -234,7 +237,7 @@ class Rendezvous:
     def _adopt(
         self, building: Building, global_rank: int, choice: Choice, gpus: tuple[torch.device, ...]
     ) -> OnGpu | None:
-        """What carries tensors of GPUs here; None for Gloo. Raises TransportRefused."""
+        """Returns what carries tensors of GPUs in this generation; None for Gloo. Raises TransportRefused."""
         if choice.is_refused:
             raise TransportRefused(choice.reason)
         if global_rank == 0 and (choice.transport or choice.is_notable) and choice.reason != self._said:
@@ -251,7 +254,7 @@ class Rendezvous:
     def _lanes(
         self, building: Building, nodes: tuple[tuple[int, ...], ...], global_rank: int, store: PrefixStore
     ) -> dict[Lane, tuple[tuple[int, ...], PrefixStore, Communicator]]:
-        """The members, the store and the part for the CPU of each lane of this rank."""
+        """Connects each lane of this rank, and returns its members, its store and its part for the CPU."""
         built: dict[Lane, tuple[tuple[int, ...], PrefixStore, Communicator]] = {}
         workers = lanes.of_shard(building.generation.members, global_rank)
         wanted = self.lanes if workers is None else self.lanes | {Lane.SHARD}

@@ -189,7 +189,7 @@ class Session:
         )
 
     def entered(self, generation: int, step: int, lost_s: Mapping[str, float]) -> None:
-        """lost_s: by the names of TimeUse."""
+        """Reports the first commit in `generation`. lost_s: by the names of TimeUse."""
         self._say(entered=session_pb2.Entered(generation=generation, step=step, lost_s=lost_s))
 
     def progress(self, progress: session_pb2.Progress) -> None:
@@ -225,14 +225,15 @@ class Session:
         self._say(straggler=told)
 
     def left(self, generation: int, last: membership_pb2.LastCheckpoint | None = None) -> None:
-        """last: what this worker did for the last checkpoint; None: it held no state of the job."""
+        """Reports that this worker has left. last: what it did for the last checkpoint; None: it held no state of the
+        job."""
         self._say(left=session_pb2.Left(generation=generation, last=last))
 
     def training_done(self, generation: int, step: int) -> None:
         self._say(training_done=session_pb2.TrainingDone(generation=generation, step=step))
 
     def close(self) -> None:
-        """Half-close after everything said so far is on its way, then wait for the agent's end of it."""
+        """Half-closes the stream after everything said so far is on its way, then waits for the agent's end of it."""
         self._closed = True
         self._outbox.put(None)
         self._thread.join(timeout=2.0)

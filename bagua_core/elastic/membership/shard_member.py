@@ -1,4 +1,4 @@
-"""What a member of a job with replicas does together with the other shards of its replica.
+"""Coordinates a member of a job with replicas with the other shards of its replica.
 
 A shard acts on nothing that its mates may not know: they agree on the outcome of each collective that a script can see,
 and start no step before all of them have entered the same generation. The base of Member, which follows generations.
@@ -52,19 +52,19 @@ class ShardMember(MemberWaits):
         return None if main is None else main.lanes.get(Lane.SHARD, main)
 
     def of_this_shard(self, replica_rank: int) -> int:
-        """The global rank of the worker with this shard in that replica."""
+        """Returns the global rank of the worker with this shard in that replica."""
         shard_rank, size = (0, 1) if self.replica is None else self.replica.place
         return replica_rank * size + shard_rank
 
     def settle_device(self) -> None:
-        """Wait for the kernels of the replica's own collectives: a communicator is not joined beside them. At a
+        """Waits for the kernels of the replica's own collectives: a communicator is not joined beside them. Called at a
         boundary, where all shards have launched theirs."""
         if self.replica is not None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
     def assemble(self, environment: WorkerEnvironment, address: str) -> None:
-        """Have a replica from now on, if the job has replicas of several workers. address: of this worker's meeting
-        store. Raises ReplicaLost; SystemExit or LeaveInterrupt when this worker is to end instead."""
+        """Meets the other shards of this worker's replica, if the job has replicas of several workers. address: of this
+        worker's meeting store. Raises ReplicaLost; SystemExit or LeaveInterrupt when this worker is to end instead."""
         size = environment.replica_size
         if size <= 1 or self.replica is not None:
             return
@@ -79,14 +79,14 @@ class ShardMember(MemberWaits):
         self.replica.watch_mates(self._mate_ended, self.changed)
 
     def close(self, *, in_order: bool) -> None:
-        """The process ends. in_order: by itself, without an error."""
+        """Closes the replica and the session, since the process ends. in_order: by itself, without an error."""
         if self.replica is not None:
             self.replica.close(in_order=in_order)
         self.session.close()
 
     def _mate_ended(self, shard_rank: int) -> None:
-        """Thread of the watch: report it now, since this worker may compute for long before it meets the loss. Whatever
-        follows for this worker comes from the agent."""
+        """Reports the end of a mate now, since this worker may compute for long before it meets the loss. Whatever
+        follows for this worker comes from the agent. Runs in the thread of the watch."""
         news, generation = self.session.news, self.generation
         if self.replica is None or generation is None or news.close or news.leave:
             return
@@ -106,7 +106,7 @@ class ShardMember(MemberWaits):
         """Leave the job."""
 
     def agree(self, own: Outcome) -> Outcome:
-        """The worst of the replica's shards' outcomes. Without replicas, `own`."""
+        """Returns the worst of the replica's shards' outcomes; without replicas, `own`."""
         if self.replica is None:
             return own
         try:
@@ -115,7 +115,7 @@ class ShardMember(MemberWaits):
             return Outcome.FAILED  # the job is over: what is still under way counts for nothing
 
     def of_first_shard(self, own: torch.Tensor) -> torch.Tensor:
-        """What shard 0 of the replica has. Without replicas, `own`."""
+        """Returns what shard 0 of the replica has; without replicas, `own`."""
         if self.replica is None:
             return own
         try:
@@ -125,7 +125,8 @@ class ShardMember(MemberWaits):
 
     @contextmanager
     def jointly(self) -> Iterator[None]:
-        """What is done within succeeds on all shards of the replica or on none. Raises CollectiveFailed."""
+        """Makes what is done within this context succeed on all shards of the replica or on none. Raises
+        CollectiveFailed."""
         if self.replica is None:
             yield
             return
@@ -138,13 +139,14 @@ class ShardMember(MemberWaits):
             raise CollectiveFailed("it failed on another shard of this replica")
 
     def _moves_to(self, number: int) -> None:
-        """This worker is about to enter generation `number`, for which it needs its mates."""
+        """Tells the mates that this worker is about to enter generation `number`, for which it needs them."""
         if self.replica is not None and self.replica.following is not None:
             self.replica.following.moves(number)
 
     def _is_joint(self, number: int, moves: Callable[[], bool]) -> bool:
-        """Wait until all shards have entered a generation, and return whether it is `number` for all; then it is on all
-        of them. moves: whether there is another one to enter: shard 0 goes by it, and the others by shard 0's word."""
+        """Waits until all shards have entered a generation, and returns whether it is `number` for all; then it is on
+        all of them. moves: whether there is another one to enter: shard 0 goes by it, and the others by shard 0's
+        word."""
         following = None if self.replica is None else self.replica.following
         if following is None:
             return True
@@ -163,7 +165,7 @@ class ShardMember(MemberWaits):
                 return True
 
     def _wait_for_word(self, following: JointFollowing, said: int) -> None:
-        """A moment at most. Raises CollectiveFailed once a shard is lost."""
+        """Waits for a word of another shard, a moment at most. Raises CollectiveFailed once a shard is lost."""
         replica = self.replica
         assert replica is not None
         with self.changed:
@@ -192,9 +194,9 @@ class ShardMember(MemberWaits):
             self._replica_lost(error)
 
     def script_failed(self, error: BaseException) -> None:
-        """The script has ended with `error`. If a collective of the replica failed because a mate is gone, report it to
-        the agent, and wait until the agent ends this worker: then the mate's end is what is shown. Returns where the
-        error is the script's own, or the agent has not ended this worker in time."""
+        """Handles the end of the script with `error`. If a collective of the replica failed because a mate is gone,
+        this reports it to the agent, and waits until the agent ends this worker: then the mate's end is what is shown.
+        Returns where the error is the script's own, or the agent has not ended this worker in time."""
         if self.replica is None or self.session.news.close or not is_of_torch_group(error):
             return
         detail = first_line(error)
@@ -212,14 +214,14 @@ class ShardMember(MemberWaits):
         """Give up the generation in force, and report why."""
 
     def _await_end(self) -> None:
-        """Until the agent ends this process, for a bounded time; not longer than the job lasts."""
+        """Waits until the agent ends this process, for a bounded time; not longer than the job lasts."""
         until_s = time.monotonic() + ENDED_WITHIN_S
         while not self.session.news.close and (left_s := until_s - time.monotonic()) > 0:
             with self.changed:
                 self.changed.wait(timeout=min(1.0, left_s))
 
     def _replica_lost(self, error: CollectiveFailed) -> NoReturn:
-        """A mate is gone: this worker is ended by its agent. Raises ReplicaLost if the agent does not."""
+        """Waits for the agent to end this worker, since a mate is gone. Raises ReplicaLost if the agent does not."""
         assert self.replica is not None
         self._await_end()
         raise ReplicaLost(

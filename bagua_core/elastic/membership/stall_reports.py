@@ -18,7 +18,8 @@ from bagua_core.elastic.waiting import unanswered
 
 
 class StallReports:
-    """record_of(number): the generation, if it is one of the last kept_records."""
+    """Reports this worker's long waits to its agent. record_of(number): the generation, if it is one of the last
+    kept_records."""
 
     def __init__(
         self, session: Session, record_of: Callable[[int], Generation | None], kept_records: int
@@ -35,7 +36,7 @@ class StallReports:
         self._sockets_before: dict[int, frozenset[int]] = {}  # by generation: those that are none of its
 
     def begins_to_build(self, number: int) -> None:
-        """Before the first connection of generation `number`."""
+        """Notes the sockets that are open before the first connection of generation `number`."""
         self._sockets_before[number] = unanswered.own_sockets()
         if len(self._sockets_before) > self._kept_records:
             del self._sockets_before[min(self._sockets_before)]
@@ -54,7 +55,8 @@ class StallReports:
         waits: WaitMonitor,
         waits_in: Callable[[], CollectiveWait | None] = lambda: None,
     ) -> None:
-        """waited_s: since wait_begins. waits_in: what it is in, called only when it is reported."""
+        """Reports a wait if it is longer than usual. waited_s: since wait_begins. waits_in: what it is in, called only
+        when it is reported."""
         if (arrived_bytes := traffic.state_arrived.total_bytes) != self._arrived_bytes:
             if waited_s >= self._moving_s:
                 self._moves(number, waited_s, waits)
@@ -80,8 +82,8 @@ class StallReports:
         )
 
     def _moves(self, number: int, waited_s: float, waits: WaitMonitor) -> None:
-        """Not went_on: a worker that reports no wait is outside the step's collectives, and the others would seem to
-        wait for it."""
+        """Reports a wait during which the state arrives. This is not went_on: a worker that reports no wait is outside
+        the step's collectives, and the others would seem to wait for it."""
         record = self._record_of(number)
         waits.begin()
         self._began_s = waited_s
@@ -96,7 +98,7 @@ class StallReports:
         )
 
     def _silent_hosts(self, number: int) -> tuple[str, ...]:
-        """Hosts of that generation's members from which the transport hears nothing."""
+        """Returns the hosts of that generation's members from which the transport hears nothing."""
         record, before = self._record_of(number), self._sockets_before.get(number)
         if record is None or before is None:
             return ()
@@ -104,7 +106,8 @@ class StallReports:
         return unanswered.silent_hosts(hosts, before)
 
     def went_on(self) -> None:
-        """A wait ended well. One that failed is followed by a break or a generation, which end the suspicion."""
+        """Reports that a wait ended well. One that failed is followed by a break or a generation, which end the
+        suspicion."""
         if self._stall_said is not None:
             self._session.went_on(self._stall_said)
             self._stall_said = None

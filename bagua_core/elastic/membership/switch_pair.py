@@ -14,7 +14,7 @@ _EXACT_IN_FP32 = 2**24  # == LARGEST_WORLD * LARGEST_LEAP**2
 
 
 def contribution(pending: int | None, current: int, built: bool) -> float:
-    """v of this rank: generations between current and pending, once pending's communicator is built; else 0.
+    """Returns v of this rank: generations between current and pending, once pending's communicator is built; else 0.
 
     Raises ValueError for a leap that fp32 sums could not carry exactly.
     """
@@ -29,7 +29,7 @@ def contribution(pending: int | None, current: int, built: bool) -> float:
 
 
 def agreed(pair: tuple[float, float], world_size: int) -> int | None:
-    """The v that all world_size ranks contributed, or None if they differ or it is 0.
+    """Returns the v that all world_size ranks contributed, or None if they differ or it is 0.
 
     pair: (sum of v, sum of v*v), summed and not averaged.
     Raises ValueError for a pair that no such sum gives, or a world too large for it.

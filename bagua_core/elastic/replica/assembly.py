@@ -28,7 +28,7 @@ from bagua_core.elastic.replica.own_replica import OwnReplica, ReplicaLost
 
 
 class News(Protocol):
-    """What the agent has said."""
+    """Holds what the agent has said."""
 
     @property
     def replica(self) -> Replica | None: ...
@@ -63,7 +63,7 @@ def await_record(
     size: int,
     ended: Callable[[], None],
 ) -> Replica:
-    """Report that this worker has no replica yet, and wait for one: without limit, as for any other place in the job.
+    """Reports that this worker has no replica yet, and waits for one: without limit, as for any other place in the job.
 
     address: of this worker's meeting store. ended: raises if the job is over or this worker leaves.
     """
@@ -89,8 +89,8 @@ def await_record(
 
 
 def connect(record: Replica, worker_id: str, bind_host: str) -> OwnReplica:
-    """Blocks, for a bounded time. Raises ReplicaLost if a shard can't be reached, ValueError for a record without this
-    worker."""
+    """Connects this worker to the other shards of its replica. Blocks, for a bounded time. Raises ReplicaLost if a
+    shard can't be reached, ValueError for a record without this worker."""
     shard_rank = record.shard_of(worker_id)
     if shard_rank is None:
         raise ValueError(f"replica {record.replica_id} does not list the worker {worker_id}")

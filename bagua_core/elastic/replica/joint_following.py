@@ -1,4 +1,4 @@
-"""Whether all shards of this worker's replica go on in the same generation. Shard 0 decides.
+"""Decides whether all shards of this worker's replica go on in the same generation. Shard 0 decides for all.
 
 A shard that goes on alone waits for its mates in torch's collectives, which nothing gives up, while a mate that follows
 a newer generation waits for it there. So no shard may leave this exchange by itself once another may have seen it
@@ -16,8 +16,8 @@ from enum import IntEnum
 
 
 class Word(IntEnum):
-    """AT n: the sender has entered generation n, and waits. GO n: all have, and go on. MOVES n: the sender leaves every
-    generation before n."""
+    """A message between two shards. AT n: the sender has entered generation n, and waits. GO n: all have, and go on.
+    MOVES n: the sender leaves every generation before n."""
 
     AT = 1
     GO = 2
@@ -25,8 +25,9 @@ class Word(IntEnum):
 
 
 class JointFollowing:
-    """send(shard rank, word, number): to a mate; may do nothing for one that is gone. changed: notified by `heard` and
-    `left`, which any thread may call; the rest is for the script's thread."""
+    """Exchanges words with the other shards, and keeps what they said. send(shard rank, word, number): to a mate; may
+    do nothing for one that is gone. changed: notified by `heard` and `left`, which any thread may call; the rest is for
+    the script's thread."""
 
     def __init__(
         self, shard_rank: int, size: int, send: Callable[[int, Word, int], None], changed: threading.Condition
@@ -59,27 +60,30 @@ class JointFollowing:
             self._changed.notify_all()
 
     def left(self) -> None:
-        """A mate left in order: shard 0 says no more, and news says what becomes of this worker."""
+        """Notes that a mate left in order: shard 0 says no more, and news says what becomes of this worker."""
         with self._changed:
             self._is_alone = True
             self.said += 1
             self._changed.notify_all()
 
     def moves(self, number: int) -> None:
-        """This shard is about to enter generation `number`: mates that wait in one before it wait in vain."""
+        """Tells the mates that this shard is about to enter generation `number`: those that wait in one before it wait
+        in vain."""
         if self._decides:
             for shard in self._others:
                 self._send(shard, Word.MOVES, number)
 
     def arrive(self, number: int) -> None:
-        """This shard has entered generation `number`, and asks whether it may go on there. Again: changes nothing."""
+        """Says that this shard has entered generation `number`, and asks whether it may go on there. Another call
+        changes nothing."""
         if self._decides or self._waits_at == number or self._moved_to > number:
             return
         self._waits_at = number
         self._send(0, Word.AT, number)
 
     def outcome(self, number: int) -> bool | None:
-        """Whether all shards go on in generation `number`; None: not known yet. True once for each arrival."""
+        """Returns whether all shards go on in generation `number`; None if that is not known yet. True is returned once
+        for each arrival."""
         with self._changed:
             if not self._decides:
                 if self._goes_at == number:

@@ -43,8 +43,8 @@ class WatchFailed(InfrastructureLost):
 def connect(
     store: Store, shard_rank: int, size: int, bind_host: str, first_host: str, within_s: float
 ) -> dict[int, socket.socket]:
-    """The connections that this shard has, by the shard at the other end. first_host: of shard 0. Raises WatchFailed,
-    OSError, MeetingStoreError."""
+    """Makes the connections that this shard has, and returns them by the shard at the other end. first_host: of shard
+    0. Raises WatchFailed, OSError, MeetingStoreError."""
     if shard_rank:
         port, told = store.get(_KEY).decode().split()
         link = socket.create_connection((first_host, int(port)), within_s, source_address=(bind_host, 0))
@@ -84,7 +84,7 @@ def _accepted(
 
 
 def _shard_of(link: socket.socket, token: bytes, size: int) -> int | None:
-    """None for a caller that is no shard of this replica."""
+    """Returns the shard rank of the caller; None for a caller that is no shard of this replica."""
     link.settimeout(HELLO_WITHIN_S)
     try:
         hello = link.recv(_HELLO.size, socket.MSG_WAITALL)
@@ -97,8 +97,8 @@ def _shard_of(link: socket.socket, token: bytes, size: int) -> int | None:
 
 
 class MateWatch:
-    """links: as `connect` gave them; owned from here on. Called from a thread of its own: on_lost(shard rank), once;
-    on_word(shard rank, word, number); on_farewell()."""
+    """Watches the connections to other shards of the replica. links: as `connect` gave them; owned from here on. Called
+    from a thread of its own: on_lost(shard rank), once; on_word(shard rank, word, number); on_farewell()."""
 
     def __init__(
         self,
@@ -122,11 +122,12 @@ class MateWatch:
         self._thread.start()
 
     def say(self, shard_rank: int, word: Word, number: int) -> None:
-        """A mate that is gone is not told, for it is reported. Any thread."""
+        """Sends a word to a mate, from any thread. One that is gone does not get it, for it is reported."""
         _say(self._links[shard_rank], word, number)
 
     def close(self, *, in_order: bool) -> None:
-        """in_order: this worker leaves, which the other shards need not report."""
+        """Ends the watch and closes the connections. in_order: this worker leaves, which the other shards need not
+        report."""
         self._wake.close()  # ends the thread
         self._thread.join()
         for link in self._links.values():
@@ -152,7 +153,7 @@ class MateWatch:
                     self._on_farewell()
 
     def _goes_on(self, shard: int) -> bool:
-        """Reads what that shard has said. False: nothing more will come; `_unread` has how it ended."""
+        """Reads what that shard has said. Returns False if nothing more will come; `_unread` has how it ended."""
         try:
             read = self._links[shard].recv(_READ_BYTES)
         except BlockingIOError:
@@ -179,7 +180,7 @@ def _say(link: socket.socket, word: int, number: int) -> None:
 
 
 def _close_in_children(watch: MateWatch) -> None:
-    """A process that the script forks must not hold the connections open when this one ends."""
+    """Closes the connections in a process that the script forks: it must not hold them open when this one ends."""
     known = weakref.ref(watch)
 
     def close() -> None:

@@ -27,7 +27,7 @@ class ReplicaLost(InfrastructureLost, RuntimeError):
 
 
 class Outcome(IntEnum):
-    """How something ended on one shard. The greatest of all shards' is the replica's."""
+    """Says how something ended on one shard. The greatest of all shards' is the replica's."""
 
     DONE = 0
     MOVES = 1  # done, and this shard has to follow a change of membership
@@ -35,7 +35,8 @@ class Outcome(IntEnum):
 
 
 class OwnReplica:
-    """record: its workers in shard order. control: a group of these alone. links: of mate_watch.connect."""
+    """The replica of this worker. record: its workers in shard order. control: a group of these alone. links: of
+    mate_watch.connect."""
 
     def __init__(
         self,
@@ -56,24 +57,25 @@ class OwnReplica:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Shard rank and size."""
+        """The shard rank and the size."""
         return self.shard_rank, self.size
 
     def agree(self, own: Outcome, wait: Callable[[Pending], None]) -> Outcome:
-        """All shards come here in the same order. wait: raises CollectiveFailed when a shard is gone."""
+        """Returns the greatest outcome of all shards, which come here in the same order. wait: raises CollectiveFailed
+        when a shard is gone."""
         found = torch.tensor([int(own)], dtype=torch.int32, device="cpu")
         wait(self._control.allreduce(found, ReduceOp.MAX))
         return Outcome(int(found))
 
     def of_first(self, own: torch.Tensor, wait: Callable[[Pending], None]) -> torch.Tensor:
-        """The tensor of shard 0, where shards measure different values and all must have one."""
+        """Returns the tensor of shard 0, where shards measure different values and all must have one."""
         found = own.clone()
         wait(self._control.broadcast(found, 0))
         return found
 
     def watch_mates(self, on_lost: Callable[[int], None], changed: threading.Condition) -> None:
-        """From now on report each shard that ends, by its shard rank, from a thread of its own. changed: notified when
-        a mate says something."""
+        """Reports, from now on, each shard that ends, by its shard rank, from a thread of its own. changed: notified
+        when a mate says something."""
         self.following = JointFollowing(self.shard_rank, self.size, self._say, changed)
 
         def lost(shard_rank: int) -> None:
@@ -89,7 +91,7 @@ class OwnReplica:
             self._watch.say(shard_rank, word, number)
 
     def close(self, *, in_order: bool) -> None:
-        """The process ends. in_order: the other shards need not report it."""
+        """Ends the watch, since the process ends. in_order: the other shards need not report it."""
         if self._watch is not None:
             self._watch.close(in_order=in_order)
             self._watch = None

@@ -22,7 +22,8 @@ class NoReplicaYet(UserError, RuntimeError):
 
 
 def check_model(described: str, parameters: Iterable[torch.Tensor], size: int) -> None:
-    """described: the model's algorithm. size: workers of a replica. Raises NotForReplicas."""
+    """Refuses an algorithm that does not act on shards, and a model without sharded parameters. described: the model's
+    algorithm. size: workers of a replica. Raises NotForReplicas."""
     name = described.split("(")[0].split(",")[0]
     if name not in ALGORITHMS:
         raise NotForReplicas(
@@ -37,7 +38,8 @@ def check_model(described: str, parameters: Iterable[torch.Tensor], size: int) -
 
 
 def check_divided(modules: Iterable[torch.nn.Module]) -> None:
-    """modules: of models whose replicas divide their samples. Raises NotForReplicas."""
+    """Refuses trained parameters that are not sharded. modules: of models whose replicas divide their samples. Raises
+    NotForReplicas."""
     for module in modules:
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and not is_sharded(parameter):
@@ -49,8 +51,8 @@ def check_divided(modules: Iterable[torch.nn.Module]) -> None:
 
 
 def check_scaled(models: int) -> None:
-    """Workers of a replica have different numbers of samples in this batch. Raises NotForReplicas for several models,
-    since a gradient that passes through two of them would be scaled twice."""
+    """Refuses several models on a batch of which the workers of a replica have different numbers of samples, since a
+    gradient that passes through two of them would be scaled twice. Raises NotForReplicas."""
     if models > 1:
         raise NotForReplicas(
             f"{models} models are trained on a batch that the workers of a replica cannot divide evenly; choose a "
@@ -60,7 +62,8 @@ def check_scaled(models: int) -> None:
 
 
 def check_assembled(size: int, is_assembled: bool) -> None:
-    """size: as the job was started. Raises NoReplicaYet."""
+    """Refuses a model that is wrapped before this worker has a replica. size: as the job was started. Raises
+    NoReplicaYet."""
     if size > 1 and not is_assembled:
         raise NoReplicaYet(
             f"a model was wrapped before this worker knew the others of its replica (--replica-size {size}); call "

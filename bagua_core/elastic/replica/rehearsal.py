@@ -31,15 +31,15 @@ NOT_REHEARSED = {
 
 
 class Rehearsed(NamedTuple):
-    """layouts: of the stand-ins that were stepped. failed: why an optimizer's rehearsal ended early, which leaves the
-    rest of the decisions to its first step."""
+    """The result of a rehearsal. layouts: of the stand-ins that were stepped. failed: why an optimizer's rehearsal
+    ended early, which leaves the rest of the decisions to its first step."""
 
     layouts: int
     failed: tuple[str, ...]
 
 
 def rehearse(optimizers: Iterable[torch.optim.Optimizer]) -> Rehearsed:
-    """Take a step of each optimizer of torch that can be rehearsed on stand-ins of its sharded parameters.
+    """Takes a step of each optimizer of torch that can be rehearsed on stand-ins of its sharded parameters.
 
     Groups with `fused` or `capturable` are left out, for tensors without memory have no such operations.
     """
@@ -73,7 +73,7 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stand_ins(parameters: Iterable[torch.Tensor]) -> list[torch.nn.Parameter]:
-    """One for each layout, with a gradient."""
+    """Returns one stand-in for each layout, with a gradient."""
     found: dict[Any, torch.nn.Parameter] = {}
     for parameter in parameters:
         if not is_sharded(parameter) or not parameter.requires_grad:

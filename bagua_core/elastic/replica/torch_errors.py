@@ -16,8 +16,8 @@ LONGEST_LINE = 200
 
 
 def is_of_torch_group(error: BaseException) -> bool:
-    """Whether `error`, or what it was raised from, is a failed operation of a process group of torch. Errors of this
-    package are not: it handles its groups itself."""
+    """Tells whether `error`, or what it was raised from, is a failed operation of a process group of torch. Errors of
+    this package are not: it handles its groups itself."""
     return not isinstance(error, BaguaError) and any(
         isinstance(each, DistError) or (isinstance(each, RuntimeError) and _GLOO in str(each))
         for each in _chain(error)
@@ -25,7 +25,8 @@ def is_of_torch_group(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of the error's text, without the source position before it, in at most LONGEST_LINE characters."""
+    """Returns the first line of the error's text, without the source position before it, in at most LONGEST_LINE
+    characters."""
     text = str(error).strip().partition("\n")[0]
     if text.startswith("[") and "] " in text:
         text = text.partition("] ")[2]

@@ -39,8 +39,8 @@ class GroupNotConnected(InfrastructureLost, RuntimeError):
 
 
 def make(store: Store, shard_rank: int, size: int, bind_host: str) -> None:
-    """Blocks for CONNECT_TIMEOUT at most. Raises RuntimeError if a mate can't be reached, ValueError if the script has
-    made a group."""
+    """Makes torch's default process group for the replica. Blocks for CONNECT_TIMEOUT at most. Raises RuntimeError if a
+    mate can't be reached, ValueError if the script has made a group."""
     global _is_made
     has_gpu = torch.cuda.is_available() and torch.distributed.is_nccl_available()
     _bind_gloo_to(bind_host)
@@ -57,8 +57,8 @@ def make(store: Store, shard_rank: int, size: int, bind_host: str) -> None:
 
 
 def _in_time(connect: Callable[[], None]) -> None:
-    """Call it in a thread, which is left behind after CONNECT_TIMEOUT: the call can't be given up, and this process is
-    going to end. Raises GroupNotConnected, and what `connect` raises."""
+    """Calls `connect` in a thread, which is left behind after CONNECT_TIMEOUT: the call can't be given up, and this
+    process is going to end. Raises GroupNotConnected, and what `connect` raises."""
     ends: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
     has_context = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     device = torch.cuda.current_device() if has_context else None
@@ -84,19 +84,19 @@ def _in_time(connect: Callable[[], None]) -> None:
 
 
 def is_made() -> bool:
-    """Whether torch's default group is the replica's."""
+    """Tells whether torch's default group is the replica's."""
     return _is_made
 
 
 def ensure() -> None:
-    """Make a group of one if there is none: this worker is a replica. Raises ValueError as `make` does."""
+    """Makes a group of one if there is none: this worker is a replica. Raises ValueError as `make` does."""
     if not _is_made:
         make(HashStore(), 0, 1, "127.0.0.1")
 
 
 @torch.no_grad()
 def share(tensors: Sequence[torch.Tensor]) -> None:
-    """Write shard 0's values to `tensors`, in the replica's group. Every shard calls it."""
+    """Writes shard 0's values to `tensors`, in the replica's group. Every shard calls it."""
     for tensor in tensors:
         if tensor.is_meta:
             continue  # it has no values yet
@@ -110,8 +110,8 @@ def share(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def mesh() -> DeviceMesh:
-    """The replica's workers along one dimension, "shard"; see bagua_core.shard_mesh. Makes a group of one if there is
-    none."""
+    """Returns the replica's workers along one dimension, "shard"; see bagua_core.shard_mesh. Makes a group of one if
+    there is none."""
     global _mesh
     if _mesh is None:
         from torch.distributed.device_mesh import init_device_mesh  # late: its import takes a while
@@ -123,8 +123,8 @@ def mesh() -> DeviceMesh:
 
 
 def shared_store(meeting: Store, shard_rank: int, bind_host: str, first_host: str) -> TCPStore:
-    """torch's own store for the replica's groups, also for those that a script makes later: Gloo asks a store for more
-    than a meeting store can do. It is served by shard 0, at its bind_host alone, and ends with its process.
+    """Returns torch's own store for the replica's groups, also for those that a script makes later: Gloo asks a store
+    for more than a meeting store can do. It is served by shard 0, at its bind_host alone, and ends with its process.
 
     meeting: where the shards find it. first_host: of shard 0. Raises RuntimeError, MeetingStoreError.
     """

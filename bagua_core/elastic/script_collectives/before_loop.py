@@ -62,12 +62,12 @@ class BeforeLoop:
 
     @property
     def is_late(self) -> bool:
-        """This worker came while the job trains, and is not at its first step boundary yet."""
+        """Whether this worker came while the job trains, and is not at its first step boundary yet."""
         return self._late_place is not None and not self._loop_began
 
     def join(self) -> None:
-        """Have ranks from now on. Does nothing from the second call on, and once the loop has begun. SystemExit or
-        LeaveInterrupt when this worker is to end instead."""
+        """Joins the job, so that this worker has ranks from now on. Does nothing from the second call on, and once the
+        loop has begun. SystemExit or LeaveInterrupt when this worker is to end instead."""
         if self._asked or self._loop_began:
             return
         self._asked = True
@@ -75,11 +75,11 @@ class BeforeLoop:
             self._late_place, self._answers = None, []
 
     def place(self) -> tuple[int, int] | None:
-        """(rank, world size) of a worker that comes later; None for all others."""
+        """Returns (rank, world size) of a worker that comes later; None for all others."""
         return self._late_place if self.is_late else None
 
     def boundary(self) -> None:
-        """The script is at a step boundary: the results are complete, and later workers can have them."""
+        """Publishes the results at the first step boundary: they are complete, and later workers can have them."""
         if not self._loop_began:
             self._loop_began = True
             self._publish()
@@ -87,7 +87,7 @@ class BeforeLoop:
     # -- one of the first workers
 
     def completed(self, request: Request, root: int | None, result: Result) -> None:
-        """All first workers have done this."""
+        """Keeps the result of a collective that all first workers have done."""
         asked = request.asked_of_all_shards(root)
         if len(self._answers) >= MOST_ANSWERS:
             return
@@ -105,7 +105,7 @@ class BeforeLoop:
     # -- one that comes later
 
     def answer(self, request: Request) -> Result:
-        """What the first workers got. Raises MismatchedCollective, LateWorkerError."""
+        """Returns what the first workers got. Raises MismatchedCollective, LateWorkerError."""
         asked = request.asked_of_all_shards(request.root)
         if self._next >= MOST_ANSWERS:
             raise LateWorkerError(
@@ -128,7 +128,7 @@ class BeforeLoop:
         return [known.result.clone()]
 
     def refuse(self, what: str) -> LateWorkerError:
-        """what: something that a late worker can't do."""
+        """Returns the error for `what`, something that a late worker can't do."""
         return LateWorkerError(
             f"{what}: this worker came while the job trains and is before its first step, so it has no peers. "
             f"Instead {_RECIPE}"
@@ -144,7 +144,8 @@ class BeforeLoop:
         self._member.rendezvous.publish({**values, _key(nonce, "parts"): str(len(parts)).encode()})
 
     def _trains(self, record: Generation) -> bool:
-        """Whether a member of `record` is there, or one that waits if all have stepped aside; it gives the results."""
+        """Tells whether a member of `record` is there, or one that waits if all have stepped aside; it gives the
+        results."""
         addresses = [m.store_address for m in record.members] or list(record.answers_at)
         for address in random.sample(addresses, min(MEMBERS_ASKED, len(addresses))):
             try:
@@ -169,7 +170,7 @@ class BeforeLoop:
 
 
 def _encoded(answers: Sequence[Answer]) -> bytes:
-    """The manifest's length, the manifest, the tensors' bytes."""
+    """Returns the manifest's length, the manifest, the tensors' bytes."""
     manifest, tensors = state_codec.encode([[a.asked, a.result, a.why] for a in answers])
     memory = torch.empty(tensors.size_bytes, dtype=torch.uint8, device="cpu")
     tensors.read(0, memory)
@@ -177,7 +178,7 @@ def _encoded(answers: Sequence[Answer]) -> bytes:
 
 
 def _decoded(data: bytes) -> list[Answer]:
-    """Raises ValueError, StateCodecError."""
+    """Returns the answers that `_encoded` wrote. Raises ValueError, StateCodecError."""
     if len(data) < _LENGTH.size:
         raise ValueError(f"{len(data)} bytes")
     (length,) = _LENGTH.unpack_from(data)

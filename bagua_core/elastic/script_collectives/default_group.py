@@ -27,7 +27,8 @@ class MixedModesError(UserError, RuntimeError):
 
 
 def is_made() -> bool:
-    """Of torch's own functions: those of torch.distributed may be replaced by torch_api."""
+    """Tells whether torch's default process group exists, by torch's own functions: those of torch.distributed may be
+    replaced by torch_api."""
     if not torch.distributed.is_available():
         return False
     from torch.distributed import distributed_c10d  # late: a torch without distributed lacks it
@@ -40,7 +41,7 @@ def is_in_use() -> bool:
 
 
 def set_aside() -> None:
-    """The group that is there now, if there is one, is not used any more."""
+    """Marks the group that is there now, if there is one, as not used any more."""
     global _is_set_aside
     _is_set_aside = is_made()
 

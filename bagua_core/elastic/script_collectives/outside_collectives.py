@@ -55,26 +55,26 @@ class SourceHasNoState(UserError, RuntimeError):
 
 
 class Steps(StepReductions, Protocol):
-    """The calls of such a collective to the engine."""
+    """Defines the calls of a script's collective to the engine."""
 
     @property
     def rounds(self) -> Rounds | None:
-        """Where the round is the unit of commit, its leases."""
+        """The leases of samples, where the round is the unit of commit; None elsewhere."""
 
     @property
     def virtual_shards(self) -> int:
-        """See StepEngine."""
+        """The most virtual shards of a batch in a deterministic job; 0 in any other. See StepEngine."""
 
     @property
     def newcomers(self) -> frozenset[int]:
         """Ranks that copy the state beside the first step of the generation, and take part in nothing before it."""
 
     def operation_done(self, index: int) -> None:
-        """All members but joiners completed collective `index` after the last step."""
+        """Commits collective `index` after the last step, which all members but joiners completed."""
 
 
 class CollectiveInRound(UserError, RuntimeError):
-    """A script's collective among the local steps of a round, in which each worker is at another place."""
+    """The script called a collective among the local steps of a round, in which each worker is at another place."""
 
 
 class OutsideCollectives:
@@ -86,11 +86,12 @@ class OutsideCollectives:
         self.answered_in_step = 0  # collectives within steps that succeeded, with other workers
 
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """See bagua_core.allreduce. Raises TypeError for what has no average."""
+        """Returns the reduction of `tensor` over all that take part. See bagua_core.allreduce. Raises TypeError for
+        what has no average."""
         return self.request(Allreduce(tensor, op))[0]
 
     def request(self, request: Request, group: WorkerGroup | None = None) -> Result:
-        """Do what a script asks for, among all that take part or those of `group`.
+        """Does what a script asks for, among all that take part or those of `group`.
 
         Raises ValueError, TypeError (before any peer is asked), MembersChanged, PeerLostError, SourceHasNoState,
         MismatchedCollective, NotDeterministicError.
@@ -121,7 +122,7 @@ class OutsideCollectives:
         return self._operate(request, workers)
 
     def group(self, ranks: Sequence[int] | None) -> WorkerGroup:
-        """See bagua_core.new_group. Raises ValueError, LateWorkerError."""
+        """Returns the group of `ranks`. See bagua_core.new_group. Raises ValueError, LateWorkerError."""
         self._before_loop.join()
         if self._before_loop.is_late:
             raise self._before_loop.refuse("a group before the loop")
@@ -133,19 +134,20 @@ class OutsideCollectives:
 
     @property
     def _is_alone(self) -> bool:
-        """Before its first step a worker takes part in nothing."""
+        """Whether this worker takes part in nothing, as before its first step."""
         communicator, steps = self._member.communicator, self._steps
         newcomers = self._workers_in(steps.newcomers)
         return communicator is None or (not steps.in_step and communicator.global_rank in newcomers)
 
     def _workers_in(self, replicas: frozenset[int]) -> frozenset[int]:
-        """Their global ranks."""
+        """Returns the global ranks of the workers in `replicas`."""
         replica = self._member.replica
         size = 1 if replica is None else replica.size
         return frozenset(r * size + shard for r in replicas for shard in range(size))
 
     def _takes_part(self, across_replicas: bool = False) -> tuple[int, ...]:
-        """Global ranks, ascending; outside steps without joiners. across_replicas: those with this worker's shard."""
+        """Returns the global ranks that take part, ascending; outside steps without joiners. across_replicas: those
+        with this worker's shard."""
         member, steps = self._member, self._steps
         communicator, generation, replica = member.communicator, member.generation, member.replica
         if communicator is None:
@@ -157,7 +159,7 @@ class OutsideCollectives:
         return tuple(r for r in present if generation.members[r].shard_rank == replica.shard_rank)
 
     def _workers(self, across_replicas: bool = False) -> tuple[str, ...]:
-        """Worker ids of those that take part, by the rank that the script knows."""
+        """Returns the worker ids of those that take part, by the rank that the script knows."""
         generation, ranks = self._member.generation, self._takes_part(across_replicas)
         return tuple(generation.members[r].worker_id for r in ranks) if generation else ()
 
@@ -171,8 +173,9 @@ class OutsideCollectives:
     # -- in a step
 
     def _in_step(self, request: Request, workers: Sequence[str], group: WorkerGroup | None) -> Result:
-        """Part of the step, before its reduction and behind it: the step fails with it, and then the rank's own value
-        comes back. The script may do anything with what it gets, so no rank may commit with a value of its own."""
+        """Runs a collective as part of the step, before its reduction and behind it: the step fails with it, and then
+        the rank's own value comes back. The script may do anything with what it gets, so no rank may commit with a
+        value of its own."""
         steps, member = self._steps, self._member
         if steps.rounds is not None:
             raise CollectiveInRound(
@@ -235,8 +238,9 @@ class OutsideCollectives:
     def _in_holders_shape(
         self, communicator: Communicator, request: Request, root: int | None, holder: int, heals: bool
     ) -> Request:
-        """In a step in which some copy the state: what these compute is fillers, whose number differs from a share's.
-        They bring as much of nothing as the others bring of something. holder: a rank that has the state."""
+        """Returns the request in a holder's shape, in a step in which some copy the state: what these compute is
+        fillers, whose number differs from a share's. They bring as much of nothing as the others bring of something.
+        holder: a rank that has the state."""
         wait = self._steps.wait
         operations.check_agreement(communicator, 0, request.operation(root), "", wait)
         row = torch.zeros(1 + _MOST_DIMENSIONS, dtype=torch.int64, device="cpu")
@@ -251,12 +255,12 @@ class OutsideCollectives:
     def operate(
         self, tensor: torch.Tensor, op: ReduceOp, finishing: bool = False, across_replicas: bool = False
     ) -> torch.Tensor:
-        """Run one reduction of the log until it succeeded among the members that are left."""
+        """Runs one reduction of the log until it succeeded among the members that are left."""
         request = Allreduce(tensor, op, across_replicas=across_replicas and self._member.replica is not None)
         return self._operate(request, self._workers(request.across_replicas), finishing)[0]
 
     def confirm(self, is_owed: Callable[[], bool]) -> None:
-        """Return once all members have come here, after any losses, or when this worker owes it no more: it was left
+        """Returns once all members have come here, after any losses, or when this worker owes it no more: it was left
         out meanwhile and joins the job anew. May raise SystemExit."""
         self._operate(
             Allreduce(torch.zeros(1, dtype=torch.float32, device="cpu"), ReduceOp.SUM),
@@ -271,7 +275,8 @@ class OutsideCollectives:
         finishing: bool = False,
         is_owed: Callable[[], bool] | None = None,
     ) -> Result:
-        """is_owed: without a generation wait for the next one, as long as it says so."""
+        """Runs a collective until it succeeded, or answers it from the log. is_owed: without a generation wait for the
+        next one, as long as it says so."""
         member, log = self._member, self._state.operations
         index, own_id = log.next_index, self._own_id
         unconfirmed: list[Result] = []
@@ -325,8 +330,8 @@ class OutsideCollectives:
         unconfirmed: list[Result],
         what: str | None,
     ) -> Result:
-        """unconfirmed: gets what this rank has before it knows that all ranks have theirs. what: the name of
-        an operation that the runtime asks for."""
+        """Runs a collective once. unconfirmed: gets what this rank has before it knows that all ranks have theirs.
+        what: the name of an operation that the runtime asks for."""
         member, newcomers, across = self._member, self._steps.newcomers, request.across_replicas
         unconfirmed.clear()
         if member.broken:
@@ -358,8 +363,8 @@ class OutsideCollectives:
     def _agree_across_shards(
         everyone: Communicator | None, index: int, request: Request, root: int | None, wait: Wait
     ) -> None:
-        """The workers with each shard check among themselves what they ask for. Without this, one shard could wait in
-        another collective than its mates, which wait for its outcome."""
+        """Checks, among the workers with each shard, what they ask for. Without this, one shard could wait in another
+        collective than its mates, which wait for its outcome."""
         assert everyone is not None
         operations.check_agreement(everyone, index, request.asked_of_all_shards(root), "", wait)
 
@@ -420,7 +425,7 @@ class OutsideCollectives:
 
 
 def _answered(request: Request, recorded: torch.Tensor, unconfirmed: list[Result]) -> Result:
-    """The others completed it."""
+    """Returns this worker's result of a collective that the others completed. Raises MembersChanged if it has none."""
     if request.is_common:
         return [recorded.clone()]
     if unconfirmed:
@@ -434,7 +439,8 @@ def _answered(request: Request, recorded: torch.Tensor, unconfirmed: list[Result
 def check_present(
     request: Request, workers: Sequence[str], needed: Sequence[str], present: Sequence[str]
 ) -> None:
-    """workers: by the rank that the script called them. Raises PeerLostError if any of `needed` is not in `present`."""
+    """Checks that all of `needed` are in `present`. workers: by the rank that the script called them. Raises
+    PeerLostError if one is not."""
     lost = tuple(r for r, w in enumerate(workers) if w in needed and w not in present)
     if lost:
         raise PeerLostError(
@@ -445,7 +451,7 @@ def check_present(
 
 
 def placed(request: Request, workers: Sequence[str], present: Sequence[str]) -> int | None:
-    """Where the request's root is among `present`, if it has one.
+    """Returns the place of the request's root among `present`, if it has one.
 
     workers: those it was meant for, by the rank that the script knew. Raises PeerLostError, MembersChanged if it means
     nothing among those that are present.

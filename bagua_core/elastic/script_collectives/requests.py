@@ -28,7 +28,8 @@ LARGEST_TAG = (1 << 20) - 1
 
 @dataclass(frozen=True, slots=True)
 class Request(ABC):
-    """tensor: the input; where a rank brings none, in the shape and dtype of what arrives.
+    """A collective that a script can request.
+    tensor: the input; where a rank brings none, in the shape and dtype of what arrives.
     root: the one rank that everything comes from or goes to; None where there is none."""
 
     name: ClassVar[str]
@@ -54,11 +55,12 @@ class Request(ABC):
             raise TypeError(f"{self.name} takes a tensor, not {kind}; broadcast_object takes other values")
 
     def asked(self, root: int | None) -> str:
-        """The same words on all members that ask for the same."""
+        """Returns a description that is the same on all members that ask for the same."""
         return f"{self.operation(root)}{self.asked_of()}"
 
     def asked_of_all_shards(self, root: int | None) -> str:
-        """As `asked`, and the same words on the workers with every shard: their tensors may differ in shape."""
+        """Returns a description as `asked` does, which is the same on the workers with every shard: their tensors may
+        differ in shape."""
         return self._called(root) if self.across_replicas else self.asked(root)
 
     def _called(self, root: int | None) -> str:
@@ -66,39 +68,41 @@ class Request(ABC):
         return f"{self.name}{peer}{' across replicas' if self.across_replicas else ''}"
 
     def operation(self, root: int | None) -> str:
-        """The part of `asked` without the tensor."""
+        """Returns the part of `asked` without the tensor."""
         return self._called(root)
 
     def asked_of(self) -> str:
-        """The part of `asked` with the tensor's shape and dtype; empty where these may differ."""
+        """Returns the part of `asked` with the tensor's shape and dtype; empty where these may differ."""
         return f" of {_said(self.tensor)}"
 
     @abstractmethod
     def run(self, communicator: Communicator, root: int, wait: Wait) -> Result:
-        """root: where the root is by now; 0 if there is none. Raises CollectiveFailed."""
+        """Runs the collective and returns its result. root: where the root is by now; 0 if there is none. Raises
+        CollectiveFailed."""
 
     def own(self, rank: int, world_size: int, root: int) -> Result:
-        """A result of the right shape from this rank's input alone: what it gets where no peer can answer, and
+        """Returns a result of the right shape from this rank's input alone: what it gets where no peer can answer, and
         exactly right in a world of one. root: as in `run`."""
         return [_copy(self.tensor)]
 
     def check(self, rank: int, world_size: int) -> None:
-        """Raises ValueError, TypeError before any peer is asked."""
+        """Checks the request before any peer is asked. Raises ValueError, TypeError."""
         if self.root is not None and not 0 <= self.root < world_size:
             raise ValueError(
                 f"rank {self.root} is not among the {world_size} that take part: ranks 0 to {world_size - 1}"
             )
 
     def without_state(self) -> Request:
-        """The same from a rank that has no state yet, and nothing to say."""
+        """Returns the same request from a rank that has no state yet, and nothing to say."""
         return replace(self, tensor=torch.zeros_like(self.tensor))
 
     def in_shape(self, shape: Sequence[int]) -> Request:
-        """The same with zeros in `shape` as its input."""
+        """Returns the same request with zeros in `shape` as its input."""
         return replace(self, tensor=_like(self.tensor, *shape))
 
     def to_average(self) -> tuple[Request, bool]:
-        """For members that do not all count in an average: the request for the sum, and whether to divide it."""
+        """Returns the request for the sum, and whether to divide it, for members that do not all count in an
+        average."""
         return self, False
 
 
@@ -111,7 +115,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _read(tensor: torch.Tensor) -> torch.Tensor:
-    """As a transport takes it that only reads."""
+    """Returns `tensor` as a transport takes it that only reads."""
     return tensor.detach().contiguous()
 
 
@@ -174,7 +178,7 @@ class Allreduce(Reduction):
 
 @dataclass(frozen=True, slots=True)
 class Barrier(Allreduce):
-    """Of nothing in particular: what counts is that it returns."""
+    """An allreduce of nothing in particular: what counts is that it returns."""
 
     name: ClassVar[str] = "barrier"
     has_one_shape: ClassVar[bool] = False
@@ -223,7 +227,7 @@ class ReduceScatter(Reduction):
 
 @dataclass(frozen=True, slots=True)
 class Broadcast(Request):
-    """Every rank brings a tensor of the root's shape and dtype."""
+    """Gives all ranks the root's tensor. Every rank brings a tensor of the root's shape and dtype."""
 
     name: ClassVar[str] = "broadcast"
     direction: ClassVar[str] = "from"
@@ -238,7 +242,8 @@ class Broadcast(Request):
 
 @dataclass(frozen=True, slots=True)
 class BroadcastBytes(Request):
-    """payload: uint8, any length, of the root; None elsewhere, where there is no result without peers."""
+    """Gives all ranks the root's bytes. payload: uint8, any length, of the root; None elsewhere, where there is no
+    result without peers."""
 
     name: ClassVar[str] = "broadcast_object"
     direction: ClassVar[str] = "from"
@@ -348,7 +353,7 @@ class Gather(Request):
 
 @dataclass(frozen=True, slots=True)
 class Scatter(Request):
-    """parts: [members, *tensor.shape] on the root."""
+    """Gives each rank its row of the root's parts. parts: [members, *tensor.shape] on the root."""
 
     name: ClassVar[str] = "scatter"
     direction: ClassVar[str] = "from"
@@ -398,7 +403,8 @@ class Alltoall(Request):
 
 @dataclass(frozen=True, slots=True)
 class AlltoallV(Request):
-    """splits: rows for each member. The result is the rows that arrived, and how many from each (int64)."""
+    """Sends each member its rows. splits: rows for each member. The result is the rows that arrived, and how many from
+    each (int64)."""
 
     name: ClassVar[str] = "alltoall_v"
     is_cut: ClassVar[bool] = True

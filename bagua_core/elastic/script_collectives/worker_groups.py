@@ -22,8 +22,9 @@ MEETING_TAG = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """rank: this worker's place in the group, None if it is not in it. workers: ids by rank; None for a group of this
-    worker alone, made before it was a member of anything. ranks: as the script named them."""
+    """A script's own group of workers. rank: this worker's place in the group, None if it is not in it. workers: ids by
+    rank; None for a group of this worker alone, made before it was a member of anything. ranks: as the script named
+    them."""
 
     ranks: tuple[int, ...]
     workers: tuple[str, ...] | None
@@ -35,7 +36,8 @@ class WorkerGroup:
 
     @staticmethod
     def of(present: Sequence[str] | None, own_id: str, ranks: Sequence[int] | None) -> WorkerGroup:
-        """present: worker ids by rank, None before the first step. ranks: default all. Raises ValueError."""
+        """Returns the group of `ranks`. present: worker ids by rank, None before the first step. ranks: default all.
+        Raises ValueError."""
         world_size = 1 if present is None else len(present)
         chosen = tuple(range(world_size)) if ranks is None else tuple(sorted(ranks))
         if not chosen or len(set(chosen)) != len(chosen):
@@ -51,7 +53,8 @@ class WorkerGroup:
         return WorkerGroup(chosen, workers, workers.index(own_id) if own_id in workers else None)
 
     def communicator(self, member: Member, wait: Callable[[Pending], None]) -> Communicator:
-        """All its workers must be members of the generation in force, and call this. Raises CollectiveFailed."""
+        """Returns the group's communicator in the generation in force. All its workers must be members of that
+        generation, and call this. Raises CollectiveFailed."""
         main, generation = member.communicator, member.generation
         assert main is not None and generation is not None and self.workers is not None
         ids = [m.worker_id for m in generation.members]
@@ -73,7 +76,7 @@ class WorkerGroup:
 
 
 def _meet(main: Communicator, members: tuple[int, ...], number: int, wait: Callable[[Pending], None]) -> None:
-    """Return when all of `members` have called it. Raises CollectiveFailed."""
+    """Returns when all of `members` have called it. Raises CollectiveFailed."""
     tag = MEETING_TAG + number
     first, *others = members
     with_whom = others if main.global_rank == first else [first]

@@ -115,8 +115,8 @@ class Leaving:
 
     @contextmanager
     def _at_round_begin(self) -> Iterator[None]:
-        """Has models show the weights of the round's begin within this context. The checkpoint of a round has no local
-        step of the next one, whose samples it calls unused."""
+        """Gives the models, within this context, the parameters with which the round under way began. The checkpoint of
+        a round has no local step of the next one, whose samples it calls unused."""
         rounds = self._step.rounds
         with ExitStack() as stack:
             for model in self._models if rounds is not None and rounds.has_work else ():

@@ -85,8 +85,8 @@ def has_left() -> bool:
 
 
 def script_failed(error: BaseException) -> None:
-    """Reports `error`, with which the script has ended, if nothing else has reported it. For run_script.py. Waits for
-    the agent to end this process if the cause is the end of another shard of its replica."""
+    """Passes `error`, with which the script has ended and which is not reported yet, to the member. For run_script.py.
+    Waits for the agent to end this process if the cause is the end of another shard of its replica."""
     with _lock:
         member = None if _engine is None or _owner_pid != os.getpid() else _engine.member
     if member is not None:

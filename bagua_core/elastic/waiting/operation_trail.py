@@ -50,18 +50,19 @@ class OperationTrail:
         self._aside = 0
 
     def entering(self) -> None:
-        """Until `at`, nothing can be compared."""
+        """Forgets the operations so far. Until `at`, nothing can be compared."""
         self._newest.clear()
         self._step = None
 
     def at(self, step: int) -> None:
-        """All members number alike from here: they entered the generation with one state, or committed. step: steps
-        committed. Not for one that copies the state beside its first step, until that is committed."""
+        """Begins to number operations after `step` committed steps. All members number alike from here: they entered
+        the generation with one state, or committed. Not for one that copies the state beside its first step, until that
+        is committed."""
         self._step, self._place, self._is_merging = step, 0, False
 
     @contextmanager
     def operation(self, name: str) -> Iterator[None]:
-        """A collective of the script, by all members. All waits until its end belong to it."""
+        """Counts a collective of the script, by all members. All waits until the end of this context belong to it."""
         self._append(name)
         self._depth += 1
         try:
@@ -72,7 +73,7 @@ class OperationTrail:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """For operations of some of the members: not counted, and not reported."""
+        """Neither counts nor reports what is done within this context: operations of some of the members."""
         self._aside += 1
         try:
             yield
@@ -80,7 +81,7 @@ class OperationTrail:
             self._aside -= 1
 
     def wait_begins(self, name: str = STEP) -> None:
-        """A wait in a collective of all members. name: of the runtime's own, unless the script asked for it."""
+        """Counts a wait in a collective of all members. name: of the runtime's own, unless the script asked for it."""
         if self._step is None or self._aside:
             return
         if self._depth or (self._is_merging and self._newest[-1].name == name):
@@ -95,14 +96,15 @@ class OperationTrail:
         self._place += 1
 
     def waits_in(self) -> CollectiveWait | None:
-        """What the current wait is in; None where it can't be compared. From the waiting thread."""
+        """Returns what the current wait is in; None where it can't be compared. Called from the waiting thread."""
         if self._step is None or self._aside or not self._newest:
             return None
         return CollectiveWait(call_site(), tuple(self._newest))
 
 
 def call_site() -> str:
-    """file:line in the script of what the calling thread does; of the main thread if this one has no frame of it."""
+    """Returns file:line in the script of what the calling thread does; of the main thread if this one has no frame of
+    it."""
     site = _site(sys._getframe())
     if site is None:
         main = sys._current_frames().get(threading.main_thread().ident or 0)

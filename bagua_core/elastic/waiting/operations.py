@@ -38,8 +38,8 @@ class OperationLog:
         self._next += 1
 
     def record(self, result: torch.Tensor, *, only: bool = False) -> None:
-        """only: drop the results before it. They are not needed: all members have called this collective, so they have
-        returned from those before it."""
+        """Adds a result to the log. only: drop the results before it. They are not needed: all members have called this
+        collective, so they have returned from those before it."""
         if only:
             self._results = [DONE] * len(self._results)
         self._results.append(result.detach().clone())
@@ -54,12 +54,13 @@ class OperationLog:
             self._next = 0
 
     def clear(self) -> None:
-        """A step was committed: collectives are counted anew from it."""
+        """Empties the log after the commit of a step, from which collectives are counted anew."""
         self._results = []
         self._next = 0
 
     def forget(self) -> None:
-        """This worker is no part of the job any more; what the others return now is not for it."""
+        """Drops the results, since this worker is no part of the job any more; what the others return now is not for
+        it."""
         self._results = []
 
 
@@ -100,7 +101,8 @@ def check_agreement(
 
 
 def neutral(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-    """What leaves the result of `op` unchanged, in the shape of `tensor`. Raises TypeError as carrier_of does."""
+    """Returns what leaves the result of `op` unchanged, in the shape of `tensor`. Raises TypeError as check_reducible
+    does."""
     check_reducible(tensor.dtype, op)
     if op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.BOR, ReduceOp.BXOR):
         return torch.zeros_like(tensor)

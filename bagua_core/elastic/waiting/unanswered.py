@@ -28,7 +28,7 @@ _ESTABLISHED, _SYN_SENT = 0x01, 0x02
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """resent: times in a row that the oldest unacknowledged segment was sent again."""
+    """A TCP connection of this host. resent: times in a row that the oldest unacknowledged segment was sent again."""
 
     inode: int
     remote_host: str
@@ -41,7 +41,7 @@ class Connection:
 
 
 def own_sockets() -> frozenset[int]:
-    """Inodes of the sockets that this process has now."""
+    """Returns the inodes of the sockets that this process has now."""
     found = set()
     try:
         names = os.listdir("/proc/self/fd")
@@ -58,7 +58,7 @@ def own_sockets() -> frozenset[int]:
 
 
 def silent_hosts(hosts: Iterable[str], older: Collection[int]) -> tuple[str, ...]:
-    """Those of `hosts` (addresses) that do not answer this process. older: sockets that don't count."""
+    """Returns those of `hosts` (addresses) that do not answer this process. older: sockets that don't count."""
     wanted = {_normal(h): h for h in hosts}
     own = own_sockets() - frozenset(older)
     silent = {
@@ -71,8 +71,8 @@ def silent_hosts(hosts: Iterable[str], older: Collection[int]) -> tuple[str, ...
 
 
 def connections(table: str) -> Iterator[Connection]:
-    """What a text in the form of /proc/net/tcp tells; other states than those in which one waits for an answer are
-    left out."""
+    """Yields the connections that a text in the form of /proc/net/tcp lists; other states than those in which one waits
+    for an answer are left out."""
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) < 10:
@@ -96,7 +96,7 @@ def _tables() -> Iterator[str]:
 
 
 def _host(digits: str) -> str:
-    """The kernel prints words of 32 bits as they lie in memory."""
+    """Returns the address that the kernel prints as `digits`: words of 32 bits as they lie in memory."""
     raw = bytes.fromhex(digits)
     words = [raw[i : i + 4] for i in range(0, len(raw), 4)]
     if sys.byteorder == "little":
@@ -106,7 +106,7 @@ def _host(digits: str) -> str:
 
 
 def _normal(host: str) -> str:
-    """One text per address; a name stays what it is."""
+    """Returns one text per address; a name stays what it is."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
