@@ -1,1 +1,1 @@
-"""Compressed exchange of gradients: what is sent, and the sum of what arrives."""
+"""The compressed exchange of gradients: what is sent, and the sum of what arrives."""

@@ -10,38 +10,39 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """`elements` values dealt to `owners` ranks in equal chunks; the last ones are filled up with zeros."""
+    """The division of `elements` values among `owners` ranks in equal chunks; the last ones are filled up with
+    zeros."""
 
     elements: int
     owners: int
 
     @property
     def size(self) -> int:
-        """Values in a chunk."""
+        """The number of values in a chunk."""
         return -(-self.elements // self.owners)
 
     @property
     def whole(self) -> int:
-        """Chunks that need no filling up."""
+        """The number of chunks that need no filling up."""
         return self.elements // self.size if self.elements else self.owners
 
     @property
     def filled(self) -> int:
-        """Chunks that do: none if the elements can be dealt evenly."""
+        """The number of chunks that are filled up; 0 if the elements can be divided evenly."""
         return self.owners - self.whole
 
     @property
     def rest(self) -> int:
-        """Values in the first of them; the others hold zeros alone."""
+        """The number of values in the first chunk that is filled up; the others hold zeros alone."""
         return self.elements - self.whole * self.size
 
     def region(self, owner: int) -> slice:
-        """The owner's values among all."""
+        """Returns the owner's values among all."""
         begin = min(owner * self.size, self.elements)
         return slice(begin, min(begin + self.size, self.elements))
 
     def runs(self, values: torch.Tensor, filled: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-        """(owners, their values [owners, size]): the whole chunks where they lie, the others in `filled`.
+        """Yields (owners, their values [owners, size]): the whole chunks where they lie, the others in `filled`.
 
         values: [elements]; filled: [filled * size], of any dtype.
         """
@@ -51,12 +52,12 @@ class Chunks:
             yield slice(self.whole, self.owners), filled.view(self.filled, self.size)
 
     def fill_up(self, values: torch.Tensor, filled: torch.Tensor) -> None:
-        """Copy the values that are not in whole chunks to `filled`."""
+        """Copies the values that are not in whole chunks to `filled`, and fills it up with zeros."""
         if self.filled:
             filled[: self.rest] = values[self.whole * self.size :]
             filled[self.rest :] = 0
 
     def take_back(self, filled: torch.Tensor, values: torch.Tensor) -> None:
-        """The way back."""
+        """Copies the values that are not in whole chunks from `filled` back to `values`."""
         if self.rest:
             values[self.whole * self.size :] = filled[: self.rest]

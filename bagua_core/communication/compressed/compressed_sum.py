@@ -5,9 +5,9 @@ decompresses and adds them in fp32, in rank order, and compresses the sum; all s
 decompress them, their own too, so that all ranks have the same bits. With several workers on a node the node's sum is
 made first, uncompressed, one worker of each node does the above, and passes on to the others what it gathered.
 
-Owns the messages and their memory. What becomes of lost precision is compression.py's, the order of the collectives
-conveyor.py's. Invariants: a rank is done with a bucket only if all ranks have contributed to it, since every all-gather
-waits for every owner and every owner for all ranks; the tail travels uncompressed behind the sums.
+Owns the messages and their memory. compression.py handles lost precision, and conveyor.py the order of the collectives.
+Invariants: a rank is done with a bucket only if all ranks have contributed to it, since every all-gather waits for
+every owner and every owner for all ranks; the tail travels uncompressed behind the sums.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_compressed(plan: BucketPlan, route: Route) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A full bucket as a job sees it: the bucket itself may get other memory while the job still runs.
+    """The full bucket that a job works on: the bucket itself may get other memory while the job still runs.
 
     values: [plan.elements]; tail: the bucket's, see bucket_buffer.py. parameters: the members, in the plan's order.
     views: of their gradients.
@@ -72,7 +72,8 @@ class Load:
 
 
 class CompressedSum(BucketOperation):
-    """Buckets that are too small, or not of floats, are summed as they are. Nothing is kept from step to step."""
+    """The operation that sums buckets with compressed messages. Buckets that are too small, or not of floats, are
+    summed as they are. Nothing is kept from step to step."""
 
     carries_pair = True
     takes_new_buckets = True
@@ -120,7 +121,7 @@ class CompressedSum(BucketOperation):
         messages.give_back()
 
     def _exchange(self, load: Load, route: Route) -> Generator[Pending, None, Messages]:
-        """All chunks' sums arrive in `gathered`, on every rank."""
+        """Exchanges the chunks, so that the sums of all of them arrive in `gathered`, on every rank."""
         if route.node is not None:
             if route.across is None:
                 self._add_unsent(load, route)
@@ -141,14 +142,16 @@ class CompressedSum(BucketOperation):
         return messages
 
     def _add_unsent(self, load: Load, route: Route) -> None:
-        """This rank sent compressed messages in an earlier generation and does not in this one."""
+        """Adds to the values what this rank has not sent, if it sent compressed messages in an earlier generation and
+        does not in this one."""
         unsent = self._compression.unsent(load.step, load.number, load.plan.elements)
         if unsent is not None:
             load.values.add_(unsent)
 
 
 class SumWithFeedback(CompressedSum):
-    """What a rank could not send of a bucket belongs to the state that its last step left.
+    """A compressed sum with error feedback: what a rank could not send of a bucket belongs to the state that its last
+    step left.
 
     A rank begins without errors when it copies the state of another, which may have committed a step that failed here:
     this rank's message, with its error, is in that step's sum. It also begins without errors after a step that failed
@@ -191,8 +194,8 @@ class SumWithFeedback(CompressedSum):
 
 
 class Messages:
-    """What travels for one bucket. gathered: [chunks, bytes of a message], the sums. received, own: only on a rank that
-    owns a chunk."""
+    """The messages of one bucket and their memory. gathered: [chunks, bytes of a message], the sums. received, own:
+    only on a rank that owns a chunk."""
 
     def __init__(self, load: Load, compression: Compression, route: Route) -> None:
         chunks = self.chunks = Chunks(load.plan.elements, route.parties)
@@ -233,7 +236,7 @@ class Messages:
             torch.sum(tails, dim=0, out=self._load.tail)
 
     def decompress(self, sums: torch.Tensor, scale: float = 1.0, add: bool = False) -> None:
-        """To the bucket's values, or onto them. sums: as `gathered`."""
+        """Decompresses the sums to the bucket's values, or adds them. sums: as `gathered`."""
         load, chunks, size = self._load, self.chunks, self._size_bytes
         if add:
             chunks.fill_up(load.values, self._filled)
@@ -246,7 +249,8 @@ class Messages:
         chunks.take_back(self._filled, load.values)
 
     def nan_flag(self) -> torch.Tensor:
-        """Whether the sums hold NaN, as a tensor of the host. It may be read once the step is final, without a wait."""
+        """Returns whether the sums hold NaN, as a tensor of the host. It may be read once the step is final, without a
+        wait."""
         flag = self._compression.nan_flag(self.gathered, self.chunks.size)
         return device_order.order_of([flag]).copy_to_host(flag)
 

@@ -24,20 +24,21 @@ STRETCH = 1.5
 
 
 class Coder(ABC):
-    """Compresses one bucket of one step. Values: [chunks, chunks.size]; compressed: uint8, [chunks, size_bytes]."""
+    """A coder that compresses one bucket of one step. Values: [chunks, chunks.size]; compressed: uint8, [chunks,
+    size_bytes]."""
 
     @abstractmethod
     def compress(self, owners: slice, rows: torch.Tensor, out: torch.Tensor) -> None:
-        """This rank's contributions to the chunks of `owners`. out: compressed."""
+        """Compresses this rank's contributions to the chunks of `owners`. out: compressed."""
 
     @abstractmethod
     def reduce(self, received: torch.Tensor, out: torch.Tensor) -> None:
-        """out: [size_bytes], the compressed sum of what all ranks contributed to this rank's chunk."""
+        """Writes the compressed sum of what all ranks contributed to this rank's chunk. out: [size_bytes]."""
 
 
 class Compression(ABC):
-    """Of all buckets of an operation. `reduced` is called while no job of the step runs; after `failed` jobs of the
-    failed step may still run for a while, with their own Step."""
+    """The compression of all buckets of an operation. `reduced` is called while no job of the step runs; after `failed`
+    jobs of the failed step may still run for a while, with their own Step."""
 
     def __init__(self) -> None:
         self.step = Step()
@@ -47,47 +48,48 @@ class Compression(ABC):
 
     @abstractmethod
     def coder(self, step: Step, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
-        """For bucket `number` in `step` by this rank, whose chunk is `owner`'s."""
+        """Returns the coder of this rank for bucket `number` in `step`; this rank's chunk is `owner`'s."""
 
     @abstractmethod
     def decompress(
         self, compressed: torch.Tensor, rows: torch.Tensor, scale: float = 1.0, add: bool = False
     ) -> None:
-        """rows = scale * x, or rows + scale * x with `add`. compressed: [chunks, size_bytes] or [size_bytes]; rows:
-        values, [chunks, count] or [count]."""
+        """Decompresses to rows = scale * x, or rows + scale * x with `add`. compressed: [chunks, size_bytes] or
+        [size_bytes]; rows: values, [chunks, count] or [count]."""
 
     @abstractmethod
     def headers(self, compressed: torch.Tensor, count: int) -> torch.Tensor:
-        """The headers before the values: fp32 as bytes, [chunks, ...]. A block that could not be represented has NaN in
-        its first one. compressed: [chunks, size_bytes or more], each of `count` values."""
+        """Returns the headers before the values: fp32 as bytes, [chunks, ...]. A block that could not be represented
+        has NaN in its first one. compressed: [chunks, size_bytes or more], each of `count` values."""
 
     def nan_flag(self, compressed: torch.Tensor, count: int) -> torch.Tensor:
-        """Whether anything decompresses to NaN, as a tensor without dimensions on the device. compressed: as above."""
+        """Returns whether anything decompresses to NaN, as a tensor without dimensions on the device. compressed: as
+        for `headers`."""
         return self.headers(compressed, count).contiguous().view(torch.float32).isnan().any()
 
     def unsent(self, step: Step, number: int, elements: int) -> torch.Tensor | None:
-        """[elements], fp32: what this rank has not sent of bucket `number`. It will not be asked for again once
-        the step is final."""
+        """Returns what this rank has not sent of bucket `number`: [elements], fp32; None if there is nothing. It will
+        not be asked for again once the step is final."""
         return None
 
     def reduced(self) -> None:
-        """The step is final."""
+        """Begins a new Step: the step is final."""
         self.step = Step()
 
     def failed(self) -> None:
-        """The step did not happen."""
+        """Begins a new Step: the step did not happen."""
         self.step = Step()
 
 
 class Step:
-    """What the jobs of one step leave behind; abandoned with it."""
+    """The results that the jobs of one step leave behind; abandoned with it."""
 
     def __init__(self) -> None:
         self.errors: dict[int, _Errors | None] = {}
 
 
 class MinMax(Compression):
-    """Eight bits a value, by the range of its block; nothing is remembered."""
+    """Compresses in eight bits a value, by the range of its block; nothing is remembered."""
 
     def size_bytes(self, count: int) -> int:
         return kernels.minmax_bytes(count)
@@ -116,8 +118,8 @@ class _MinMaxCoder(Coder):
 
 
 class WithFeedback(Compression):
-    """Error feedback for a form of compression. Costs two copies of the values in fp32: a step that fails is done again
-    with the errors that it began with."""
+    """A form of compression with error feedback. Costs two copies of the values in fp32: a step that fails is done
+    again with the errors that it began with."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,12 +128,12 @@ class WithFeedback(Compression):
 
     @abstractmethod
     def encode(self, rows: torch.Tensor, before: torch.Tensor, left: torch.Tensor, out: torch.Tensor) -> None:
-        """Compress rows + before into `out`; what is lost by it goes to `left`, which may be `before` and is finite,
+        """Compresses rows + before into `out`. What is lost by it goes to `left`, which may be `before` and is finite,
         whatever `rows` are. before, left: fp32, of the shape of `rows`."""
 
     @abstractmethod
     def sum_of(self, received: torch.Tensor, out: torch.Tensor) -> None:
-        """The sum of all rows of `received`, added in fp32 in their order. out: fp32, [values]."""
+        """Writes the sum of all rows of `received`, added in fp32 in their order. out: fp32, [values]."""
 
     def coder(self, step: Step, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
         errors = self._spare.pop(number, None)
@@ -153,7 +155,7 @@ class WithFeedback(Compression):
         return None if kept is None else kept.in_place(elements)
 
     def forget(self) -> None:
-        """Begin with errors of zero. Called between steps."""
+        """Begins with errors of zero. Called between steps."""
         self._kept.clear()
 
     def reduced(self) -> None:
@@ -167,7 +169,7 @@ class WithFeedback(Compression):
 
 
 class OneBit(WithFeedback):
-    """One bit a value: its sign, with STRETCH times the mean magnitude of its block."""
+    """Compresses in one bit a value: its sign, with STRETCH times the mean magnitude of its block."""
 
     def size_bytes(self, count: int) -> int:
         return kernels.one_bit_bytes(count)
@@ -192,7 +194,7 @@ class OneBit(WithFeedback):
 
 
 class MinMaxWithFeedback(WithFeedback):
-    """The eight bits of MinMax, with error feedback."""
+    """Compresses in the eight bits of MinMax, with error feedback."""
 
     def size_bytes(self, count: int) -> int:
         return kernels.minmax_bytes(count)
@@ -216,8 +218,8 @@ class MinMaxWithFeedback(WithFeedback):
 
 
 class _Errors:
-    """worker: [owners * size], what this rank did not send, chunk after chunk. owned: [size], what the sum of its own
-    chunk lost. Both fp32; zero at first."""
+    """The errors of one bucket. worker: [owners * size], what this rank did not send, chunk after chunk. owned: [size],
+    what the sum of its own chunk lost. Both fp32; zero at first."""
 
     def __init__(self, chunks: Chunks, owner: int, device: torch.device) -> None:
         self.chunks = chunks
@@ -229,7 +231,7 @@ class _Errors:
         return (self.chunks, self.owner) == (chunks, owner)
 
     def take_over(self, kept: _Errors | None) -> None:
-        """The values of `kept`, whose chunks had other owners."""
+        """Takes the values of `kept`, whose chunks had other owners; zero if it is None."""
         self.worker.zero_()
         self.owned.zero_()
         if kept is not None:
@@ -237,7 +239,7 @@ class _Errors:
             self.worker[:elements] = kept.in_place(elements)
 
     def in_place(self, elements: int) -> torch.Tensor:
-        """[elements]: both errors, each value where it belongs in the bucket."""
+        """Returns both errors, each value where it belongs in the bucket: [elements]."""
         whole = self.worker[:elements].clone()
         region = self.chunks.region(self.owner)
         whole[region] += self.owned[: region.stop - region.start]
@@ -245,7 +247,7 @@ class _Errors:
 
 
 class _FeedbackCoder(Coder):
-    """before: read; after: written; the same if nothing is to be kept for another try."""
+    """A coder with error feedback. before: read; after: written; the same if nothing is to be kept for another try."""
 
     def __init__(self, form: WithFeedback, before: _Errors, after: _Errors) -> None:
         self._form = form

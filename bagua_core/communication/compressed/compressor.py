@@ -26,8 +26,8 @@ from bagua_core.errors import UserError
 
 
 class Compressor(ABC):
-    """Deterministic: every rank decompresses the same bytes to the same bits. Values that can't be represented
-    decompress to NaN."""
+    """A compression in three methods. It is deterministic: every rank decompresses the same bytes to the same bits.
+    Values that can't be represented decompress to NaN."""
 
     name: ClassVar[str]
     """Part of the fingerprint, with `arguments`."""
@@ -36,15 +36,16 @@ class Compressor(ABC):
 
     @abstractmethod
     def size_bytes(self, count: int) -> int:
-        """Of `count` values, compressed."""
+        """Returns the size of `count` values, compressed."""
 
     @abstractmethod
     def compress(self, values: torch.Tensor, out: torch.Tensor) -> None:
-        """values: [rows, count], floats of any dtype; out: uint8, [rows, size_bytes(count)]."""
+        """Compresses `values` into `out`. values: [rows, count], floats of any dtype; out: uint8, [rows,
+        size_bytes(count)]."""
 
     @abstractmethod
     def decompress(self, compressed: torch.Tensor, count: int) -> torch.Tensor:
-        """fp32, [rows, count]. compressed: uint8, contiguous, [rows, size_bytes(count)]."""
+        """Returns the values: fp32, [rows, count]. compressed: uint8, contiguous, [rows, size_bytes(count)]."""
 
 
 class UnknownCompressorError(UserError, ValueError):
@@ -69,7 +70,7 @@ _WITH_KERNELS: dict[tuple[str, bool], Callable[[], Compression]] = {
 
 
 def register(name: str, make: Maker) -> None:
-    """Make a compressor known by `name`, on every worker alike.
+    """Registers a compressor by `name`; every worker must do so alike.
 
     make: returns a new compressor; its class, if that takes no arguments.
     Raises ValueError if the name is taken.
@@ -84,7 +85,7 @@ def described(compressor: str | Compressor) -> str:
 
 
 def make(compressor: str | Compressor, feedback: bool) -> Compression:
-    """A new compression for one model. Raises UnknownCompressorError."""
+    """Returns a new compression for one model. Raises UnknownCompressorError."""
     if isinstance(compressor, Compressor):
         return _WithFeedback(compressor) if feedback else _Plain(compressor)
     if compressor in COMPRESSORS:
@@ -99,14 +100,16 @@ def make(compressor: str | Compressor, feedback: bool) -> Compression:
 
 
 def with_feedback(compressor: str | Compressor) -> WithFeedback:
-    """`make` with feedback, for a caller that keeps the errors itself. Raises UnknownCompressorError."""
+    """Returns `make`'s compression with feedback, for a caller that keeps the errors itself. Raises
+    UnknownCompressorError."""
     form = make(compressor, feedback=True)
     assert isinstance(form, WithFeedback)
     return form
 
 
 def _row_values(compressor: Compressor, compressed: torch.Tensor, count: int) -> torch.Tensor:
-    """[rows, count]. A copy of the bytes, since those of a message may begin anywhere."""
+    """Returns the decompressed rows: [rows, count]. It copies the bytes, since those of a message may begin
+    anywhere."""
     rows = compressed.reshape(-1, compressed.shape[-1])[:, : compressor.size_bytes(count)]
     return compressor.decompress(rows.clone(memory_format=torch.contiguous_format), count)
 
@@ -126,7 +129,7 @@ def _holds_nan(compressor: Compressor, compressed: torch.Tensor, count: int) -> 
 
 
 class _Plain(Compression):
-    """Nothing is remembered."""
+    """A compression by a compressor without feedback; nothing is remembered."""
 
     def __init__(self, compressor: Compressor) -> None:
         super().__init__()

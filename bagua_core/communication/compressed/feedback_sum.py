@@ -24,14 +24,14 @@ _LEAST_PIECE, _LARGEST_PIECE = 1 << 20, 1 << 24  # values
 
 
 def piece_size(count: int, ranks: int) -> int:
-    """Values of each piece in which `ranks` ranks sum `count` values; a multiple of `ranks`, so that no part is
-    copied."""
+    """Returns the number of values of each piece in which `ranks` ranks sum `count` values; a multiple of `ranks`, so
+    that no part is copied."""
     size = min(max(-(-count // _PIECES), _LEAST_PIECE), _LARGEST_PIECE)
     return -(-size // ranks) * ranks
 
 
 def form_of(compress: str) -> WithFeedback | None:
-    """The compression of a name in COMPRESSIONS; None for "none"."""
+    """Returns the compression of a name in COMPRESSIONS; None for "none"."""
     compressor = COMPRESSIONS[compress]
     return None if compressor is None else with_feedback(compressor)
 
@@ -43,7 +43,7 @@ def feedback_sum(
     before: torch.Tensor,
     left: torch.Tensor,
 ) -> Job:
-    """Sum of `values + before` over the ranks, into `values`; all get the same bits.
+    """Sums `values + before` over the ranks, into `values`; all get the same bits.
 
     before: this rank's error of the last sum; read only. left: its error afterwards, in units of the sum. Both `values`
     and `left` hold something else until the last collective is complete. All of one shape [values], fp32, contiguous,
@@ -69,7 +69,7 @@ def feedback_sum(
 
 
 def _in_rows(flat: torch.Tensor, ranks: int, size: int) -> torch.Tensor:
-    """[ranks, size]: `flat` itself, or a copy with zeros behind it."""
+    """Returns `flat` as [ranks, size]: itself, or a copy with zeros behind it."""
     if flat.numel() == ranks * size:
         return flat.view(ranks, size)
     filled = flat.new_zeros(ranks * size)

@@ -1,4 +1,4 @@
-"""The weighted mean of the workers' pseudo-gradients of one fragment, on a lane beside the steps.
+"""Computes the weighted mean of the workers' pseudo-gradients of one fragment, on a lane beside the steps.
 
 Traffic goes in pieces, one after the other, so that a step's own small messages never queue behind more than one piece.
 What lies on a GPU travels through the host's memory, see background_average.py. Compressed, a piece is summed as in
@@ -24,8 +24,8 @@ _PIECE_VALUES = PIECE_BYTES  # compressed, a value takes a byte at most
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """before: what this rank has not sent yet, in units of the mean; read only. left: the same afterwards. Both fp32,
-    on the host, of the gradients' shapes."""
+    """The compression of an exchange, with its errors. before: what this rank has not sent yet, in units of the mean;
+    read only. left: the same afterwards. Both fp32, on the host, of the gradients' shapes."""
 
     form: WithFeedback
     before: Sequence[torch.Tensor]
@@ -35,8 +35,9 @@ class Feedback:
 def weighted_mean(
     lane: Communicator, gradients: Sequence[torch.Tensor], weight: float, feedback: Feedback | None = None
 ) -> None:
-    """In place, the same bits on all ranks. weight: of this rank; see `shares_of`. feedback None: not compressed.
+    """Replaces `gradients` by their weighted mean over the ranks, in place; all ranks get the same bits.
 
+    weight: of this rank; see `shares_of`. feedback None: not compressed.
     Raises CollectiveFailed.
     """
     weights = torch.empty(lane.world_size, 1, dtype=torch.float64, device="cpu")

@@ -1,6 +1,8 @@
-"""Min-max in four bits: values as codes on a grid of 16 between the least and the greatest of their block.
+"""Compresses in four bits by min-max: values as codes on a grid of 16 between the least and the greatest of their
+block.
 
-The grid is that of the eight-bit form (docs/kernels.md) with fewer codes. By torch's operators; there is no kernel yet.
+The grid is that of the eight-bit form (docs/kernels.md) with fewer codes. It uses torch's operators; there is no kernel
+yet.
 """
 
 from __future__ import annotations
@@ -20,14 +22,15 @@ _NEAR = 1 << 15
 
 
 def _pieces(rows: torch.Tensor) -> list[tuple[int, int]]:
-    """First and last column of each piece, of whole blocks but for the last one. rows: [rows, count]."""
+    """Returns the first and last column of each piece, of whole blocks but for the last one. rows: [rows, count]."""
     count = rows.shape[1]
     size = _NEAR if rows.device.type == "cpu" else max(count, 1)
     return [(first, min(first + size, count)) for first in range(0, count, size)]
 
 
 class MinMaxInt4(Compressor):
-    """A compressed row is [low, step of each block: fp32][two codes a byte, the first in its low bits]."""
+    """The compressor of four bits. A compressed row is [low, step of each block: fp32][two codes a byte, the first in
+    its low bits]."""
 
     name = "minmax_int4"
 
@@ -64,6 +67,7 @@ class MinMaxInt4(Compressor):
 
 
 def _apply_grid(codes: torch.Tensor, low_and_step: torch.Tensor) -> None:
-    """Codes become values, in place. codes: fp32, [rows, blocks of one size]; low_and_step: [rows, blocks, 2]."""
+    """Replaces codes by their values, in place. codes: fp32, [rows, blocks of one size]; low_and_step: [rows, blocks,
+    2]."""
     if codes.numel():
         codes.view(*low_and_step.shape[:2], -1).mul_(low_and_step[..., 1:]).add_(low_and_step[..., :1])

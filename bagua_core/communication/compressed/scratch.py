@@ -13,15 +13,16 @@ ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """parts: uint8, of the sizes that were asked for, each at a multiple of ALIGNMENT bytes, with anything in them."""
+    """A piece of memory. parts: uint8, of the sizes that were asked for, each at a multiple of ALIGNMENT bytes, with
+    anything in them."""
 
     parts: tuple[torch.Tensor, ...]
     memory: torch.Tensor
 
 
 class Scratch:
-    """Used by one thread at a time. A block into which an abandoned operation may still write is not given back; the
-    garbage collector frees it."""
+    """Memory for messages, used by one thread at a time. A block into which an abandoned operation may still write is
+    not given back; the garbage collector frees it."""
 
     def __init__(self) -> None:
         self._free: list[torch.Tensor] = []

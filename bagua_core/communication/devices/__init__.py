@@ -1,1 +1,1 @@
-"""Order of device work: which stream produced a buffer, which consumes it, and host waits."""
+"""The order of device work: which stream produced a buffer, which consumes it, and host waits."""

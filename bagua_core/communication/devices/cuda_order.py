@@ -41,7 +41,7 @@ class CudaMoment:
         torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def before(self, stream: Any) -> None:
-        """What `stream` is given from now on comes after it."""
+        """Puts the moment before the work that `stream` is given from now on."""
         stream.wait_event(self._event)
 
     def wait(self, look: Look) -> None:
@@ -57,7 +57,7 @@ class CudaMoment:
 
 @contextmanager
 def current(stream: Any, device: torch.device) -> Iterator[None]:
-    """The thread's device is `device`, and its current stream there is `stream`."""
+    """Makes `device` the thread's device, and `stream` its current stream there, within the context."""
     with torch.cuda.device(device), torch.cuda.stream(stream):
         yield
 
@@ -79,7 +79,7 @@ class CudaSideStream:
 
 @dataclass(frozen=True, slots=True)
 class CudaOrder:
-    """device: with its index."""
+    """The order of one CUDA device. device: with its index."""
 
     device: torch.device
 

@@ -1,4 +1,4 @@
-"""Order of the work that several threads give to one device: moments in streams, and streams of the runtime.
+"""Orders the work that several threads give to one device: moments in streams, and streams of the runtime.
 
 A GPU runs a stream's work in order and different streams in any order. Work on one stream comes after work on another
 only by a moment (a CUDA event) that the second stream waits for, or by the host, which waits for the moment and gives
@@ -25,57 +25,59 @@ class Moment(Protocol):
     """A point in a stream."""
 
     def is_past(self) -> bool:
-        """Whether the stream has come to it. Never blocks."""
+        """Tells whether the stream has come to this moment. Never blocks."""
 
     def before_current(self) -> None:
-        """What the calling thread's current stream is given from now on comes after it. Never blocks."""
+        """Puts the moment before the work that the calling thread's current stream is given from now on. Never
+        blocks."""
 
     def wait(self, look: Look) -> None:
-        """Block the host until it is past. An abort ends a device's work too, so `look` decides what the end means:
-        it is called once more after the moment is past."""
+        """Blocks the host until the moment is past. An abort ends a device's work too, so `look` decides what the end
+        means: it is called once more after the moment is past."""
 
 
 class SideStream(Protocol):
     """A stream of the runtime beside the script's streams."""
 
     def on_it(self) -> AbstractContextManager[object]:
-        """The calling thread's device is the stream's, and its operations within run on this stream. Afterwards both
-        are what they were, without a context on a device that the process has not used."""
+        """Returns a context in which the calling thread's device is the stream's, and its operations run on this
+        stream. Afterwards both are what they were, without a context on a device that the process has not used."""
 
     def mark(self) -> Moment:
-        """The moment after what the stream has been given so far."""
+        """Returns the moment after what the stream has been given so far."""
 
     def uses(self, tensor: torch.Tensor) -> None:
-        """Keep the tensor's memory from other use until the stream is done with what it has been given by then."""
+        """Keeps the tensor's memory from other use until the stream is done with what it has been given by then."""
 
 
 class DeviceOrder(Protocol):
-    """Of one device. Equal for equal devices."""
+    """The order of one device's work. Equal for equal devices."""
 
     def now(self) -> Moment:
-        """The moment after what the calling thread's current stream has been given so far."""
+        """Returns the moment after what the calling thread's current stream has been given so far."""
 
     def side_stream(self) -> SideStream:
-        """A stream to use from one thread."""
+        """Returns a stream to use from one thread."""
 
     def room_on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Host memory of the tensor's shape and type that the device copies to and from beside other work."""
+        """Returns host memory of the tensor's shape and type that the device copies to and from beside other work."""
 
     def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in such memory. The host may read it once a later moment of the current stream is past."""
+        """Returns a copy in such memory. The host may read it once a later moment of the current stream is past."""
 
     def copy_into_host(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
-        """The same, into `host`, a part of such memory."""
+        """Copies `tensor` into `host`, a part of such memory. The host may read it once a later moment of the current
+        stream is past."""
 
     def copy_from_host(self, host: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Fill `tensor` with `host` on the current stream. `host` may be let go at once."""
+        """Fills `tensor` with `host` on the current stream. `host` may be let go at once."""
 
 
 # -- the CPU
 
 
 class PastMoment:
-    """Nothing is under way."""
+    """A moment that is past: nothing is under way."""
 
     def is_past(self) -> bool:
         return True
@@ -88,7 +90,7 @@ class PastMoment:
 
 
 class _CallersStream:
-    """The CPU works in the calling thread."""
+    """The stream of the CPU, which works in the calling thread."""
 
     def on_it(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -101,7 +103,7 @@ class _CallersStream:
 
 
 class HostOrder:
-    """The CPU's: an operation is done when its call returns."""
+    """The order of the CPU: an operation is done when its call returns."""
 
     def now(self) -> Moment:
         return PastMoment()
@@ -129,7 +131,7 @@ HOST = HostOrder()
 
 
 def order_of(tensors: Iterable[torch.Tensor]) -> DeviceOrder:
-    """The order of the first CUDA tensor's device; the CPU's if there is none."""
+    """Returns the order of the first CUDA tensor's device; the CPU's if there is none."""
     for tensor in tensors:
         if tensor.device.type == "cuda":
             return _of_device(tensor.device)
@@ -137,7 +139,7 @@ def order_of(tensors: Iterable[torch.Tensor]) -> DeviceOrder:
 
 
 def current_order() -> DeviceOrder:
-    """The order of the calling thread's current device; the CPU's in a process that has not used CUDA."""
+    """Returns the order of the calling thread's current device; the CPU's in a process that has not used CUDA."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return HOST
     return _of_device(torch.device("cuda", torch.cuda.current_device()))
@@ -156,7 +158,8 @@ class Handover:
     """Device work that one thread has begun and another goes on with. Create it in the first thread."""
 
     def __init__(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
-        """tensors: what the other thread reads or writes; None: anything on the current device."""
+        """Notes what the first thread's streams have been given. tensors: what the other thread reads or writes; None:
+        anything on the current device."""
         tensors_of: dict[DeviceOrder, list[torch.Tensor]] = {}
         for tensor in tensors or ():
             tensors_of.setdefault(order_of([tensor]), []).append(tensor)
@@ -166,8 +169,8 @@ class Handover:
 
     @contextmanager
     def taken_over(self, look: Look = lambda: None) -> Iterator[None]:
-        """In the other thread: operations within come after all that the first thread's streams had been given, and are
-        done on the device when the context ends without an error. look: see Moment.wait."""
+        """Runs the other thread's operations within a context: they come after all that the first thread's streams had
+        been given, and are done on the device when the context ends without an error. look: see Moment.wait."""
         with ExitStack() as current:
             streams = [current.enter_context(_after(*launched)) for launched in self._launched]
             yield
@@ -177,7 +180,7 @@ class Handover:
 
 @contextmanager
 def _after(order: DeviceOrder, launched: Moment, tensors: Sequence[torch.Tensor]) -> Iterator[SideStream]:
-    """A stream of the calling thread, which is current, behind `launched`."""
+    """Makes a new stream of the calling thread current, behind `launched`, and yields it."""
     stream = order.side_stream()
     with stream.on_it():
         launched.before_current()

@@ -1,8 +1,9 @@
-"""The host's waits for a device: reports of a stall, one wait for many operations, and a value that arrives with it.
+"""Provides the host's waits for a device: reports of a stall, one wait for many operations, and a value that arrives
+with it.
 
 A step needs one wait of the host for the device: for the operation that comes last, whose end says that the earlier
-ones have ended. What decides the step (the switch pair) is copied to the host behind it, and that copy is what the
-host waits for. Everything before is only put in order on the device.
+ones have ended. What decides the step (the switch pair) is copied to the host behind it, and that copy is what the host
+waits for. Everything before is only put in order on the device.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class StallReports:
 
 
 class Followed(Pending):
-    """`pending`, for a caller that only needs its place in the order of the device: `wait` is `pending.follow`."""
+    """An operation for a caller that only needs its place in the order of the device: `wait` is `pending.follow`."""
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
@@ -48,15 +49,19 @@ class Followed(Pending):
 
 
 def last_awaited(pendings: Sequence[Pending], tensors: Sequence[torch.Tensor]) -> list[Pending]:
-    """Operations on `tensors` that one communicator began in this order, for a caller that waits for each of them: the
-    host waits for the device at the last one only. Tensors of several devices have no order between them."""
+    """Returns operations for a caller that waits for each of them, so that the host waits for the device at the last
+    one only.
+
+    pendings: operations on `tensors` that one communicator began in this order. Tensors of several devices have no
+    order between them.
+    """
     if len({tensor.device for tensor in tensors}) > 1:
         return list(pendings)
     return [*map(Followed, pendings[:-1]), *pendings[-1:]]
 
 
 class OnHost(Pending):
-    """`value` on the host, behind `last`, the operation that makes it. One wait of the host for both."""
+    """The arrival of `value` on the host, behind `last`, the operation that makes it. The host waits once for both."""
 
     def __init__(self, value: torch.Tensor, last: Pending) -> None:
         self._value = value
@@ -94,7 +99,7 @@ def wait_once(
     value: torch.Tensor | None = None,
     devices: Sequence[torch.device] | None = None,
 ) -> torch.Tensor | None:
-    """Wait for operations that were started in this order on one communicator, with one wait of the host a device.
+    """Waits for operations that were started in this order on one communicator, with one wait of the host a device.
 
     wait: see StepReductions.wait. value: what the last operation makes; returned as a tensor of the host. devices: of
     each operation; None: one for all. Raises CollectiveFailed if any of them failed.

@@ -1,4 +1,4 @@
-"""The collectives of one generation over NCCL: CUDA tensors, in place in their own memory, on a stream of its own.
+"""Carries the collectives of one generation over NCCL: CUDA tensors, in their own memory, on a stream of its own.
 
 The order of the work on a GPU, and waits, are nccl_line.py's. Messages between two go through a second NCCL
 communicator, so that they need no place in the order of the collectives.
@@ -44,8 +44,8 @@ from bagua_core.communication.shapes import (
 
 
 class NcclCommunicator(Communicator):
-    """Use build_nccl. As GlooCommunicator, but: a message is started when the first of those begun is waited for, and
-    between two ranks a batch's messages have the same tags on both sides."""
+    """A communicator over NCCL, made by build_nccl. It behaves as GlooCommunicator, but a message is started when the
+    first of those begun is waited for, and between two ranks a batch's messages have the same tags on both sides."""
 
     flight: FlightRecord
 
@@ -118,7 +118,7 @@ class NcclCommunicator(Communicator):
         return self._start("reduce", act(), tensor)
 
     def _reduce_gathered(self, carrier: Carrier) -> Launch:
-        """NCCL has no operations on bits: every rank gets all parts."""
+        """Reduces by gathering all parts on every rank, because NCCL has no operations on bits."""
         parts = carrier.tensor.new_empty((self.world_size, *carrier.tensor.shape))
         yield from self._gather_all(parts, carrier.tensor.clone())
         reduce_parts(parts.unbind(0), carrier.op, carrier.tensor)
@@ -248,7 +248,8 @@ class NcclCommunicator(Communicator):
     def _exchange(
         self, output: torch.Tensor, tensor: torch.Tensor, splits: tuple[list[int], list[int]] | None = None
     ) -> Launch:
-        """splits: rows of output and tensor for each rank; default: one."""
+        """Sends rows to each rank and receives rows from each. splits: rows of output and tensor for each rank;
+        default: one."""
         ones = [1] * self.world_size
         into = torch.split(output, splits[0] if splits else ones)
         parts = torch.split(tensor, splits[1] if splits else ones)
@@ -326,7 +327,7 @@ class NcclCommunicator(Communicator):
         return self.flight.collective(what, tensor.nbytes, pending)
 
     def _call(self, act: Callable[[int], None]) -> Launch:
-        """act: one call of NCCL on the stream whose address it gets."""
+        """Runs one call of NCCL. act: makes the call, on the stream whose address it gets."""
         yield from self._line.call(lambda: act(self._line.stream.address))
 
     def drain(self) -> list[Pending]:
@@ -357,12 +358,12 @@ def build_nccl(
     timeout_s: float,
     abort_flag: AbortFlag,
 ) -> NcclCommunicator:
-    """Meet all members of the generation through `store` and connect, each with `device` (cuda, with its index).
+    """Meets all members of the generation through `store` and connects, each with `device` (cuda, with its index).
 
     Call it in a thread of its own and leave that behind if the generation is given up (see nccl_join.join). The store's
-    own time-out bounds the meeting, timeout_s each of the two connections. What this process aborted has ended
-    before it joins, so a failover joins beside no kernel of the lost generation.
-    Raises NcclUnavailableError, CollectiveFailed, CollectiveAborted.
+    own time-out bounds the meeting, timeout_s each of the two connections. What this process aborted has ended before
+    it joins, so a failover joins beside no kernel of the lost generation. Raises NcclUnavailableError,
+    CollectiveFailed, CollectiveAborted.
     """
     nccl = nccl_library.load()
     torch.cuda.set_device(device)  # of this thread, which is the runtime's own

@@ -1,4 +1,4 @@
-"""States whether this worker can use NCCL, and what the other workers must know for that.
+"""Determines whether this worker can use NCCL, and what the other workers must know for that.
 
 Owns reading the machine: CuPy, libnccl, the GPU's address, the environment that NCCL itself reads; and what members'
 answers mean together. The choice is transport_choice.py's. Imports CuPy only for a script that has something on a GPU.
@@ -25,8 +25,11 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def ability(gpus: Sequence[torch.device]) -> Ability:
-    """gpus: that this worker's script uses. Facts: version as NCCL numbers it; gpu, its name among all GPUs of the job,
-    as NCCL tells them apart; may_share, not empty where other ranks may use the same one."""
+    """Returns this worker's report about NCCL. gpus: those that this worker's script uses.
+
+    Facts: version as NCCL numbers it; gpu, its name among all GPUs of the job, as NCCL tells them apart; may_share, not
+    empty where other ranks may use the same one.
+    """
     if len(gpus) > 1:
         names = ", ".join(map(str, gpus))
         return Ability(f"a worker's models lie on {names}; run one worker for each GPU to use NCCL")
@@ -49,7 +52,7 @@ def title(said: Sequence[Facts]) -> str:
 
 
 def against(said: Sequence[Facts]) -> str | None:
-    """Why members with these facts can't use NCCL together, with what to do; None if they can. Pure."""
+    """Returns why members with these facts can't use NCCL together, with what to do; None if they can. Pure."""
     versions = sorted({facts["version"] for facts in said})
     if len(versions) > 1:
         names = " and ".join(map(_version, versions))
@@ -67,12 +70,12 @@ def against(said: Sequence[Facts]) -> str | None:
 
 
 def _version(number: str) -> str:
-    """22707 is 2.27.7."""
+    """Returns the text of a version's number: 22707 is 2.27.7."""
     return f"{int(number) // 10000}.{int(number) // 100 % 100}.{int(number) % 100}"
 
 
 def gpu_address(device: torch.device) -> str:
-    """On its host. The parts of one GPU have one address, and NCCL takes them for one."""
+    """Returns the GPU's address on its host. The parts of one GPU have one address, and NCCL takes them for one."""
     properties: Any = torch.cuda.get_device_properties(device)
     if hasattr(properties, "pci_bus_id"):
         return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
@@ -80,7 +83,7 @@ def gpu_address(device: torch.device) -> str:
 
 
 def _host(environ: Mapping[str, str]) -> str:
-    """As NCCL tells hosts apart."""
+    """Returns this host's identity, by which NCCL distinguishes hosts."""
     told = environ.get("NCCL_HOSTID")
     if told:
         return told

@@ -1,4 +1,4 @@
-"""The end of a NCCL communicator, in bounded time.
+"""Ends a NCCL communicator in bounded time.
 
 ncclCommAbort ends the kernels of a communicator and then gives its memory back. If it does not return, kernels of a
 lost generation still hold the GPU: the script's stream waits for them, and the script's next read of a value never
@@ -36,7 +36,7 @@ def bounded(
     limit_s: float | None = None,
     stuck: Callable[[float], None] | None = None,
 ) -> None:
-    """Call `abort`; stuck(limit_s) is called in a thread of its own if that takes longer than limit_s.
+    """Calls `abort`. If that takes longer than limit_s, stuck(limit_s) is called in a thread of its own.
 
     Default: end_process after ABORT_LIMIT_S.
     """
@@ -60,7 +60,7 @@ def abort_handle(handle: NcclHandle) -> None:
 
 
 class Aborts:
-    """The aborts of this process that have not returned: kernels of lost generations may still run."""
+    """Counts the aborts of this process that have not returned: kernels of lost generations may still run."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -76,7 +76,8 @@ class Aborts:
             self._changed.notify_all()
 
     def wait(self, abort_flag: AbortFlag) -> None:
-        """Until all have returned; `bounded` ends the process if one does not. Raises CollectiveAborted."""
+        """Waits until all aborts have returned; `bounded` ends the process if one does not. Raises
+        CollectiveAborted."""
         with self._changed:
             while self._count:
                 abort_flag.check()

@@ -29,7 +29,7 @@ class _UniqueId(ctypes.Structure):
 
 
 class _Config(ctypes.Structure):
-    """ncclConfig_t as it was at first; newer libraries take their defaults for what they have added since."""
+    """The ncclConfig_t of its first version; newer libraries take their defaults for what they have added since."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -40,7 +40,8 @@ class _Config(ctypes.Structure):
 
 
 def share_unique_id(nccl: Nccl, store: Store, name: str, global_rank: int, world_size: int) -> bytes:
-    """The id that rank 0 makes, once all ranks have asked for it. Raises CollectiveFailed in the store's own time."""
+    """Returns the id that rank 0 makes, once all ranks have asked for it. Raises CollectiveFailed in the store's own
+    time."""
     try:
         if global_rank == 0:
             # Rank 0 alone counts the others, and no rank joins before it has: each of the others asks once.
@@ -62,7 +63,7 @@ def join(
     timeout_s: float,
     abort_flag: AbortFlag,
 ) -> NcclHandle:
-    """On the current CUDA device. library: see nccl_library.loaded_library.
+    """Joins the communicator on the current CUDA device. library: see nccl_library.loaded_library.
 
     Raises CollectiveFailed, after timeout_s at the latest where the library can be given up; CollectiveAborted.
     """
@@ -78,7 +79,7 @@ def join(
 
 
 def can_be_given_up(nccl: Nccl, library: ctypes.CDLL | None) -> bool:
-    """Whether `join` ends in its time here, and at once when the generation is given up."""
+    """Tells whether `join` ends in its time here, and at once when the generation is given up."""
     return library is not None and _has_other_form(library) and _can_adopt(nccl)
 
 
@@ -98,7 +99,7 @@ def _join_without_blocking(
     deadline_s: float,
     abort_flag: AbortFlag,
 ) -> int:
-    """Address of a communicator that is ready."""
+    """Returns the address of a communicator that is ready."""
     communicator = ctypes.c_void_p()
     config = _Config(ctypes.sizeof(_Config), _MAGIC, _FIRST_VERSION, 0)
     status = library.ncclCommInitRankConfig(
@@ -142,14 +143,14 @@ def _drop(library: ctypes.CDLL, communicator: ctypes.c_void_p) -> None:
 
 
 def _slot(handle: Any) -> ctypes.c_void_p:
-    """Where a CuPy communicator keeps its address: last of its fields."""
+    """Returns the field in which a CuPy communicator keeps its address: the last of its fields."""
     return ctypes.c_void_p.from_address(
         id(handle) + type(handle).__basicsize__ - ctypes.sizeof(ctypes.c_void_p)
     )
 
 
 def _can_adopt(nccl: Nccl) -> bool:
-    """Whether what is written there is what CuPy reads: tried with an address that nothing is done with."""
+    """Tells whether CuPy reads what is written to `_slot`. It tries this with an address that nothing uses."""
     kind: Any = nccl.module.NcclCommunicator
     if not isinstance(kind, type) or kind.__basicsize__ <= object.__basicsize__:
         return False

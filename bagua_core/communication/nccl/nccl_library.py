@@ -70,22 +70,23 @@ class NcclHandle(Protocol):
 
 
 class Nccl:
-    """cupy.cuda.nccl, or its replacement in a test."""
+    """A wrapper of cupy.cuda.nccl, or of its replacement in a test."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
 
     def type_of(self, dtype: torch.dtype) -> int:
-        """dtype: one of reducible.NATIVE."""
+        """Returns NCCL's number of a type. dtype: one of reducible.NATIVE."""
         return int(getattr(self.module, _TYPES[dtype]))
 
     def operation_of(self, op: ReduceOp) -> int | None:
-        """None: NCCL has none of this kind."""
+        """Returns NCCL's number of an operation; None if NCCL has none of this kind."""
         name = _OPERATIONS.get(op)
         return None if name is None else int(getattr(self.module, name))
 
     def status_of(self, error: Exception) -> int | None:
-        """NCCL's number for it; None if it is no error of NCCL: an error of CUDA or of torch, or no memory."""
+        """Returns NCCL's number of an error; None if it is no error of NCCL: an error of CUDA or of torch, or no
+        memory."""
         if isinstance(error, self.module.NcclError):
             return int(error.status)
         # CuPy 14 looks a status up in a table that ends before the newest ones
@@ -94,7 +95,7 @@ class Nccl:
         return None
 
     def grouped(self, act: Callable[[], None]) -> None:
-        """All that `act` starts counts as one operation, so none of it waits for another."""
+        """Runs `act` as a group: all that it starts counts as one operation, so none of it waits for another."""
         self.module.groupStart()
         try:
             act()
@@ -109,7 +110,7 @@ class Nccl:
 
 @functools.cache
 def load() -> Nccl:
-    """Raises NcclUnavailableError."""
+    """Returns CuPy's NCCL. Raises NcclUnavailableError if CuPy or libnccl is not installed."""
     try:
         from cupy.cuda import nccl
     except ImportError as error:
@@ -122,7 +123,7 @@ def load() -> Nccl:
 
 
 def loaded_library() -> ctypes.CDLL | None:
-    """The very libnccl that CuPy calls, for what CuPy leaves out; None if it can't be told.
+    """Returns the very libnccl that CuPy calls, for what CuPy leaves out; None if it can't be determined.
 
     torch may have loaded another copy. CuPy's own module finds its functions in the one that it is linked with.
     """

@@ -1,4 +1,4 @@
-"""Operations of one NCCL communicator, in the order in which they were started, on a stream of its own.
+"""Runs the operations of one NCCL communicator, in the order in which they were started, on a stream of its own.
 
 What the calling thread's stream was given before a start comes before the operation. `follow` puts the operation before
 what that stream is given afterwards, and does not wait for the GPU; `wait` returns to the host when the operation is
@@ -50,7 +50,7 @@ class NcclLine:
         abort_flag.watch(self.check)
 
     def start(self, what: str, launch: Launch, tensors: Sequence[torch.Tensor]) -> Pending:
-        """launch: see Launch; it uses `call` and torch."""
+        """Starts an operation. launch: see Launch; it uses `call` and torch."""
         with self._lock:
             if self.abort_flag.is_set() or self._is_over:
                 return FailedPending(CollectiveAborted(self.abort_flag.reason or "closed"))
@@ -60,8 +60,8 @@ class NcclLine:
         return operation
 
     def drain(self) -> Pending:
-        """Done once the GPU has done all that was started so far. An error of a peer does not end the wait, for one
-        that left may have aborted this communicator; an abort does."""
+        """Returns an operation that is done once the GPU has done all that was started so far. An error of a peer does
+        not end the wait, for one that left may have aborted this communicator; an abort does."""
         with self._lock:
             if self.abort_flag.is_set() or self._is_over:
                 return DonePending()  # what it was given ends, and no communicator is joined before it has
@@ -75,7 +75,7 @@ class NcclLine:
             self._move_on()
 
     def _move_on(self) -> None:
-        """Under the lock."""
+        """Gives the queued operations to the GPU, oldest first, as far as possible. Called under the lock."""
         queue = self._queue  # an abort may take it away from a call that hangs
         while queue and not self._is_over:
             operation = queue[0]
@@ -88,7 +88,7 @@ class NcclLine:
             queue.popleft()
 
     def call(self, act: Callable[[], None]) -> Launch:
-        """One call of NCCL, or a group."""
+        """Makes one call of NCCL, or a group, and yields while NCCL is still at it."""
         try:
             act()
         except Exception as error:
@@ -98,7 +98,7 @@ class NcclLine:
                 yield
 
     def _is_ready(self) -> bool:
-        """Raises NCCL's error if the communicator has failed."""
+        """Tells whether the communicator has finished its call. Raises NCCL's error if the communicator has failed."""
         try:
             self.handle.check_async_error()
         except Exception as error:
@@ -108,7 +108,7 @@ class NcclLine:
         return True
 
     def check(self) -> None:
-        """Raise what NCCL found out since about its peers. Asks seldom, and not while a call is under way."""
+        """Raises what NCCL found out since about its peers. Asks seldom, and not while a call is under way."""
         now_s = time.monotonic()
         if now_s - self._asked_s < _ERRORS_EVERY_S or not self._lock.acquire(blocking=False):
             return
@@ -124,7 +124,7 @@ class NcclLine:
             self._lock.release()
 
     def end(self, how: Callable[[NcclHandle], None]) -> None:
-        """Once; nothing starts afterwards. It may take a while, so a thread does it.
+        """Ends the communicator by `how`, once; nothing starts afterwards. It may take a while, so a thread does it.
 
         An abort does not wait for long for a call that hangs: making it end is what the abort is for.
         """
@@ -157,7 +157,8 @@ class NcclOperation(Pending):
         self.error: Exception | None = None
 
     def launch(self) -> bool:
-        """Under the line's lock. Whether it has been given to the GPU, or failed."""
+        """Gives the operation to the GPU, and returns whether it has been given, or failed. Called under the line's
+        lock."""
         stream = self._line.stream
         try:
             with torch.no_grad(), stream.on_it():
@@ -180,7 +181,7 @@ class NcclOperation(Pending):
             begins_after.before_current()
 
     def _is_with_gpu(self) -> bool:
-        """Or has failed."""
+        """Tells whether the operation has been given to the GPU, or has failed."""
         if self._mark is None and self.error is None:
             self._line.move_on()
         return self._mark is not None or self.error is not None

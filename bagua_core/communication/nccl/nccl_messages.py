@@ -1,4 +1,4 @@
-"""Messages between two ranks over NCCL.
+"""Carries messages between two ranks over NCCL.
 
 Sends and receives that were begun and not waited for start together, so that two ranks may both receive first.
 """
@@ -15,8 +15,8 @@ from bagua_core.communication.nccl.nccl_line import Launch, NcclLine
 
 
 class NcclMessages:
-    """Sends and receives that were begun and not waited for: they start together, so that two ranks may both receive
-    first. Those of equal tags find each other because each batch is started in the order of tags."""
+    """The sends and receives that were begun and not waited for. They start together, so that two ranks may both
+    receive first. Those of equal tags find each other because each batch is started in the order of tags."""
 
     def __init__(self, line: NcclLine) -> None:
         self._line = line
@@ -77,8 +77,8 @@ class NcclMessage(Pending):
 
 
 def move_bytes(line: NcclLine, moves: Sequence[tuple[int, torch.Tensor, bool]]) -> Launch:
-    """(peer, bytes, whether to send) of several messages that belong together. Empty ones are left out, and so they are
-    at the other end."""
+    """Sends and receives several messages that belong together. moves: (peer, bytes, whether to send). Empty ones are
+    left out, and so they are at the other end."""
     filled = [move for move in moves if move[1].numel()]
     if not filled:
         return
@@ -93,5 +93,5 @@ def move_bytes(line: NcclLine, moves: Sequence[tuple[int, torch.Tensor, bool]]) 
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes: moving data must not depend on which types NCCL can add."""
+    """Returns the same memory as bytes: moving data must not depend on which types NCCL can add."""
     return tensor.reshape(-1).view(torch.uint8)

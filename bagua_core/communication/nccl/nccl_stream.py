@@ -1,4 +1,4 @@
-"""The stream on which a NCCL communicator's work runs.
+"""Provides the stream on which a NCCL communicator's work runs.
 
 It does not block and serves no other purpose. An operation waits on it for the moment of its start, and the stream of
 the thread that needs the result waits for the operation's mark (device_order.py). Invariant: no stream is ever
@@ -18,16 +18,16 @@ from bagua_core.communication.devices.device_order import Moment, SideStream
 
 
 class Stream(SideStream, Protocol):
-    """What NcclCommunicator needs of one; the fake of the tests writes down the order."""
+    """The part of a stream that NcclCommunicator needs; the fake of the tests writes down the order."""
 
     @property
     def address(self) -> int: ...
 
     def now(self) -> Moment:
-        """The moment after what the calling thread's current stream has been given so far."""
+        """Returns the moment after what the calling thread's current stream has been given so far."""
 
     def give_back(self) -> None:
-        """Nothing more is given to it, and what was ends by itself: another may have it."""
+        """Releases the stream for others. Nothing more is given to it, and what was given ends by itself."""
 
 
 _idle: dict[int, list[Any]] = {}  # by the device's index: streams that were given back
@@ -50,7 +50,7 @@ def _take(device: torch.device) -> Any:
 
 
 class CudaStream(CudaSideStream):
-    """CuPy makes it, since torch hands out streams of a pool that others may be using."""
+    """A stream made by CuPy, since torch hands out streams of a pool that others may be using."""
 
     def __init__(self, device: torch.device) -> None:
         self._owner = _take(device)

@@ -24,8 +24,8 @@ from bagua_core.model.optimizer_steps import optimizer_steps_of
 
 
 def probe_of(global_rank: int) -> float:
-    """Returns what a rank adds to the probe. Its twelve bits get lost in half precision, and it is not alike on all
-    ranks, so that no multiple of a rank's own is the sum; which is exact in fp32 for 4,096 ranks."""
+    """Returns what a rank adds to the probe. The number has twelve bits, which half precision loses. It is not alike on
+    all ranks, so that no multiple of a rank's own number is the sum. The sum is exact in fp32 for 4,096 ranks."""
     return float(4095 - global_rank % 2)
 
 

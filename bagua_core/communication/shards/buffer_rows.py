@@ -17,7 +17,7 @@ from bagua_core.model.shard_buffers import ShardBuffers
 
 
 class BufferRows:
-    """Of one model."""
+    """The exchange of one model's buffer rows."""
 
     def __init__(self, buffers: ShardBuffers, conveyor: Conveyor, engine: StepReductions) -> None:
         self._buffers = buffers
@@ -28,7 +28,8 @@ class BufferRows:
         self._rows: list[torch.Tensor] = []  # of all shards, in order
 
     def launch(self, communicator: Communicator | None) -> None:
-        """This rank's last shard has been computed. Called before the first bucket of the step is launched."""
+        """Sends this rank's rows once its last shard has been computed. Called before the first bucket of the step is
+        launched."""
         own = self._buffers.rows()
         if self._buffers.is_empty:
             return
@@ -47,7 +48,8 @@ class BufferRows:
         self._pending = self._conveyor.launch(communicator, job, (sent, self._arriving))
 
     def arrive(self, communicator: Communicator) -> None:
-        """All buckets are here. Raises CollectiveFailed."""
+        """Waits for the rows of all shards, and for other buffers if one of them changed. All buckets have arrived
+        before. Raises CollectiveFailed."""
         pending, arriving = self._pending, self._arriving
         if pending is None or arriving is None:
             return
@@ -64,7 +66,7 @@ class BufferRows:
             broadcast_buffers(others, communicator, self._engine.wait, source=owner)
 
     def apply(self) -> None:
-        """The step is final."""
+        """Applies the rows to the buffers: the step is final."""
         if self._pending is None and self._buffers.has_changed:
             self._buffers.others(of_first=True)  # a world of one
         self._buffers.apply_statistics(self._rows)
@@ -77,7 +79,7 @@ class BufferRows:
 
 
 def shards_by_rank(plan: StepPlan, shards: int) -> list[int]:
-    """How many shards each rank owns."""
+    """Returns how many shards each rank owns."""
     counts, index = [], 0
     for rank in range(plan.world_size):
         if rank in plan.healing:

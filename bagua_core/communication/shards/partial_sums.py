@@ -15,22 +15,22 @@ from bagua_core.communication.shards.shard_tree import Node, is_right_of, parent
 
 @dataclass(frozen=True, slots=True)
 class PartialSum:
-    """values: [elements of the bucket], the sum of the node's leaves."""
+    """The sum of one node's leaves. values: [elements of the bucket]."""
 
     node: Node
     values: torch.Tensor
 
 
 class PartialSums:
-    """Of all buckets, by their numbers."""
+    """The partial sums of all buckets, by their numbers."""
 
     def __init__(self) -> None:
         self._held: dict[int, list[PartialSum]] = {}
         self._free: dict[int, list[torch.Tensor]] = {}
 
     def add(self, number: int, leaf: int, count: int, values: torch.Tensor) -> None:
-        """The bucket's leaf, one of `count`; the leaf before it was added before. `values` may be changed, and is not
-        kept."""
+        """Adds the bucket's leaf, one of `count`; the leaf before it was added before. `values` may be changed, and is
+        not kept."""
         held = self._held.setdefault(number, [])
         node, total = raised(Node(0, leaf), count), values
         while held and is_right_of(node, held[-1].node):
@@ -42,8 +42,8 @@ class PartialSums:
         held.append(PartialSum(node, self._copy(number, values) if total is values else total))
 
     def add_last(self, number: int, leaf: int, count: int, values: torch.Tensor) -> list[PartialSum]:
-        """The same for the worker's last leaf. Returns all sums of the bucket, in order of their leaves; the last one's
-        values are `values` itself. The others' memory is the caller's until it gives it back."""
+        """Adds the worker's last leaf of the bucket. Returns all sums of the bucket, in order of their leaves; the last
+        one's values are `values` itself. The others' memory is the caller's until it gives it back."""
         held = self._held.pop(number, [])
         node = raised(Node(0, leaf), count)
         while held and is_right_of(node, held[-1].node):
@@ -55,18 +55,18 @@ class PartialSums:
         return [*held, PartialSum(node, values)]
 
     def give_back(self, number: int, sums: list[PartialSum]) -> None:
-        """Memory of `add_last`'s result, but for the last one's."""
+        """Takes back the memory of `add_last`'s result, but for the last one's."""
         for each in sums[:-1]:
             self._give_back(number, each.values)
 
     def drop(self) -> None:
-        """Forget all sums. Their memory is used again."""
+        """Forgets all sums. Their memory is used again."""
         for number, held in self._held.items():
             self._free.setdefault(number, []).extend(each.values for each in held)
         self._held.clear()
 
     def renew(self) -> None:
-        """Forget all sums, and use no memory again that an abandoned operation may still read."""
+        """Forgets all sums, and uses no memory again that an abandoned operation may still read."""
         self._held.clear()
         self._free.clear()
 

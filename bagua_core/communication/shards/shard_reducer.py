@@ -23,7 +23,7 @@ from bagua_core.model.shard_buffers import ShardBuffers
 
 
 class _TreeSum(TreeSum):
-    """Votes once the buffers are here too, and changes them when the step is final."""
+    """A tree sum that votes once the buffers have arrived too, and changes them when the step is final."""
 
     def __init__(self, conveyor: Conveyor, engine: StepReductions, rows: BufferRows) -> None:
         super().__init__(conveyor, engine)
@@ -41,7 +41,7 @@ class _TreeSum(TreeSum):
 
 
 class ShardReducer(Reducer):
-    """See Reducer. buffers: of the model whose parameters these are."""
+    """The reducer of deterministic jobs; see Reducer. buffers: of the model whose parameters these are."""
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class ShardReducer(Reducer):
         self._rows.launch(self._communicator)
 
     def _before_accumulation(self, parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
-        """The first gradient of a backward sets aside what all parameters hold: a call for each of them, in each shard,
-        would cost more than the sums."""
+        """Returns a hook by which the first gradient of a backward sets aside what all parameters hold: a call for each
+        of them, in each shard, would cost more than the sums."""
         backward, index_of, identity = self._backward, self._index_of, id(parameter)
 
         def gradient_computed(_: torch.Tensor) -> None:
@@ -121,7 +121,7 @@ class ShardReducer(Reducer):
             super()._accumulated_in(parameter)
 
     def _set_mean_aside(self, index: int, parameter: torch.nn.Parameter) -> None:
-        """A mean that the script left in .grad goes into the leaf of shard 0, unweighted. What earlier shards of the
+        """Puts a mean that the script left in .grad into the leaf of shard 0, unweighted. What earlier shards of the
         step left there is zero."""
         if parameter.grad is self._views[index]:
             parameter.grad = None
@@ -144,7 +144,7 @@ class ShardReducer(Reducer):
         self._is_later = True
 
     def _contribute_all(self) -> None:
-        """Put weight * .grad of all parameters into their buckets, and make .grad zero."""
+        """Puts weight * .grad of all parameters into their buckets, and makes .grad zero."""
         gradients, weight = [], self._micro_batch.weight
         for index, parameter in enumerate(self._parameters):
             gradient = parameter.grad

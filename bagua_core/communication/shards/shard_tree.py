@@ -12,37 +12,38 @@ from typing import NamedTuple
 
 
 class Node(NamedTuple):
-    """A sum of neighbouring leaves."""
+    """A node of the tree: a sum of neighbouring leaves."""
 
     level: int
     place: int
 
     def leaves(self, count: int) -> range:
-        """Of a tree with `count` leaves."""
+        """Returns the node's leaves in a tree with `count` leaves."""
         return range(min(self.place << self.level, count), min((self.place + 1) << self.level, count))
 
 
 class Merge(NamedTuple):
-    """Add row `right` to row `left`, which then holds their sum."""
+    """An addition of row `right` to row `left`, which then holds their sum."""
 
     left: int
     right: int
 
 
 def root(count: int) -> Node:
-    """Of a tree with `count` leaves, at least 1."""
+    """Returns the root of a tree with `count` leaves, at least 1."""
     return Node((count - 1).bit_length(), 0)
 
 
 def leaves_of(count: int, owners: int, owner: int) -> range:
-    """The leaves that owner number `owner` of `owners` computes; the first owners have one more if need be."""
+    """Returns the leaves that owner number `owner` of `owners` computes; the first owners have one more if need be."""
     least, more = divmod(count, owners)
     begin = owner * least + min(owner, more)
     return range(begin, begin + least + (owner < more))
 
 
 def cover(leaves: range, count: int) -> list[Node]:
-    """The fewest nodes that together hold exactly `leaves`, in order of the leaves. count: leaves of the tree."""
+    """Returns the fewest nodes that together hold exactly `leaves`, in order of the leaves. count: leaves of the
+    tree."""
     found: list[Node] = []
     if not leaves:
         return found
@@ -60,7 +61,7 @@ def cover(leaves: range, count: int) -> list[Node]:
 
 
 def raised(node: Node, count: int) -> Node:
-    """The highest node with the same sum: its ancestors that have no other leaves."""
+    """Returns the highest node with the same sum: its ancestors that have no other leaves."""
     while node.level < root(count).level and node.place % 2 == 0:
         if (node.place + 1) << node.level < count:
             break
@@ -69,7 +70,7 @@ def raised(node: Node, count: int) -> Node:
 
 
 def is_right_of(node: Node, other: Node) -> bool:
-    """Whether `other` is the left sibling of `node`."""
+    """Tells whether `other` is the left sibling of `node`."""
     return node.level == other.level and node.place % 2 == 1 and other.place == node.place - 1
 
 
@@ -78,7 +79,7 @@ def parent(node: Node) -> Node:
 
 
 def merges(nodes: Sequence[Node], count: int) -> list[Merge]:
-    """How rows that hold these nodes' sums become the root's sum, in the first row.
+    """Returns the additions by which rows that hold these nodes' sums become the root's sum, in the first row.
 
     nodes: in order of their leaves; together they hold each leaf once. Raises ValueError if they do not.
     """

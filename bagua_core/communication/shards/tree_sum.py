@@ -1,10 +1,9 @@
 """Sums a bucket over all ranks in the order of the tree over shards, so that every world gets the same bits.
 
 A rank brings the sums of its cover (shard_tree.py). Small buckets go whole to all ranks, which add them alike. Of
-others
-each rank gets one chunk of all covers, adds it, and sends the sum to all. No collective that adds is used: in which
-order those add depends on the world. The numbers behind the last bucket's gradients are whole and small, so that their
-sum is exact in any order.
+others each rank gets one chunk of all covers, adds it, and sends the sum to all. No collective that adds is used,
+because its order of additions depends on the world. The numbers behind the last bucket's gradients are whole and small,
+so that their sum is exact in any order.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Covers:
 
     @property
     def all_nodes(self) -> list[Node]:
-        """In order of their leaves, which is that of the ranks."""
+        """The nodes in order of their leaves, which is that of the ranks."""
         return [node for nodes in self.nodes for node in nodes]
 
     @property
@@ -47,7 +46,7 @@ class Covers:
 
 
 def covers_of(plan: StepPlan, shards: int) -> Covers:
-    """What each rank of `plan` brings in a step with so many shards."""
+    """Returns the nodes that each rank of `plan` brings in a step with so many shards."""
     nodes: list[tuple[Node, ...]] = []
     index = 0
     for global_rank in range(plan.world_size):
@@ -60,7 +59,7 @@ def covers_of(plan: StepPlan, shards: int) -> Covers:
 
 
 def goes_whole(covers: Covers, size_bytes: int) -> bool:
-    """Whether each rank sends all its sums to all others, which is one message, instead of chunks, which are two.
+    """Tells whether each rank sends all its sums to all others, which is one message, instead of chunks, which are two.
     size_bytes: of a bucket."""
     world_size, most = len(covers.nodes), max(covers.counts)
     whole = (world_size - 1) * most * size_bytes
@@ -80,7 +79,8 @@ class TreeSum(BucketOperation):
         self._covers: tuple[StepPlan, Covers] | None = None
 
     def keep(self, bucket: Bucket, number: int, micro_batch: MicroBatch) -> None:
-        """The bucket is full with the leaf of a shard that is not this rank's last. It may be filled anew."""
+        """Adds the bucket, which is full with the leaf of a shard that is not this rank's last. The bucket may be
+        filled anew."""
         assert micro_batch.shard is not None
         values = bucket.flat[: bucket.plan.elements]
         self._sums.add(number, micro_batch.shard, micro_batch.shards, values)
@@ -88,7 +88,8 @@ class TreeSum(BucketOperation):
     def launch(
         self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
     ) -> Pending:
-        """See BucketOperation. Raises NotDeterministicError if a shard of this rank is missing."""
+        """Begins the sum of a bucket; see BucketOperation. Raises NotDeterministicError if a shard of this rank is
+        missing."""
         micro_batch = self._engine.micro_batch
         covers = self._covers_of(micro_batch.shards)
         values = bucket.flat[: bucket.plan.elements]
@@ -113,7 +114,7 @@ class TreeSum(BucketOperation):
         self._scratch = Scratch()
 
     def forget(self) -> None:
-        """The step under way did not happen."""
+        """Drops the sums of the step under way, which did not happen."""
         self._sums.drop()
 
     def communicator_changed(self) -> None:
@@ -138,7 +139,7 @@ class TreeSum(BucketOperation):
         flat: torch.Tensor,
         elements: int,
     ) -> Job:
-        """flat: [elements and tail], which gets the sum."""
+        """Sums the bucket over all ranks. flat: [elements and tail], which gets the sum."""
         if goes_whole(covers, flat.nbytes):
             yield from self._whole(communicator, covers, sums, flat, elements)
         else:
@@ -153,7 +154,7 @@ class TreeSum(BucketOperation):
         flat: torch.Tensor,
         elements: int,
     ) -> Job:
-        """All nodes of all ranks arrive on every rank, each rank's tail behind them."""
+        """Sends all nodes of all ranks to every rank, each rank's tail behind them, and adds them there."""
         world_size, most = communicator.world_size, max(covers.counts)
         length = most * elements + flat.numel() - elements
         block, (received, message) = self._take(flat, world_size * length, length if most > 1 else 0)
@@ -183,7 +184,7 @@ class TreeSum(BucketOperation):
         flat: torch.Tensor,
         elements: int,
     ) -> Job:
-        """Each rank adds one chunk."""
+        """Sends one chunk of all sums to each rank, which adds it, and gathers the added chunks on every rank."""
         world_size, counts = communicator.world_size, covers.counts
         own, total = len(sums), sum(counts)
         chunk = -(-elements // world_size)
@@ -209,14 +210,14 @@ class TreeSum(BucketOperation):
         self._scratch.give_back(block)
 
     def _take(self, like: torch.Tensor, *elements: int) -> tuple[Block, list[torch.Tensor]]:
-        """Memory for messages, in like's dtype and on its device."""
+        """Returns memory for messages, in like's dtype and on its device."""
         width = like.dtype.itemsize
         block = self._scratch.take([count * width for count in elements], like.device)
         return block, [part.view(like.dtype) for part in block.parts]
 
 
 def _add(parts: Sequence[torch.Tensor], covers: Covers, into: torch.Tensor) -> None:
-    """Write the root's sum. parts: of all nodes, in order of their leaves; they are changed."""
+    """Writes the root's sum. parts: of all nodes, in order of their leaves; they are changed."""
     plan = merges(covers.all_nodes, covers.shards)
     for merge in plan[:-1]:
         parts[merge.left].add_(parts[merge.right])
@@ -227,7 +228,7 @@ def _add(parts: Sequence[torch.Tensor], covers: Covers, into: torch.Tensor) -> N
 
 
 def _cut(values: torch.Tensor, chunks: torch.Tensor) -> None:
-    """chunks: [owners, size], which get the values in order; what is left of the last ones is zero."""
+    """Writes the values into `chunks` in order. chunks: [owners, size]; what is left of the last ones is zero."""
     size = chunks.shape[1]
     whole, rest = divmod(values.numel(), size)
     chunks[:whole] = values[: whole * size].view(whole, size)
@@ -237,7 +238,7 @@ def _cut(values: torch.Tensor, chunks: torch.Tensor) -> None:
 
 
 def _join(chunks: torch.Tensor, values: torch.Tensor) -> None:
-    """The inverse of _cut."""
+    """Writes the chunks into `values`: the inverse of _cut."""
     size = chunks.shape[1]
     whole, rest = divmod(values.numel(), size)
     values[: whole * size].view(whole, size).copy_(chunks[:whole])

@@ -1,1 +1,1 @@
-"""Which ranks exchange with which: lanes, routes, hierarchies, peers."""
+"""The topology of exchanges, which decides which ranks exchange with which: lanes, routes, hierarchies, peers."""

@@ -22,7 +22,7 @@ from bagua_core.communication.topology.routes import FIRST_OF_NODE, route_of
 
 
 class HierarchicalSum(BucketOperation):
-    """One bucket per node crosses the network."""
+    """The operation that sums buckets node by node: one bucket per node crosses the network."""
 
     carries_pair = True
     takes_new_buckets = True
@@ -43,10 +43,11 @@ class HierarchicalSum(BucketOperation):
 def stages(
     communicator: Communicator, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
 ) -> Generator[Pending, None, None]:
-    """Allreduce `tensor` in place: yields each wait, on every rank the same number, and goes on when that is done.
+    """Reduces `tensor` in place over all ranks: yields each wait, on every rank the same number, and goes on when that
+    is done.
 
     communicator: with nodes and the lanes NODE and LEADERS (routes.lanes_for); one whose nodes are not known, or have a
-    worker each, reduces flat. Raises TypeError where op means nothing for the type.
+    worker each, reduces flat. Raises TypeError if op is not defined for the type.
     """
     carrier = carrier_of(tensor, op)
     route = route_of(communicator, hierarchical=True)

@@ -21,8 +21,8 @@ class Place(Protocol):
 
 
 def of_shard(places: Sequence[Place], global_rank: int) -> tuple[int, ...] | None:
-    """The global ranks with the shard of `global_rank`, by replica rank. None if each worker is a replica. places: by
-    global rank."""
+    """Returns the global ranks with the shard of `global_rank`, by replica rank. None if each worker is a replica.
+    places: by global rank."""
     if all(place.shard_rank == 0 for place in places):
         return None
     own = places[global_rank].shard_rank
@@ -31,14 +31,14 @@ def of_shard(places: Sequence[Place], global_rank: int) -> tuple[int, ...] | Non
 
 
 def among(nodes: Nodes, ranks: Sequence[int]) -> Nodes:
-    """The nodes of some workers, which are called by their places among `ranks`."""
+    """Returns the nodes of some workers, which are called by their places among `ranks`."""
     place = {rank: at for at, rank in enumerate(ranks)}
     of_each = (tuple(place[rank] for rank in node if rank in place) for node in nodes)
     return tuple(sorted(node for node in of_each if node))
 
 
 def nodes_of(agent_ids: Sequence[str]) -> Nodes:
-    """agent_ids: of each rank's node, by global_rank. The ranks of each node, by their smallest rank."""
+    """Returns the ranks of each node, by their smallest rank. agent_ids: of each rank's node, by global_rank."""
     by_agent: dict[str, list[int]] = {}
     for global_rank, agent_id in enumerate(agent_ids):
         by_agent.setdefault(agent_id, []).append(global_rank)
@@ -48,8 +48,8 @@ def nodes_of(agent_ids: Sequence[str]) -> Nodes:
 def members_of(
     lane: Lane, nodes: Nodes, global_rank: int, workers: Sequence[int] | None = None
 ) -> tuple[int, ...] | None:
-    """Global ranks in the lane that `global_rank` is in, ascending; None if it has no place in one. workers: the global
-    ranks among which lanes are made, default all.
+    """Returns the global ranks in the lane that `global_rank` is in, ascending; None if it has no place in one.
+    workers: the global ranks among which lanes are made, default all.
 
     Where each node has one worker, NODE and LEADERS are not used: see routes.py and peer_selection.py.
     """

@@ -19,7 +19,7 @@ function of its arguments alone, for each rank asks it for all parties."""
 
 
 class PeerSelectionError(UserError, ValueError):
-    """A peer selection of the script's named pairs that are none."""
+    """A peer selection of the script returned something that is no peer, or two peers that do not name each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Parties:
 
 
 def find_parties(nodes: Nodes, plan: StepPlan, hierarchical: bool) -> Parties:
-    """nodes: see Communicator. Where each has one worker, every rank is a party."""
+    """Returns the parties of a step. nodes: see Communicator. Where each has one worker, every rank is a party."""
     by_node = hierarchical and any(len(members) > 1 for members in nodes)
     groups = nodes if by_node else tuple((r,) for r in range(plan.world_size))
     own = next(number for number, members in enumerate(groups) if plan.global_rank in members)
@@ -58,15 +58,17 @@ def find_parties(nodes: Nodes, plan: StepPlan, hierarchical: bool) -> Parties:
 
 
 def shift_one(number: int, index: int, count: int) -> int | None:
-    """The lower half meets the upper one, shifted by one with each exchange: after count/2 of them everyone has met
-    everyone in the other half. With an odd count each of the lower half sits out in turn."""
+    """Returns the peer of a party. The lower half meets the upper one, shifted by one with each exchange: after
+    count/2 of them every party has met every one in the other half. With an odd count each of the lower half sits
+    out in turn."""
     half = (count + 1) // 2
     peer = (number + index) % half + half if index < half else (index - half - number) % half
     return peer if peer < count else None
 
 
 def peer_of(select: PeerSelection, number: int, index: int, count: int) -> int | None:
-    """The index of the party that `index` meets in exchange `number`. Raises PeerSelectionError, on all ranks alike."""
+    """Returns the index of the party that `index` meets in exchange `number`. Raises PeerSelectionError, on all ranks
+    alike."""
     if select is shift_one:
         return shift_one(number, index, count)
     chosen = [select(number, i, count) for i in range(count)]
@@ -84,5 +86,6 @@ def peer_of(select: PeerSelection, number: int, index: int, count: int) -> int |
 
 
 def ring_neighbours(index: int, count: int) -> tuple[int, int]:
-    """Indices to the left and to the right; the same one twice in a ring of two, oneself in a ring of one."""
+    """Returns the indices to the left and to the right; the same one twice in a ring of two, oneself in a ring of
+    one."""
     return (index - 1) % count, (index + 1) % count

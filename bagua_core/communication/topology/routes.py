@@ -12,9 +12,12 @@ FIRST_OF_NODE = 0
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """node: the workers of this rank's node, whose buckets are summed there first; None: there is no such stage.
-    across: those between whom sums are exchanged; None: another worker of the node does that. parties: how many those
-    are; 1: there is nothing to exchange but within a node."""
+    """The lanes over which a bucket travels.
+
+    node: the workers of this rank's node, whose buckets are summed there first; None: there is no such stage.
+    across: those between whom sums are exchanged; None: another worker of the node does that.
+    parties: how many those are; 1: there is nothing to exchange but within a node.
+    """
 
     node: Communicator | None
     across: Communicator | None
@@ -22,13 +25,14 @@ class Route:
 
 
 def lanes_for(hierarchical: bool) -> frozenset[Lane]:
-    """The lanes that route_of may return."""
+    """Returns the lanes that route_of may return."""
     return frozenset({Lane.NODE, Lane.LEADERS}) if hierarchical else frozenset()
 
 
 def route_of(communicator: Communicator, hierarchical: bool) -> Route:
-    """All ranks come to the same kind of route. Stages only where some node has several workers and there is more than
-    one node; within a single one there is nothing to spare. A transport that knows no nodes has one worker on each."""
+    """Returns the route of a bucket; all ranks come to the same kind of route. There are stages only where some node
+    has several workers and there is more than one node; within a single one there is nothing to spare. A transport that
+    knows no nodes has one worker on each."""
     nodes = communicator.nodes
     if not hierarchical or all(len(ranks) == 1 for ranks in nodes):
         return Route(None, communicator, communicator.world_size)

@@ -1,1 +1,2 @@
-"""Communicators over Gloo, in one process, and staged through host memory; the choice among transports."""
+"""The transports: communicators over Gloo, in one process, and staged through host memory; the choice among
+transports."""

@@ -18,7 +18,7 @@ def is_of_gpu(tensor: torch.Tensor) -> bool:
 
 
 class ByDevice(Communicator):
-    """of_cpu and of_gpu: of the same ranks, with the same abort flag."""
+    """A communicator of two transports. of_cpu and of_gpu: of the same ranks, with the same abort flag."""
 
     def __init__(self, of_cpu: Communicator, of_gpu: Communicator) -> None:
         if of_cpu.abort_flag is not of_gpu.abort_flag or of_cpu.world_size != of_gpu.world_size:

@@ -1,8 +1,8 @@
-"""The collectives of one generation over Gloo: CPU tensors, TCP between hosts.
+"""Carries the collectives of one generation over Gloo: CPU tensors, TCP between hosts.
 
-Owns one torch ProcessGroupGloo, made straight from a store; torch's default group is not touched. Waits
-never block in Gloo for long: its operations cannot be given up while a peer is silent.
-A group that failed or was aborted is kept, for destroying it would wait for its operations (retired_groups.py).
+Owns one torch ProcessGroupGloo, made straight from a store; torch's default group is not touched. Waits never block in
+Gloo for long: its operations cannot be given up while a peer is silent. A group that failed or was aborted is kept, for
+destroying it would wait for its operations (retired_groups.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _Group = Any  # a ProcessGroupGloo; torch's stubs do not know its operations
 
 
 class GlooCommunicator(Communicator):
-    """Use build_gloo. Any thread may send, receive, wait or abort.
+    """A communicator over Gloo, made by build_gloo. Any thread may send, receive, wait or abort.
 
     Collectives are matched by their order, so one thread starts them, in the same order on all ranks.
     """
@@ -274,7 +274,7 @@ class GlooCommunicator(Communicator):
         is_collective: bool,
         finish: Callable[[], None] | None = None,
     ) -> Pending:
-        """One thread sends and receives all slices, for Gloo's pairwise operations only progress in waits."""
+        """Sends and receives all slices in one thread, because Gloo's pairwise operations only progress in waits."""
         group, limit = self._group, timedelta(seconds=self.timeout_s)
 
         def run() -> None:
@@ -342,7 +342,7 @@ class GlooCommunicator(Communicator):
         del group
 
     def retire(self) -> None:
-        """Never destroy this group: something in it may still run."""
+        """Keeps this group from being destroyed: something in it may still run."""
         with self._retire_lock:
             if not self._is_retired:
                 self._is_retired = True
@@ -362,8 +362,13 @@ class GlooCommunicator(Communicator):
         peer: int | None = None,
         counts: bool = True,
     ) -> Pending:
-        """finish: done once, by the first wait that sees the operation done. is_empty: no rank has anything to move;
-        default: whether `tensor` is empty. peer: of a message between two. counts: as traffic of the script's steps."""
+        """Begins an operation.
+
+        finish: done once, by the first wait that sees the operation done.
+        is_empty: no rank has anything to move; default: whether `tensor` is empty.
+        peer: of a message between two.
+        counts: as traffic of the script's steps.
+        """
         if self.abort_flag.is_set():
             return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
         if not tensor.numel() if is_empty is None else is_empty:
@@ -394,9 +399,9 @@ def build_gloo(
     abort_flag: AbortFlag,
     connect_timeout_s: float | None = None,
 ) -> GlooCommunicator:
-    """Connect to all members of the generation through `store`. Blocks, for at most three times
-    connect_timeout_s (default: timeout_s) for each beside the time-outs of the store, and no longer than until the
-    generation is given up; see gloo_connect.py.
+    """Connects to all members of the generation through `store`. Blocks, for at most three times connect_timeout_s
+    (default: timeout_s) for each beside the time-outs of the store, and no longer than until the generation is given
+    up; see gloo_connect.py.
 
     timeout_s bounds every operation of the group. Raises CollectiveFailed, CollectiveAborted.
     """
@@ -427,7 +432,7 @@ def build_gloo(
 
 
 def _wait_for(slice_under_way: tuple[slices.Turn, dist.Work, dist.Work], limit: timedelta) -> int:
-    """Returns its size in bytes."""
+    """Waits for a slice, and returns its size in bytes."""
     turn, *works = slice_under_way
     for work in works:
         work.wait(limit)

@@ -24,7 +24,7 @@ _LOOK_S = 0.05
 
 
 class WatchedStore(Store):
-    """`store`, with the time since Gloo last asked it."""
+    """A wrapper of `store` that knows the time since Gloo last asked it."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class WatchedStore(Store):
         self._lock = threading.Lock()
 
     def idle_s(self) -> float:
-        """0 while the store is asked, whose own time-out bounds that."""
+        """Returns the seconds since Gloo last asked; 0 while the store is asked, whose own time-out bounds that."""
         with self._lock:
             return 0.0 if self._asking else time.monotonic() - self._since_s
 
@@ -62,7 +62,7 @@ class WatchedStore(Store):
 
 
 class Connecting:
-    """Gloo's constructor in its thread. retire(group): for a group that is complete after it was given up."""
+    """A call of Gloo's constructor in a thread. retire(group): for a group that is complete after it was given up."""
 
     def __init__(self, build: Callable[[], Any], retire: Callable[[Any], None]) -> None:
         self._build = build
@@ -87,7 +87,8 @@ class Connecting:
             self._changed.notify_all()
 
     def group(self, store: WatchedStore, limit_s: float, abort_flag: AbortFlag) -> Any:
-        """limit_s: for each member. Raises CollectiveFailed, CollectiveAborted, and what Gloo raises."""
+        """Waits for the group and returns it. limit_s: for each member. Raises CollectiveFailed, CollectiveAborted, and
+        what Gloo raises."""
 
         def wake() -> None:
             with self._changed:

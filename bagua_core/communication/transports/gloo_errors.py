@@ -14,13 +14,13 @@ _ADVICE = " This is typically caused by"
 
 
 def peers_in(message: str) -> tuple[str, ...]:
-    """Hosts named as peers, each once, in order of appearance. A `local=` address is not a peer."""
+    """Returns the hosts named as peers, each once, in order of appearance. A `local=` address is not a peer."""
     found = _REMOTE.findall(message) or _ADDRESS.findall(message)
     return tuple(dict.fromkeys(found))
 
 
 def collective_failed(what: str, error: BaseException) -> CollectiveFailed:
-    """`what` failed with `error`: the short text, and the hosts it names."""
+    """Returns an error that says that `what` failed with `error`: the short text, and the hosts it names."""
     message = str(error)
     detail = _SOURCE_LOCATION.sub("", message).split(_ADVICE)[0].strip()
     return CollectiveFailed(f"{what}: {detail}", peers_in(message))

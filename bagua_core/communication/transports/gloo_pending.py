@@ -21,7 +21,7 @@ _BRIEF = timedelta(seconds=BRIEF_S)
 
 
 class BriefWaits:
-    """Whether a wait of a communicator is likely to end within BRIEF_S: as the one before it did.
+    """Predicts whether a wait of a communicator ends within BRIEF_S: it does if the one before it did.
 
     A wait in Gloo that does not end costs an exception, 0.14 ms of a processor. Used by the threads that wait; a race
     between two costs one wrong guess.
@@ -35,7 +35,7 @@ class BriefWaits:
 
 
 class _GlooPending(WakeablePending):
-    """retire: called once something in the communicator's group may run without end."""
+    """An operation of a Gloo group. retire: called once something in the communicator's group may run without end."""
 
     def __init__(self, abort_flag: AbortFlag, retire: Callable[[], None], what: str) -> None:
         super().__init__(abort_flag)
@@ -55,7 +55,8 @@ class _GlooPending(WakeablePending):
 
 
 class GlooCollective(_GlooPending):
-    """Gloo's own work object keeps the tensor alive while Gloo may touch it, also after an abort."""
+    """A collective of Gloo. Gloo's own work object keeps the tensor alive while Gloo may touch it, also after an
+    abort."""
 
     def __init__(
         self,
@@ -108,7 +109,8 @@ class GlooCollective(_GlooPending):
 
 
 class GlooThreaded(_GlooPending):
-    """Send and receive have no future in Gloo and only progress in `wait`, so each waits in a thread.
+    """An operation that waits in a thread of its own, for send and receive have no future in Gloo and only progress in
+    `wait`.
 
     The thread ends with the operation, at the latest at the group's timeout; it keeps the buffers alive.
     """

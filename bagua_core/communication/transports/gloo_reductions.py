@@ -1,4 +1,4 @@
-"""Gloo's operation for each of ours."""
+"""Maps each reduction of the communicator to Gloo's operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Gloo's operations take: contiguous CPU tensors, as bytes, under tags that slices do not use."""
+"""Checks what Gloo's operations take: contiguous CPU tensors, as bytes, under tags that slices do not use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_usable(tensor: torch.Tensor) -> None:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes: moving data must not depend on which types Gloo can add."""
+    """Returns the same memory as bytes: moving data must not depend on which types Gloo can add."""
     return tensor.reshape(-1).view(torch.uint8)
 
 

@@ -11,8 +11,8 @@ import torch
 
 
 def gpus_of(parameters: Iterable[torch.Tensor]) -> tuple[torch.device, ...]:
-    """parameters: of all models so far. If there are none of them, the script may yet use the current GPU, if it has
-    used any at all."""
+    """Returns the GPUs that this worker's script uses. parameters: of all models so far. If there are none, the script
+    may yet use the current GPU, if it has used any at all."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return ()  # so nothing can be on one
     devices = {p.device for p in parameters}

@@ -1,4 +1,5 @@
-"""The transports of GPU tensors: their interface to the rendezvous, and the list from which a generation chooses.
+"""Defines the interface of the transports of GPU tensors to the rendezvous, and the list from which a generation
+chooses.
 
 A further transport is a class and a call of `register`, or a line in TRANSPORTS.
 """
@@ -25,11 +26,11 @@ from bagua_core.communication.transport_choice import (
 
 
 class GpuTransport(Compared, Protocol):
-    """One way for tensors of GPUs. `name`, `title` and `against` are those of transport_choice.Compared."""
+    """A transport for tensors of GPUs. `name`, `title` and `against` are those of transport_choice.Compared."""
 
     def ability(self, gpus: Sequence[torch.device]) -> Ability:
-        """Whether this worker can use it. gpus: that its script uses, at least one. Fast where it can't, and without
-        memory of a GPU."""
+        """Returns whether this worker can use the transport. gpus: those that its script uses, at least one. Fast where
+        it can't, and without memory of a GPU."""
 
     def build(
         self,
@@ -41,7 +42,7 @@ class GpuTransport(Compared, Protocol):
         timeout_s: float,
         abort_flag: AbortFlag,
     ) -> Communicator:
-        """This rank's communicator among world_size; all ranks call it at about the same time.
+        """Returns this rank's communicator among world_size; all ranks call it at about the same time.
 
         store: shared by the ranks, with keys for this communicator alone. Raises CollectiveFailed if the ranks do not
         meet within timeout_s, CollectiveAborted as soon as abort_flag is set.
@@ -78,7 +79,7 @@ TRANSPORTS: list[GpuTransport] = [NcclTransport()]
 
 
 def register(transport: GpuTransport) -> None:
-    """Prefer a transport for GPU tensors to those there are; it replaces one of its name.
+    """Registers a transport for GPU tensors, which is preferred to those there are; it replaces one of its name.
 
     To be called on every worker before `init_process_group()`. The members of a generation use it if all can;
     BAGUA_TRANSPORT=<its name> insists on it. Raises ValueError for a name that BAGUA_TRANSPORT uses otherwise.
@@ -89,6 +90,6 @@ def register(transport: GpuTransport) -> None:
 
 
 def statement(setting: str, gpus: Sequence[torch.device], transports: Sequence[GpuTransport]) -> Statement:
-    """gpus: that this worker's script uses."""
+    """Returns this worker's statement about the transports. gpus: those that its script uses."""
     asked = [t for t in transports if gpus and setting in (AUTO, t.name)]
     return Statement(setting, bool(gpus), {t.name: t.ability(gpus) for t in asked})

@@ -11,7 +11,7 @@ _HEADER = struct.Struct("!IBH")  # bytes that follow, operation, length of the k
 
 
 class Operation(IntEnum):
-    """VALUE: the answer to a GET. FORGET: a key that no client asks for any more."""
+    """The kinds of messages. VALUE: the answer to a GET. FORGET: a key that no client asks for any more."""
 
     SET = 1
     GET = 2
@@ -33,7 +33,7 @@ class Connection:
         self.questions = 0  # that wait for a value
 
     def frames(self) -> list[tuple[int, bytes, bytes]]:
-        """Whole frames received so far. Raises ValueError for one that is too large."""
+        """Returns the whole frames received so far. Raises ValueError for one that is too large."""
         found = []
         while len(self.incoming) >= _HEADER.size:
             size, operation, key_size = _HEADER.unpack_from(self.incoming)

@@ -1,4 +1,4 @@
-"""A signal that any member of a generation gives once and all others look for without waiting.
+"""Provides a signal that any member of a generation gives once and all others check without waiting.
 
 Owns a connection to the generation's meeting store. A signal has a number, and numbers only grow. Each member that
 watches a number asks the store for its key; the first `give` answers all of them. Old numbers are forgotten, given or
@@ -17,10 +17,11 @@ NUMBERS_KEPT = 2  # members can be this far apart
 
 
 class MeetingSignal:
-    """prefix: of the generation's keys; it begins with `<job's nonce>/<generation>/`. Used by one thread."""
+    """A member's connection for signals. prefix: of the generation's keys; it begins with `<job's
+    nonce>/<generation>/`. Used by one thread."""
 
     def __init__(self, host: str, port: int, prefix: str) -> None:
-        """Raises OSError if no store answers within WITHIN_S."""
+        """Connects to the store. Raises OSError if no store answers within WITHIN_S."""
         self._prefix = prefix
         self._sock = socket.create_connection((host, port), timeout=WITHIN_S)
         try:
@@ -33,7 +34,7 @@ class MeetingSignal:
         self._given = -1  # the greatest number that was given, as far as is known here
 
     def is_given(self, number: int) -> bool:
-        """Whether a member has given this number. Raises OSError, ValueError once the connection is of no use."""
+        """Tells whether a member has given this number. Raises OSError, ValueError once the connection is of no use."""
         if number > self._watched:
             self._watched = number
             self._send(frame(Operation.GET, self._key(number)) + self._forgotten(number))
@@ -41,7 +42,7 @@ class MeetingSignal:
         return self._given >= number
 
     def give(self, number: int) -> None:
-        """Raises OSError."""
+        """Gives this number to all members. Raises OSError if the store can't be reached."""
         self._given = max(self._given, number)
         self._send(frame(Operation.SET, self._key(number), b"1") + self._forgotten(number))
 
@@ -52,7 +53,7 @@ class MeetingSignal:
         return f"{self._prefix}/{number}".encode()
 
     def _forgotten(self, number: int) -> bytes:
-        """A message by which the store forgets what no member asks for once one of them is at `number`."""
+        """Returns a message by which the store forgets what no member asks for once one of them is at `number`."""
         return frame(Operation.FORGET, self._key(number - NUMBERS_KEPT))
 
     def _send(self, data: bytes) -> None:

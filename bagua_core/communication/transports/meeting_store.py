@@ -37,8 +37,8 @@ class MeetingStoreError(InfrastructureLost, RuntimeError):
 
 
 class MeetingServer:
-    """Serves until `close`; one thread. Keys begin with `<job's nonce>/<generation>/`, and the oldest generations are
-    dropped with all that meets in them. What this worker publishes stays."""
+    """A server that runs in one thread until `close`. Keys begin with `<job's nonce>/<generation>/`, and the oldest
+    generations are dropped with all that meets in them. What this worker publishes stays."""
 
     def __init__(self, bind_host: str) -> None:
         self._listener = socket.create_server((bind_host, 0), family=family_of(bind_host), backlog=512)
@@ -56,7 +56,8 @@ class MeetingServer:
         self._thread.start()
 
     def publish(self, values: Mapping[bytes, bytes]) -> None:
-        """Answer with these, also those who wait for one, whatever a peer sets under their keys. From any thread."""
+        """Answers with these values from now on, also clients that wait for one, whatever a peer sets under their keys.
+        Any thread may call it."""
         self._published = {**self._published, **values}
         self._wake_in.send(b"p")
 
@@ -150,7 +151,7 @@ class MeetingServer:
             raise ValueError(f"operation {operation}")
 
     def _answer_waiting(self, key: bytes, value: bytes, but: Connection | None = None) -> None:
-        """but: one that is being served, and flushed afterwards."""
+        """Answers the clients that wait for the key. but: one that is being served, and flushed afterwards."""
         for waiter in self._waiting.pop(key, []):
             waiter.questions -= 1
             waiter.outgoing += frame(Operation.VALUE, key, value)
@@ -183,13 +184,13 @@ class MeetingServer:
 
 
 class MeetingStore(Store):
-    """One client's view of a server, as a torch store: what Gloo needs to build a group (set, get, wait).
+    """A client of a server, as a torch store: it has what Gloo needs to build a group (set, get, wait).
 
     One thread at a time asks. `interrupt` and `close` from any thread end a wait under way.
     """
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
-        """Raises MeetingStoreError if no server answers within timeout_s."""
+        """Connects to the server. Raises MeetingStoreError if no server answers within timeout_s."""
         super().__init__()
         self._timeout_s = timeout_s
         self._seen: dict[str, bytes] = {}
@@ -264,7 +265,7 @@ class MeetingStore(Store):
 
 
 def _left_s(deadline_s: float) -> float:
-    """Raises TimeoutError when nothing is left."""
+    """Returns the seconds until the deadline. Raises TimeoutError when nothing is left."""
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
         raise TimeoutError("timed out")

@@ -16,19 +16,19 @@ _taking = threading.Lock()
 
 
 def retire(group: Any) -> None:
-    """Keep a group in which something may still run."""
+    """Keeps a group in which something may still run."""
     _retired.append(group)
 
 
 def any_retired() -> bool:
-    """Whether this process must end with os._exit."""
+    """Tells whether this process must end with os._exit."""
     return bool(_retired)
 
 
 def let_go() -> int:
-    """Begin to destroy every retired group that no communicator and no operation's thread holds; how many.
+    """Begins to destroy every retired group that no communicator and no operation's thread holds; returns how many.
 
-    Cheap, never blocks. Whatever is still held is looked at again by the next call.
+    Cheap, never blocks. Whatever is still held is checked again by the next call.
     """
     found: list[Any] = []
     # measured: versions of Python count a call's own references differently
@@ -46,5 +46,5 @@ def let_go() -> int:
 
 
 def _references(groups: list[Any], index: int) -> int:
-    """References to that group: the list's, others', and those of this call that the interpreter counts."""
+    """Returns the references to that group: the list's, others', and those of this call that the interpreter counts."""
     return sys.getrefcount(groups[index])

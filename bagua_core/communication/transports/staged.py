@@ -2,8 +2,8 @@
 
 Every operation copies what it sends to the host when it is called, and what has arrived back when it is waited for.
 That is slow, for the host waits for the GPU before each operation, but any tensor and every operation goes this way.
-The copies lie in pinned memory, and the way back runs on the stream of the thread that waits. What a transport that was
-given up still writes it writes into the copy.
+The copies lie in pinned memory, and the way back runs on the stream of the thread that waits. A transport that was
+given up may still write, but only into the copy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from bagua_core.communication.shapes import (
 
 
 class Staged(Communicator):
-    """Of the same ranks as `of_cpu`, whose operations it starts: both together have one order on all ranks."""
+    """A communicator of the same ranks as `of_cpu`, whose operations it starts: both together have one order on all
+    ranks."""
 
     def __init__(self, of_cpu: Communicator) -> None:
         self.generation = of_cpu.generation
@@ -123,7 +124,7 @@ class Staged(Communicator):
 
 
 class _Arriving(Pending):
-    """`pending`, whose result is in `host` and belongs in `target`."""
+    """An operation whose result is in `host` and belongs in `target`."""
 
     def __init__(self, pending: Pending, target: torch.Tensor, host: torch.Tensor) -> None:
         self._pending = pending
@@ -144,7 +145,8 @@ class _Arriving(Pending):
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host, with the same strides: what is not contiguous is refused there. Waits for the device."""
+    """Returns a copy on the host with the same strides: what is not contiguous is refused there. Waits for the
+    device."""
     order = device_order.order_of([tensor])
     host = order.copy_to_host(tensor)
     order.now().wait(_any_length)
@@ -152,7 +154,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _any_length() -> None:
-    """The device works on what the script has given it, and on nothing of a peer's."""
+    """Lets a wait take any time: the device works on what the script has given it, and on nothing of a peer's."""
     return None
 
 

@@ -20,7 +20,7 @@ def _said_by(global_rank: int) -> str:
 
 
 def tell(store: Store, global_rank: int, statement: Statement) -> None:
-    """Early, so that the first need not wait for it. Raises CollectiveFailed."""
+    """Writes this member's statement, early, so that the first member need not wait for it. Raises CollectiveFailed."""
     try:
         store.set(_said_by(global_rank), statement.to_text())
     except RuntimeError as error:
@@ -28,7 +28,7 @@ def tell(store: Store, global_rank: int, statement: Statement) -> None:
 
 
 def agree(store: Store, global_rank: int, world_size: int, transports: Sequence[Compared]) -> Choice:
-    """The first member's choice. Waits for all to `tell`, in the store's time. Raises CollectiveFailed."""
+    """Returns the first member's choice. Waits for all to `tell`, in the store's time. Raises CollectiveFailed."""
     try:
         if global_rank == 0:
             said = [Statement.from_text(_text(store, _said_by(r))) for r in range(world_size)]

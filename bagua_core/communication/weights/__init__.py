@@ -1,1 +1,1 @@
-"""Exchange of weights: decentralized averages, in a step or in the background."""
+"""The exchange of weights: decentralized averages, in a step or in the background."""

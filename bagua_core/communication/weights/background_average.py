@@ -27,7 +27,7 @@ PIECE_BYTES = 256 * 1024
 
 
 class Round:
-    """The mean of `flats` over all members of `communicator`, in place, in a thread of its own.
+    """An average of `flats` over all members of `communicator`, in place, in a thread of its own.
 
     Every member must begin its own sooner or later, in the same order. Create it where `flats` were filled: the round
     comes after what the calling thread's stream has been given. Read the buffers once `done` is true and `error` None.
@@ -51,7 +51,7 @@ class Round:
         return self._ended.is_set()
 
     def wait(self, limit_s: float) -> bool:
-        """Whether it came to its end within limit_s."""
+        """Waits for the end and returns whether it came within limit_s."""
         return self._ended.wait(limit_s)
 
     def _run(self) -> None:

@@ -22,7 +22,7 @@ _newest: weakref.WeakKeyDictionary[Communicator, Completion] = weakref.WeakKeyDi
 
 
 class BackgroundExchange(WakeablePending):
-    """Calls act(lane), in a thread, once the exchange before it on `lane` has ended.
+    """An exchange that calls act(lane), in a thread, once the exchange before it on `lane` has ended.
 
     tensors: what `act` reads or writes; it comes after what the calling thread's streams have been given, and its own
     work on a device has ended when this is done. act: waits for its own collectives; raises CollectiveFailed. Whatever

@@ -29,8 +29,9 @@ _of_engine: weakref.WeakKeyDictionary[object, weakref.ref[BackgroundMean]] = wea
 
 
 class BackgroundMean:
-    """interval_s: least time between the beginnings of two averages. clock: monotonic seconds.
+    """Averages one worker's model with those of the others, beside its training.
 
+    interval_s: least time between the beginnings of two averages. clock: monotonic seconds.
     weighted: members count by what they have trained (`trained`) instead of alike; a setting that all members share.
     """
 
@@ -42,7 +43,8 @@ class BackgroundMean:
         clock: Callable[[], float] = time.monotonic,
         weighted: bool = False,
     ) -> None:
-        """Raises ValueError if another model of the engine has one that is neither closed nor paused."""
+        """Begins without an average. Raises ValueError if another model of the engine has one that is neither closed
+        nor paused."""
         self.is_closed = False
         self._engine = engine
         self._be_the_only_one()
@@ -61,11 +63,11 @@ class BackgroundMean:
         """Averages that came in."""
 
     def pause(self) -> None:
-        """No further average begins; one under way still comes in."""
+        """Lets no further average begin; one under way still comes in."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """Raises ValueError as the constructor does."""
+        """Lets averages begin again. Raises ValueError as the constructor does."""
         self._be_the_only_one()
         self.is_paused = False
 
@@ -81,16 +83,16 @@ class BackgroundMean:
         _of_engine[self._engine] = weakref.ref(self)
 
     def trained(self, amount: float) -> None:
-        """This worker has trained on so much more, in a unit that all members share."""
+        """Notes that this worker has trained on so much more, in a unit that all members share."""
         self._trained += amount
 
     @property
     def weight(self) -> float:
-        """Of this worker's model, if an average began now."""
+        """The weight of this worker's model, if an average began now."""
         return max(self._trained, _LEAST_WEIGHT)
 
     def begin_if_due(self, lane: Communicator) -> None:
-        """Send what the model is now, unless an average is under way, paused or too early."""
+        """Sends what the model is now, unless an average is under way, paused or too early."""
         if self._average is not None or self.is_paused or self._clock() - self._began_s < self._interval_s:
             return
         self._snapshot.fill()
@@ -103,7 +105,7 @@ class BackgroundMean:
         self._sent = self._trained
 
     def take_in(self) -> None:
-        """Change the model by an average that is done. Raises what ended it, unless that was a peer's doing."""
+        """Changes the model by an average that is done. Raises what ended it, unless that was a peer's doing."""
         ended = self._average
         if ended is None or not ended.done:
             return
@@ -134,10 +136,10 @@ class BackgroundMean:
         self._lane = None
 
     def close(self) -> None:
-        """No average begins any more, and one of another model may."""
+        """Lets no average begin any more; one of another model may."""
         self.give_up("closed")
         self.is_closed = True
 
     def wait(self, limit_s: float) -> bool:
-        """Whether no average is under way any more, after limit_s at most."""
+        """Waits for limit_s at most, and returns whether no average is under way any more."""
         return self._average is None or self._average.wait(limit_s)

@@ -11,7 +11,7 @@ from bagua_core.kernels import minmax_compress, minmax_decompress, minmax_reduce
 
 
 def compressed_mean(communicator: Communicator, values: torch.Tensor) -> Job:
-    """The mean over the ranks, in place; all get the same bits. values: [n], floating point.
+    """Replaces `values` by the mean over the ranks, in place; all get the same bits. values: [n], floating point.
 
     Raises CollectiveFailed.
     """

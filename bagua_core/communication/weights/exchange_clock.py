@@ -25,7 +25,7 @@ class ExchangeClock:
 
     @property
     def count(self) -> int:
-        """Exchanges so far."""
+        """The number of exchanges so far."""
         return int(self.tensor[1])
 
     def exchanged(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""A fragment of the model: its anchor and momentum, its weights, and the exchange that is under way.
+"""Keeps a fragment of the model: its anchor and momentum, its weights, and the exchange that is under way.
 
 Owns the fragment's buffers. Knows no schedule and no peers. Invariant: anchor and momentum change in `settle` alone.
 """
@@ -39,8 +39,8 @@ class _Applied:
 
 @dataclass(slots=True)
 class OwnState:
-    """What belongs to this worker alone, under one value of the fragment's clock. began: samples that this worker had
-    used when the fragment's round began. errors: what it has not sent yet; none: zero."""
+    """The state that belongs to this worker alone, under one value of the fragment's clock. began: samples that this
+    worker had used when the fragment's round began. errors: what it has not sent yet; none: zero."""
 
     clock: int = -1
     began: float = 0.0
@@ -49,7 +49,8 @@ class OwnState:
 
 @dataclass(slots=True)
 class Fragment:
-    """parameters: of this fragment. Its exchanges are sent by `send`; `apply`, and then `settle` or `put_back`."""
+    """A fragment of the model. parameters: of this fragment. Its exchanges are sent by `send`; `apply`, and then
+    `settle` or `put_back`."""
 
     number: int
     parameters: Sequence[torch.Tensor]
@@ -65,14 +66,14 @@ class Fragment:
         self.momentum = self.anchor.like()
 
     def travelling(self) -> Mapping[str, torch.Tensor]:
-        """Always the same tensors."""
+        """Returns the tensors of the job's state; always the same ones."""
         return {
             **{f"anchor.{self.number}.{i}": flat for i, flat in enumerate(self.anchor.flats)},
             **{f"momentum.{self.number}.{i}": flat for i, flat in enumerate(self.momentum)},
         }
 
     def gradients(self) -> list[torch.Tensor]:
-        """The pseudo-gradients of now, in new memory."""
+        """Returns the pseudo-gradients of now, in new memory."""
         weights = FlatWeights(self.parameters, widen=True)
         weights.fill()
         for flat, anchor in zip(weights.flats, self.anchor.flats, strict=True):
@@ -80,16 +81,16 @@ class Fragment:
         return weights.flats
 
     def no_errors(self) -> list[torch.Tensor]:
-        """Zeros on the host, of the pseudo-gradients' shapes."""
+        """Returns zeros on the host, of the pseudo-gradients' shapes."""
         return [torch.zeros(flat.shape, dtype=torch.float32, device="cpu") for flat in self.anchor.flats]
 
     @property
     def is_applied(self) -> bool:
-        """The weights have the flight's result, provisionally."""
+        """Whether the weights have the flight's result, provisionally."""
         return self._applied is not None
 
     def apply(self, outer: OuterStep, alpha: float) -> None:
-        """Give the weights the flight's result, and use the flight up: it is done."""
+        """Gives the weights the flight's result, and uses the flight up: it is done."""
         flight = self.flight
         assert flight is not None and self._applied is None
         before, momentum = FlatWeights(self.parameters), self.anchor.like()
@@ -103,7 +104,7 @@ class Fragment:
         self._applied = _Applied(flight, momentum, before)
 
     def settle(self) -> Flight:
-        """The step that applied is final. Returns the flight, which is over."""
+        """Makes the applied result final, with the step that applied it. Returns the flight, which is over."""
         applied, self._applied, self.flight = self._applied, None, None
         assert applied is not None
         self.anchor.take(applied.flight.gradients)
@@ -112,7 +113,8 @@ class Fragment:
         return applied.flight
 
     def put_back(self) -> None:
-        """The step that applied did not happen. Its generation ends with it, and the flight too."""
+        """Takes the applied result back, because the step that applied it did not happen. Its generation ends with it,
+        and the flight too."""
         applied, self._applied, self.flight = self._applied, None, None
         assert applied is not None
         applied.weights.write_back()

@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Action(Enum):
-    """What a fragment does as a step begins."""
+    """The actions of a fragment as a step begins."""
 
     NOTHING = "nothing"
     SEND = "send"
@@ -27,20 +27,21 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """sync_every: steps between two exchanges of a fragment. count: of fragments. delay: steps from sending to
-    applying, below sync_every."""
+    """The steps in which fragments are exchanged. sync_every: steps between two exchanges of a fragment. count: of
+    fragments. delay: steps from sending to applying, below sync_every."""
 
     sync_every: int
     count: int
     delay: int
 
     def offset(self, fragment: int) -> int:
-        """The place of the fragment's exchanges among the steps of a round: evenly divided, so that traffic is."""
+        """Returns the place of the fragment's exchanges among the steps of a round: evenly divided, so that traffic
+        is."""
         return fragment * self.sync_every // self.count
 
     def decide(self, fragment: int, step: int, clock: int, sent: int | None) -> Decision:
-        """For `fragment`, as `step` begins. clock: the step in which its last applied exchange was sent. sent: the step
-        in which the exchange under way was; None: there is none."""
+        """Returns what `fragment` does as `step` begins. clock: the step in which its last applied exchange was sent.
+        sent: the step in which the exchange under way was; None: there is none."""
         if sent is not None:
             if step - sent >= self.delay:
                 return Decision(Action.APPLY, f"sent in step {sent}, {self.delay} steps ago or more")
@@ -52,7 +53,7 @@ class Schedule:
 
 
 def cut(sizes_bytes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    """Tensors of these sizes in `count` fragments of about equal size; fewer if there are fewer tensors.
+    """Divides tensors of these sizes into `count` fragments of about equal size; fewer if there are fewer tensors.
 
     Each tensor goes whole, in order of falling size, into the fragment that is smallest so far. Returns the indices of
     each fragment's tensors, ascending; no fragment is empty.
@@ -68,8 +69,8 @@ def cut(sizes_bytes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def shares_of(weights: Sequence[float]) -> list[float]:
-    """What each worker's pseudo-gradient counts in the mean; they sum to 1. If no worker has a weight, all count alike:
-    none has learned anything since the round began."""
+    """Returns what each worker's pseudo-gradient counts in the mean; the shares sum to 1. If no worker has a weight,
+    all count alike: none has learned anything since the round began."""
     total = sum(weights)
     if not total > 0:
         return [1 / len(weights)] * len(weights)

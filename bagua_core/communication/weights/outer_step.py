@@ -1,4 +1,4 @@
-"""Nesterov's step of an outer optimizer, which takes what a round has changed as its gradient."""
+"""Computes Nesterov's step of an outer optimizer, which takes what a round has changed as its gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTER_MOMENTUM = 0.9
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """Raises ValueError."""
+    """The settings of an outer step. Raises ValueError if lr is not positive or momentum is not in [0, 1)."""
 
     lr: float = OUTER_LR
     momentum: float = OUTER_MOMENTUM
@@ -36,7 +36,7 @@ class OuterStep:
         gradients: Sequence[torch.Tensor],
         next_momentum: Sequence[torch.Tensor],
     ) -> None:
-        """`gradients` become the next anchors, in place. anchors and momentum are read only."""
+        """Takes a step, by which `gradients` become the next anchors, in place. anchors and momentum are read only."""
         for anchor, before, gradient, following in zip(
             anchors, momentum, gradients, next_momentum, strict=True
         ):

@@ -35,7 +35,7 @@ class FlatWeights:
         self.renew()
 
     def renew(self) -> None:
-        """New memory, not filled."""
+        """Gives the copy new memory, not filled."""
         self.flats: list[torch.Tensor] = []
         for (dtype, device, _), group in self._groups.items():
             count = sum(_real(p).numel() for p in group)
@@ -43,36 +43,36 @@ class FlatWeights:
         self._views = self._views_of(self.flats)
 
     def like(self) -> list[torch.Tensor]:
-        """Further buffers of the same shapes, zero."""
+        """Returns further buffers of the same shapes, zero."""
         return [torch.zeros_like(flat) for flat in self.flats]
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Take the parameters' values."""
+        """Takes the parameters' values."""
         torch._foreach_copy_(self._views, self._live())
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Give the parameters these values."""
+        """Gives the parameters these values."""
         torch._foreach_copy_(self._live(), self._views)
 
     @torch.no_grad()
     def write_from(self, flats: Sequence[torch.Tensor]) -> None:
-        """Give the parameters the values of other buffers of this layout, and keep one's own."""
+        """Gives the parameters the values of other buffers of this layout, and keeps its own."""
         torch._foreach_copy_(self._live(), self._views_of(flats))
 
     @torch.no_grad()
     def add_to_parameters(self, flats: Sequence[torch.Tensor]) -> None:
-        """Add the values of other buffers of this layout to the parameters."""
+        """Adds the values of other buffers of this layout to the parameters."""
         torch._foreach_add_(self._live(), self._views_of(flats))
 
     @torch.no_grad()
     def take(self, flats: Sequence[torch.Tensor]) -> None:
-        """Take the values of other buffers of this layout."""
+        """Takes the values of other buffers of this layout."""
         torch._foreach_copy_(self.flats, list(flats))
 
     def _views_of(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """One for each parameter, by group."""
+        """Returns a view for each parameter, by group."""
         views: list[torch.Tensor] = []
         for flat, group in zip(flats, self._groups.values(), strict=True):
             shapes = [_real(p).shape for p in group]
@@ -90,7 +90,7 @@ def make_equal(
     average: Callable[[torch.Tensor], torch.Tensor],
     weight: float | None = None,
 ) -> None:
-    """Replace `parameters` by their mean over the job, in pieces of EQUAL_PIECE_BYTES at most.
+    """Replaces `parameters` by their mean over the job, in pieces of EQUAL_PIECE_BYTES at most.
 
     All workers make the same calls of `average` in the same order, those with other shards too. If members are lost in
     the middle, the pieces that follow are means over those that are left; the parameters are equal all the same.
@@ -117,7 +117,7 @@ def make_equal(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some of the numbers of a parameter's memory on this worker, by their places in it, flat."""
+    """A part of the numbers of a parameter's memory on this worker, by their places in it, flat."""
 
     parameter: torch.Tensor
     begin: int
@@ -135,8 +135,8 @@ class _Part:
 
 
 def _pieces(parameters: Sequence[torch.Tensor], most: int) -> Iterator[list[_Part]]:
-    """most: numbers in a piece. The workers with each shard have equally many pieces, though shards may differ in size:
-    all are cut as the largest one is."""
+    """Yields the pieces of the parameters. most: numbers in a piece. The workers with each shard have equally many
+    pieces, though shards may differ in size: all are cut as the largest one is."""
     piece: list[_Part] = []
     room = most
     for parameter in parameters:
@@ -172,7 +172,7 @@ def _real(parameter: torch.Tensor) -> torch.Tensor:
 def _grouped(
     parameters: Sequence[torch.Tensor], widen: bool
 ) -> dict[tuple[torch.dtype, torch.device, bool], list[torch.Tensor]]:
-    """By the dtype in which they are held, the device, and whether they are sharded."""
+    """Groups the parameters by the dtype in which they are held, the device, and whether they are sharded."""
     groups: dict[tuple[torch.dtype, torch.device, bool], list[torch.Tensor]] = {}
     for parameter in parameters:
         dtype = _real(parameter).dtype

@@ -1,11 +1,11 @@
 """Exchanges the weights of several ranks within a step: when it begins, and when its result counts.
 
-Owns the order of calls that all algorithms share whose ranks keep their gradients and exchange weights: `begin` once
-a step, at the first forward whose backward is shared; then the step's vote (the switch pair, after `before_vote`);
-then exactly one of `take_over` and `undo`. Which weights go where is the algorithm's. Invariants: the vote is an
-allreduce, so where it succeeds every rank's exchange has succeeded before; a rank whose vote fails while another's
-succeeds heals from that one. What is taken over stays, also if the step fails later, behind its vote: the engine moves
-the name of this rank's state, so that a rank that missed the vote is behind.
+Owns the order of calls shared by all algorithms whose ranks keep their gradients and exchange weights: `begin` once a
+step, at the first forward whose backward is shared; then the step's vote (the switch pair, after `before_vote`); then
+exactly one of `take_over` and `undo`. Which weights go where is the algorithm's. Invariants: the vote is an allreduce,
+so where it succeeds every rank's exchange has succeeded before; a rank whose vote fails while another's succeeds heals
+from that one. What is taken over stays, also if the step fails later, behind its vote: the engine moves the name of
+this rank's state, so that a rank that missed the vote is behind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SWAP_TAG = 7101  # and one more for each further bucket
 
 
 class _Vote(LocalMean):
-    """Gradients stay at home; what is reduced is the vote alone."""
+    """The operation of a weight exchange: gradients stay on their rank, and the vote alone is reduced."""
 
     def __init__(self) -> None:
         self.exchange: WeightExchange | None = None
@@ -48,7 +48,8 @@ class _Vote(LocalMean):
 
 
 class WeightExchange(Reducer):
-    """Each rank trains on the mean gradient of its own samples. Raises ValueError if there is nothing to train."""
+    """A reducer that exchanges weights: each rank trains on the mean gradient of its own samples. Raises ValueError if
+    there is nothing to train."""
 
     def __init__(
         self,
@@ -75,23 +76,23 @@ class WeightExchange(Reducer):
 
     @abstractmethod
     def begin(self, communicator: Communicator | None, plan: StepPlan) -> None:
-        """A step's first shared forward is about to run. communicator: None in a world of one.
+        """Begins the exchange, just before a step's first shared forward runs. communicator: None in a world of one.
 
         What it changes is provisional. Collectives of all ranks start here in one order. Raises CollectiveFailed.
         """
 
     def before_vote(self) -> None:
-        """Wait for what must have arrived if the step is to succeed. Raises CollectiveFailed."""
+        """Waits for what must have arrived if the step is to succeed. Raises CollectiveFailed."""
 
     @abstractmethod
     def take_over(self) -> bool:
-        """The step is final, the optimizer has not stepped. `before_vote` may be missing: if no backward of this model
-        took part in the step, whose forward began. Returns whether anything changed that belongs to the job's state:
-        the weights, or what `travelling` names."""
+        """Takes over the result: the step is final, and the optimizer has not stepped. `before_vote` may be missing: if
+        no backward of this model took part in the step, whose forward began. Returns whether anything changed that
+        belongs to the job's state: the weights, or what `travelling` names."""
 
     @abstractmethod
     def undo(self) -> None:
-        """The step did not happen, or `begin` failed."""
+        """Undoes the exchange: the step did not happen, or `begin` failed."""
 
     # -- Exchange
 
@@ -133,12 +134,13 @@ class WeightExchange(Reducer):
         make_equal(self._parameters, average)
 
     def reduced(self) -> None:
-        """The step's vote succeeded."""
+        """Takes over the exchange, because the step's vote succeeded."""
         if self.is_final(happened=True):
             self._engine.exchange_is_final()
 
     def is_final(self, happened: bool) -> bool:
-        """This step's exchange counts from now on, or never will. Returns whether that changed the job's state."""
+        """Closes this step's exchange, which counts from now on, or never will. Returns whether that changed the job's
+        state."""
         if not self._is_open:
             return False
         self._is_open = False
