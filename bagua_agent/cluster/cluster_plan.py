@@ -1,4 +1,4 @@
-"""What a scheduler decided: orders and outcomes to write, and each job's state with its reason."""
+"""The decisions of a scheduler: orders and outcomes to write, and each job's state with its reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bagua_agent.cluster.cluster_view import OrderView, OutcomeView
 
 
 class JobState(Enum):
-    """A job's life. It is not stored: it follows from submission, orders, generation and outcome."""
+    """The state of a job in its life. It is not stored: it follows from submission, orders, generation and outcome."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -32,8 +32,8 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """orders: of those nodes alone whose orders change, whole. outcomes: those not in the store yet.
-    again_at_s: when to decide again if nothing changes until then; None: only a change requires it."""
+    """A plan of the scheduler. orders: of those nodes alone whose orders change, whole. outcomes: those not in the
+    store yet. again_at_s: when to decide again if nothing changes until then; None: only a change requires it."""
 
     orders: Mapping[str, tuple[OrderView, ...]] = field(default_factory=dict)
     outcomes: Mapping[str, OutcomeView] = field(default_factory=dict)

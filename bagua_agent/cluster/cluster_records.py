@@ -42,11 +42,11 @@ MOST_TROUBLES = 20
 
 
 class UnreadableRecord(PeerViolation, ValueError):
-    """Says why."""
+    """The error of a record that can't be read. Its text is the reason."""
 
 
 def _read(kind: type[M], value: bytes, what: str) -> M:
-    """The message, of this protocol where it says. Raises UnreadableRecord."""
+    """Returns the message, of this protocol where it names one. Raises UnreadableRecord."""
     try:
         record = kind.FromString(value)
     except DecodeError as error:
@@ -60,12 +60,12 @@ def _read(kind: type[M], value: bytes, what: str) -> M:
 
 
 def read_submission(value: bytes, job_id: str) -> SubmissionView:
-    """Raises UnreadableRecord."""
+    """Returns a submission that was read and checked. Raises UnreadableRecord."""
     return _submission_view(parse_submission(value, job_id))
 
 
 def parse_submission(value: bytes, job_id: str) -> pb.Submission:
-    """The record under a key that names `job_id`; its `launch` is not checked here. Raises UnreadableRecord."""
+    """Returns the record under a key that names `job_id`; its `launch` is not checked here. Raises UnreadableRecord."""
     record = _read(pb.Submission, value, "submission")
     if record.wanted not in (pb.Submission.RUN, pb.Submission.STOP):
         raise UnreadableRecord(f"a submission that wants {record.wanted}")
@@ -78,7 +78,8 @@ def parse_submission(value: bytes, job_id: str) -> pb.Submission:
 
 
 def nonce_of(record: pb.Submission) -> str:
-    """Names this one submission of its job's name. One written without a nonce gets one of what never changes in it."""
+    """Returns the nonce, which names this one submission of its job's name. A submission that was written without a
+    nonce gets one of what never changes in it."""
     made = hashlib.sha256(f"{record.job_id} {record.submitted_unix_s!r}".encode("utf-8", "replace"))
     return str(record.nonce) or made.hexdigest()[:16]
 
@@ -102,7 +103,7 @@ def _submission_view(record: pb.Submission) -> SubmissionView:
 
 
 def read_node(value: bytes, node_name: str) -> NodeView:
-    """Present, without its drain. Raises UnreadableRecord."""
+    """Returns the node of a record as present, without its drain. Raises UnreadableRecord."""
     record = parse_node(value, node_name)
     units = tuple(map(_read_unit, record.units))
     troubles = tuple(shortened(trouble) for trouble in record.troubles[:MOST_TROUBLES])
@@ -110,7 +111,7 @@ def read_node(value: bytes, node_name: str) -> NodeView:
 
 
 def parse_node(value: bytes, node_name: str) -> pb.Node:
-    """node_name: as its key says. Raises UnreadableRecord."""
+    """Returns the checked record of a node. node_name: as its key says. Raises UnreadableRecord."""
     record = _read(pb.Node, value, "node")
     if record.node_name != node_name:
         raise UnreadableRecord(f"a node that names itself {record.node_name!r}")
@@ -156,7 +157,7 @@ def write_unit(unit: UnitView) -> pb.Unit:
 
 
 def read_orders(value: bytes) -> tuple[OrderView, ...]:
-    """Raises UnreadableRecord."""
+    """Returns the orders of a record. Raises UnreadableRecord."""
     record = _read(pb.Orders, value, "orders")
     if len(record.orders) > MOST_ORDERS:
         raise UnreadableRecord(f"{len(record.orders)} orders, of which a node takes {MOST_ORDERS}")
@@ -172,7 +173,8 @@ def write_orders(orders: Iterable[OrderView]) -> bytes:
 
 
 def read_drain(value: bytes) -> DrainView:
-    """An unreadable one is a drain all the same: a person wanted jobs to leave the node."""
+    """Returns the drain of a record. An unreadable record is a drain all the same: a person wanted jobs to leave the
+    node."""
     record = read_message(pb.Drain, value)
     if record is None:
         return DrainView(reason="its record can't be read")
@@ -180,7 +182,7 @@ def read_drain(value: bytes) -> DrainView:
 
 
 def read_outcome(value: bytes, since_s: float) -> OutcomeView:
-    """Raises UnreadableRecord."""
+    """Returns the outcome of a record. Raises UnreadableRecord."""
     record = _read(pb.JobOutcome, value, "outcome")
     try:
         end = JobEnd(record.outcome)
@@ -190,12 +192,13 @@ def read_outcome(value: bytes, since_s: float) -> OutcomeView:
 
 
 def unreadable_outcome(since_s: float) -> OutcomeView:
-    """What an unreadable one counts as. It ends the job all the same: no other could be written over it."""
+    """Returns the outcome that an unreadable record counts as. It ends the job all the same: no other could be written
+    over it."""
     return OutcomeView(JobEnd.FAILED, 1, "its outcome can't be read", since_s)
 
 
 def write_outcome(outcome: OutcomeView, ended_unix_s: float, nonce: str = "") -> bytes:
-    """nonce: of the submission that ended."""
+    """Returns the record of an outcome. nonce: of the submission that ended."""
     return pb.JobOutcome(
         outcome=outcome.end.value,
         exit_code=outcome.exit_code,
@@ -206,13 +209,15 @@ def write_outcome(outcome: OutcomeView, ended_unix_s: float, nonce: str = "") ->
 
 
 def ended_submission(value: bytes) -> str:
-    """Nonce of the submission that an outcome is of; empty where it does not say, or can't be read."""
+    """Returns the nonce of the submission that an outcome is of; empty where the outcome does not contain it, or can't
+    be read."""
     record = read_message(pb.JobOutcome, value)
     return record.nonce if record is not None and is_id(record.nonce) else ""
 
 
 def read_removal(value: bytes) -> RemovalView:
-    """Raises UnreadableRecord. A daemon that puts a job's keys back gives way to any record, readable or not."""
+    """Returns the removal of a record. Raises UnreadableRecord. A daemon that puts a job's keys back gives way to any
+    record, readable or not."""
     record = _read(pb.Removal, value, "removal")
     if not is_id(record.job_id):
         raise UnreadableRecord(f"a removal of job {record.job_id!r}, which no job can be called")
@@ -244,8 +249,8 @@ def read_progress(
     replicas: Iterable[bytes],
     result_since_s: float,
 ) -> JobProgress:
-    """How far one job is, read from its own keys. agents, members: records by agent id and worker id. replicas: records
-    of replicas; the generation lists them too, but in a large job only its head is read here.
+    """Returns how far one job is, read from its own keys. agents, members: records by agent id and worker id. replicas:
+    records of replicas; the generation lists them too, but in a large job only its head is read here.
 
     A worker that waits before its loop does not count: no generation of a job that trains may list it yet, so another
     node's workers can't be let go for it.
@@ -277,7 +282,7 @@ def read_progress(
 
 
 def _over_several_nodes(records: Iterable[bytes]) -> tuple[frozenset[str], ...]:
-    """The nodes of each replica that is not over; one within a node is lost with it alone."""
+    """Returns the nodes of each replica that is not over; one within a node is lost with it alone."""
     found = set()
     for value in records:
         record = read_message(membership_pb2.Replica, value)

@@ -41,7 +41,7 @@ class UnitView:
 
     @property
     def alive(self) -> bool:
-        """It has processes, so its slots are taken."""
+        """Whether the unit has processes, so that its slots are taken."""
         return self.state in (UnitState.RUNNING, UnitState.LEAVING)
 
 
@@ -53,8 +53,8 @@ class DrainView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """present: its daemon's key exists; if not, the rest is the last known state, and absent_since_s is when this
-    scheduler first missed it."""
+    """A node as the scheduler sees it. present: its daemon's key exists; if not, the rest is the last known state, and
+    absent_since_s is when this scheduler first missed it."""
 
     node_name: str
     slots: int
@@ -71,9 +71,9 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionView:
-    """What people ask for. slots_per_node: 0 is all slots of each node. stop: the job is to end. nonce: tells the job
-    from an earlier and a later one of its name. size_policy: numbers of nodes that the job may have. submitted_unix_s:
-    by the submitter's clock, for people; no decision depends on it."""
+    """A job that people asked for. slots_per_node: 0 is all slots of each node. stop: the job is to end. nonce: tells
+    the job from an earlier and a later one of its name. size_policy: numbers of nodes that the job may have.
+    submitted_unix_s: by the submitter's clock, for people; no decision depends on it."""
 
     job_id: str
     min_nodes: int
@@ -100,7 +100,7 @@ class SubmissionView:
 
 @dataclass(frozen=True, slots=True)
 class OrderView:
-    """One job on one node. slots: how many; the daemon chooses which. number: larger for a later order."""
+    """An order for one job on one node. slots: how many; the daemon chooses which. number: larger for a later order."""
 
     job_id: str
     slots: int
@@ -109,7 +109,7 @@ class OrderView:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeView:
-    """How a job ended. since_s: when this scheduler first saw that. ended_unix_s: by the clock of its writer; 0: it is
+    """The end of a job. since_s: when this scheduler first saw it. ended_unix_s: by the clock of its writer; 0: it is
     not written."""
 
     end: JobEnd
@@ -129,7 +129,8 @@ class RemovalView:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """What a job's own keys contain. begun: it has had a generation. result: the job's own record that it is over.
+    """The progress of a job, as its own keys contain it. begun: it has had a generation. result: the job's own record
+    that it is over.
 
     arrived: nodes whose workers are all in the newest generation, or ready to be taken into the next one. replicas:
     nodes of each replica that is not over and has workers on several nodes.
@@ -169,6 +170,7 @@ class ClusterView:
                 raise ValueError(f"orders of node {node_name!r} name a job twice: {orders}")
 
     def node(self, node_name: str) -> NodeView:
-        """A node that was never seen here, though there are orders for it, counts as missed from the beginning."""
+        """Returns a node. One that was never seen here, though there are orders for it, counts as missed from the
+        beginning."""
         known = self.nodes.get(node_name)
         return known or NodeView(node_name, 0, present=False, absent_since_s=self.since_s)

@@ -21,7 +21,7 @@ MOST_ENDS = 16  # each costs one plan of the whole cluster
 def expected_starts(
     view: ClusterView, now_s: float, policy: ClusterPolicy, ends_in_s: Mapping[str, float]
 ) -> dict[str, float]:
-    """Seconds from now until a waiting job is given its nodes; jobs without a prediction are left out.
+    """Returns the seconds from now until a waiting job is given its nodes; jobs without a prediction are left out.
 
     ends_in_s: of running jobs whose end can be estimated.
     """
@@ -45,7 +45,7 @@ def _queued(view: ClusterView, now_s: float, policy: ClusterPolicy) -> set[str]:
 
 
 def _without(view: ClusterView, job_id: str) -> ClusterView:
-    """As if the job had ended and was removed."""
+    """Returns the view as if the job had ended and was removed."""
     nodes = {
         name: replace(node, units=tuple(u for u in node.units if u.job_id != job_id))
         for name, node in view.nodes.items()

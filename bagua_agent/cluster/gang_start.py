@@ -11,14 +11,14 @@ from bagua_agent.cluster.slot_ledger import Holding, Ledger
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """enough: the nodes are promised. count: how many there would have been."""
+    """The result of a search for nodes. enough: the nodes are promised. count: how many there would have been."""
 
     enough: bool
     count: int
 
 
 def give_all(ledger: Ledger, holding: Holding, count: int) -> Found:
-    """Promise `count` more nodes to the job if so many can be had, else change nothing."""
+    """Promises `count` more nodes to the job if so many can be had, else changes nothing."""
     among = open_nodes(ledger, holding)
     if len(among) < count:
         return Found(False, len(best_free(ledger, holding, count, among)))
@@ -37,7 +37,7 @@ def give_all(ledger: Ledger, holding: Holding, count: int) -> Found:
 
 
 def give_free(ledger: Ledger, holding: Holding, count: int) -> int:
-    """Promise up to `count` free nodes; how many there were."""
+    """Promises up to `count` free nodes to the job, and returns how many there were."""
     chosen = best_free(ledger, holding, count, open_nodes(ledger, holding))
     for node_name in chosen:
         ledger.give(holding, node_name)
@@ -45,7 +45,7 @@ def give_free(ledger: Ledger, holding: Holding, count: int) -> int:
 
 
 def give_free_whole(ledger: Ledger, holding: Holding, count: int) -> bool:
-    """Promise `count` free nodes to the job if there are so many, else change nothing."""
+    """Promises `count` free nodes to the job if there are so many, else changes nothing."""
     chosen = best_free(ledger, holding, count, open_nodes(ledger, holding)) if count else []
     if not chosen or len(chosen) < count:
         return False
@@ -55,6 +55,6 @@ def give_free_whole(ledger: Ledger, holding: Holding, count: int) -> bool:
 
 
 def open_nodes(ledger: Ledger, holding: Holding) -> list[str]:
-    """Nodes that fit and that no job before this one waits for."""
+    """Returns the nodes that fit and that no job before this one waits for."""
     fitting, claimed = ledger.fitting(holding.job), ledger.claimed
     return [n for n in fitting if n not in claimed] if claimed else fitting

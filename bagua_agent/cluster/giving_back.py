@@ -15,7 +15,8 @@ Cost = tuple[int, int, bool, int, str, str]
 
 
 def down_to(ledger: Ledger, holding: Holding, size: int) -> list[str]:
-    """The nodes that a job gives back, of those above `size`: where it does not work yet first, then the newest."""
+    """Returns the nodes that a job gives back, of those above `size`: where it does not work yet first, then the
+    newest."""
     given: list[str] = []
     while len(lasting := holding.lasting) > size:
         loose = [n for n in lasting if holding.may_lose(n)]
@@ -27,7 +28,7 @@ def down_to(ledger: Ledger, holding: Holding, size: int) -> list[str]:
 
 
 def what_it_should_leave(ledger: Ledger, holding: Holding) -> None:
-    """Drained nodes and those in trouble, as far as the others keep the minimum going."""
+    """Takes drained nodes and those in trouble from the job, as far as the others keep the minimum going."""
     for node_name in sorted(
         holding.left, key=lambda n: _loose(holding, n, ledger.orders[n][holding.job.job_id])
     ):
@@ -42,14 +43,15 @@ def _loose(holding: Holding, node_name: str, order: OrderView | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class Gift:
-    """orders: taken from other jobs, so that the node is free."""
+    """A node that other jobs give to a job. orders: taken from other jobs, so that the node is free."""
 
     node_name: str
     orders: tuple[OrderView, ...]
 
 
 def for_another(ledger: Ledger, holding: Holding, count: int, among: Iterable[str]) -> list[Gift]:
-    """At most `count` nodes that others can give to this job, the cheapest first; they are taken from them at once.
+    """Returns at most `count` nodes that others can give to this job, the cheapest first; they are taken from them at
+    once.
 
     On a node with several jobs as many give back as the slots need.
     """
@@ -72,7 +74,7 @@ def for_another(ledger: Ledger, holding: Holding, count: int, among: Iterable[st
 
 
 def _victims(ledger: Ledger, holding: Holding, node_name: str) -> list[Cost]:
-    """The orders of this node that would have to go for the job, cheapest first; none: it can't be
+    """Returns the orders of this node that would have to go for the job, cheapest first; none if the node can't be
     freed for it."""
     node = ledger.nodes[node_name]
     orders = ledger.orders[node_name]

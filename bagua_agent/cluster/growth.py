@@ -13,7 +13,8 @@ from bagua_agent.cluster.slot_ledger import Holding, Ledger
 
 
 def grow(ledger: Ledger, holdings: list[Holding]) -> None:
-    """holdings: jobs that have their minimum. Nodes that a waiting job could use are claimed, and stay free for it."""
+    """Gives unclaimed nodes to the jobs. holdings: jobs that have their minimum. Nodes that a waiting job could use are
+    claimed, and stay free for it."""
     if not any(free > 0 for free in ledger.free.values()):
         return
     growers = {h.job.job_id: h for h in holdings if h.step}

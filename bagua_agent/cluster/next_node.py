@@ -12,7 +12,8 @@ Fit = tuple[bool, int, int, str]
 
 
 def best_free(ledger: Ledger, holding: Holding, count: int, among: Iterable[str]) -> list[str]:
-    """At most `count` nodes whose slots no other job is promised, best first; last those that a unit has to leave."""
+    """Returns at most `count` nodes whose slots no other job is promised, best first; last those that a unit has to
+    leave."""
     free = (n for n in among if _is_free(ledger, holding, n))
     return nsmallest(count, free, key=lambda n: _fit(ledger, holding, n))
 
@@ -36,7 +37,7 @@ class FreeNodes:
     """
 
     def __init__(self, ledger: Ledger, holding: Holding, among: Iterable[str], given: list[str]) -> None:
-        """given: grows by each node of which a job was given slots."""
+        """Collects the free nodes among `among`. given: grows by each node of which a job was given slots."""
         self._ledger, self._holding, self._given = ledger, holding, given
         self._among = set(among)
         self._heap = [_fit(ledger, holding, n) for n in self._among if _is_free(ledger, holding, n)]
@@ -44,7 +45,7 @@ class FreeNodes:
         self._known = len(given)
 
     def best(self) -> str | None:
-        """The best node that is free by now and that no unit has to leave first; None: there is none."""
+        """Returns the best node that is free by now and that no unit has to leave first; None if there is none."""
         for name in self._given[self._known :]:
             if name in self._among and _is_free(self._ledger, self._holding, name):
                 heappush(self._heap, _fit(self._ledger, self._holding, name))

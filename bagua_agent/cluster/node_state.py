@@ -12,7 +12,8 @@ from bagua_agent.cluster.cluster_view import NodeView
 
 
 class NodeState(Enum):
-    """absent: its daemon's key is gone. trouble: the daemon found a fault. drained: a person wants no jobs there."""
+    """The state of a node. absent: its daemon's key is gone. trouble: the daemon found a fault. drained: a person wants
+    no jobs there."""
 
     READY = "ready"
     TROUBLE = "trouble"
@@ -21,7 +22,7 @@ class NodeState(Enum):
 
 
 class SlotUse(Enum):
-    """What a slot is for now; free ones count by the state of their node."""
+    """The present use of a slot; free ones count by the state of their node."""
 
     USED = "used"
     FREE = "free"
@@ -38,7 +39,7 @@ _FREE_ON: Mapping[NodeState, SlotUse] = {
 
 
 def state_of(node: NodeView) -> NodeState:
-    """A fault goes before a drain: it is what has to be mended."""
+    """Returns the state of a node. A fault goes before a drain: it is what has to be mended."""
     if not node.present:
         return NodeState.ABSENT
     if node.troubles:
@@ -47,12 +48,12 @@ def state_of(node: NodeView) -> NodeState:
 
 
 def taken_slots(node: NodeView) -> int:
-    """That units have, by the node's own report."""
+    """Returns the number of slots that units have, by the node's own report."""
     return sum(len(unit.slots) for unit in node.units if unit.alive)
 
 
 def slot_uses(nodes: Iterable[tuple[NodeState, int, int]]) -> dict[SlotUse, int]:
-    """Slots of each use; they add up to all slots. nodes: state, slots, slots that units have."""
+    """Returns the number of slots of each use; they add up to all slots. nodes: state, slots, slots that units have."""
     found = dict.fromkeys(SlotUse, 0)
     for state, slots, taken in nodes:
         if state is NodeState.ABSENT:

@@ -8,7 +8,7 @@ from bagua_agent.cluster.cluster_view import NodeView, UnitState, UnitView
 
 
 def lost_at_s(node: NodeView, policy: ClusterPolicy) -> float | None:
-    """From when on an absent node counts as lost; None: it is there."""
+    """Returns from when on an absent node counts as lost; None: it is there."""
     return None if node.present else node.absent_since_s + policy.node_lost_s
 
 
@@ -18,12 +18,13 @@ def is_lost(node: NodeView, now_s: float, policy: ClusterPolicy) -> bool:
 
 
 def settled_at_s(since_s: float, policy: ClusterPolicy) -> float:
-    """When a picture that begins at since_s is whole: until then absence may only mean not yet put back."""
+    """Returns when a picture that begins at since_s is whole: until then absence may only mean not yet put back."""
     return since_s + policy.settle_s
 
 
 def why_left_out(unit: UnitView | None, policy: ClusterPolicy) -> str:
-    """Why the job of this unit does without its node; empty: it does not. A unit that lives is never given up."""
+    """Returns why the job of this unit does without its node; empty: it does not. A unit that lives is never given
+    up."""
     if unit is None or unit.alive:
         return ""
     if unit.state is UnitState.REFUSED:
@@ -34,16 +35,16 @@ def why_left_out(unit: UnitView | None, policy: ClusterPolicy) -> str:
 
 
 def failures_after(failures: int, ran_s: float, asked: bool, policy: ClusterPolicy) -> int:
-    """Failures in a row once a unit has ended. asked: it was asked to end, so its end is no failure."""
+    """Returns the failures in a row once a unit has ended. asked: it was asked to end, so its end is no failure."""
     if asked:
         return failures
     return 1 if ran_s >= policy.unit_steady_s else failures + 1
 
 
 def start_again_at_s(ended_s: float, failures: int, policy: ClusterPolicy) -> float | None:
-    """When a unit that ended is started again while it is ordered; None: not before it is forgotten.
+    """Returns when a unit that ended is started again while it is ordered; None: not before it is forgotten.
 
-    After a delay without a failure too: mostly its job is over, and the scheduler is about to write the outcome.
+    The delay applies without a failure too: mostly its job is over, and the scheduler is about to write the outcome.
     """
     if failures >= policy.failures_before_left_out:
         return None
@@ -51,5 +52,5 @@ def start_again_at_s(ended_s: float, failures: int, policy: ClusterPolicy) -> fl
 
 
 def forgotten_at_s(ended_s: float, policy: ClusterPolicy) -> float:
-    """When the node gets another chance with a job that it was left out for."""
+    """Returns when the node gets another chance with a job that it was left out for."""
     return ended_s + policy.left_out_s

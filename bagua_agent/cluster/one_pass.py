@@ -31,8 +31,8 @@ class Shortage:
 
 @dataclass(slots=True)
 class Considered:
-    """ended: how, by job. stopping: jobs asked to stop that are not over. stops: outcomes of jobs that have stopped.
-    shortages: by job. gone: why orders went at once, by job."""
+    """The findings of one pass. ended: how, by job. stopping: jobs asked to stop that are not over. stops: outcomes of
+    jobs that have stopped. shortages: by job. gone: why orders went at once, by job."""
 
     ledger: Ledger
     ended: dict[str, OutcomeView] = field(default_factory=dict)
@@ -43,13 +43,13 @@ class Considered:
 
     @property
     def outcomes(self) -> Mapping[str, OutcomeView]:
-        """Those that the store does not have yet."""
+        """The outcomes that the store does not have yet."""
         written = self.ledger.view.outcomes
         return {job_id: end for job_id, end in (self.ended | self.stops).items() if job_id not in written}
 
 
 def consider(view: ClusterView, now_s: float, policy: ClusterPolicy, number: int) -> Considered:
-    """number: of the orders that come new."""
+    """Makes one pass over all jobs, and returns its findings. number: of the orders that come new."""
     ledger = Ledger(view, now_s, policy, number)
     found = Considered(ledger)
     _who_ends(found)
@@ -79,7 +79,8 @@ def consider(view: ClusterView, now_s: float, policy: ClusterPolicy, number: int
 
 
 def _to_allowed_sizes(found: Considered, active: list[Holding]) -> None:
-    """Jobs between two sizes get the next one whole, or give back to the last one. active: by rank."""
+    """Gives jobs between two sizes the nodes to the next one whole, or takes those above the last one back. active: by
+    rank."""
     ledger = found.ledger
     between = [h for h in active if h.room.sizes and h.beyond]
     while between:
@@ -178,7 +179,7 @@ def _fill_up(found: Considered, holding: Holding) -> None:
 
 
 def _wait(found: Considered, holding: Holding, count: int) -> None:
-    """Note what is missing, and keep those behind away from what would help this job."""
+    """Notes what is missing, and keeps the jobs behind this one away from what would help it."""
     ledger = found.ledger
     fitting = ledger.fitting(holding.job)
     behind = {claimer for n in fitting if (claimer := ledger.claimed.get(n)) is not None}

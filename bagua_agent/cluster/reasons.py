@@ -14,7 +14,7 @@ MOST_NAMES = 3
 
 
 def unsettled(view: ClusterView) -> dict[str, JobPlan]:
-    """Every job of a picture that may not be whole yet."""
+    """Returns a plan without a decision for every job of a picture that may not be whole yet."""
     nodes: dict[str, list[str]] = {s.job_id: [] for s in view.submissions}
     for node_name in sorted(view.orders):
         for order in view.orders[node_name]:
@@ -68,7 +68,8 @@ def job_plans(found: Considered) -> dict[str, JobPlan]:
 
 
 class _Sentences:
-    """Of jobs that are to run. going: jobs on their way off a node, by node. absent: nodes without a report."""
+    """Makes the sentences about jobs that are to run. going: jobs on their way off a node, by node. absent: nodes
+    without a report."""
 
     def __init__(self, found: Considered) -> None:
         self.found, self.ledger = found, found.ledger
@@ -114,7 +115,7 @@ class _Sentences:
         return JobPlan(state, "; ".join(parts), nodes)
 
     def _troubles(self, job: SubmissionView, nodes: Iterable[str]) -> list[str]:
-        """What keeps the job from being on nodes that it was promised."""
+        """Returns what keeps the job from being on nodes that it was promised."""
         troubles = []
         for name in nodes:
             node = self.ledger.nodes[name]
@@ -144,7 +145,7 @@ class _Sentences:
         return "; ".join(parts)
 
     def _does_not_fit(self, holding: Holding, shortage: Shortage) -> str:
-        """Nothing that ends here would help: say what would."""
+        """Explains what would help a job that nothing that ends here would help."""
         job = holding.job
         nodes = self.ledger.nodes.values()
         labelled = [n for n in nodes if has_labels(job, n)]

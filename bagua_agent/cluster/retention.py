@@ -32,7 +32,7 @@ class RemoveJob:
 
 
 def beyond_retention(jobs: Iterable[EndedJob], now_unix_s: float, policy: ClusterPolicy) -> list[RemoveJob]:
-    """Those to be removed, the longest ended first."""
+    """Returns the jobs to be removed, the longest ended first."""
     newest_first = sorted(jobs, key=lambda job: (-job.ended_unix_s, job.job_id))
     found = []
     for place, job in enumerate(newest_first):
@@ -46,14 +46,15 @@ def beyond_retention(jobs: Iterable[EndedJob], now_unix_s: float, policy: Cluste
 def expired_removals(
     removals: Mapping[str, RemovalView], now_unix_s: float, policy: ClusterPolicy
 ) -> list[str]:
-    """Nonces whose removals are old enough to be deleted."""
+    """Returns the nonces whose removals are old enough to be deleted."""
     return sorted(
         nonce for nonce, r in removals.items() if now_unix_s - r.removed_unix_s > policy.removal_kept_s
     )
 
 
 def is_worth_putting_back(removal: RemovalView, now_unix_s: float, policy: ClusterPolicy) -> bool:
-    """Whether a removal that is gone was lost with the store's keys; else it was removed at the end of its time."""
+    """Tells whether a removal that is gone was lost with the store's keys; else it was removed at the end of its
+    time."""
     return now_unix_s - removal.removed_unix_s <= policy.put_back_within_s
 
 
@@ -65,7 +66,8 @@ class UnusedOrders:
         self._since_s: dict[tuple[str, int], float] = {}
 
     def expired(self, unused: Iterable[tuple[str, int]], now_s: float) -> list[tuple[str, int]]:
-        """Those of `unused`, each a node with the revision of its empty orders, that were so for long enough."""
+        """Returns those of `unused`, each a node with the revision of its empty orders, that were so for long
+        enough."""
         self._since_s = {each: self._since_s.get(each, now_s) for each in unused}
         kept_s = self._policy.orders_kept_s
         return sorted(each for each, since_s in self._since_s.items() if now_s - since_s >= kept_s)
@@ -79,7 +81,8 @@ class HistoryKept:
         self._seen: deque[tuple[float, int]] = deque()
 
     def compact_to(self, now_s: float, revision: int) -> int | None:
-        """revision: of the store now. The newest one that is older than what is kept; None: there is none yet."""
+        """Returns the newest revision that is older than what is kept; None: there is none yet. revision: of the store
+        now."""
         if self._seen and revision < self._seen[-1][1]:
             self._seen.clear()  # the store has lost its data and counts anew
         self._seen.append((now_s, revision))

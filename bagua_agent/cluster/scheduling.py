@@ -38,7 +38,7 @@ MOST_PASSES = 8
 
 
 def plan(view: ClusterView, now_s: float, policy: ClusterPolicy) -> Plan:
-    """What should be written now. Pure: the same picture gives the same plan at every scheduler."""
+    """Returns what should be written now. Pure: the same picture gives the same plan at every scheduler."""
     settled_s = settled_at_s(view.since_s, policy)
     if now_s < settled_s:
         return Plan(jobs=reasons.unsettled(view), again_at_s=settled_s)
@@ -56,7 +56,8 @@ def plan(view: ClusterView, now_s: float, policy: ClusterPolicy) -> Plan:
 def _passed(
     view: ClusterView, now_s: float, policy: ClusterPolicy, number: int
 ) -> tuple[Considered, dict[str, tuple[OrderView, ...]]]:
-    """Consider what comes of it again, until that changes nothing: then the plan on its own result is empty."""
+    """Makes passes, each on the orders of the one before, until one changes nothing: then the plan on its own result is
+    empty."""
     gone: dict[str, list[str]] = {}
     for _ in range(MOST_PASSES):
         found = consider(view, now_s, policy, number)
@@ -84,14 +85,15 @@ def _sorted(orders: Iterable[OrderView]) -> tuple[OrderView, ...]:
 
 
 def _newest_number(view: ClusterView) -> int:
-    """Units count too: a store that lost its keys may have lost the newest orders with them."""
+    """Returns the newest number of an order. Units count too: a store that lost its keys may have lost the newest
+    orders with them."""
     ordered = (o.number for orders in view.orders.values() for o in orders)
     followed = (u.order for node in view.nodes.values() for u in node.units)
     return max([*ordered, *followed], default=0)
 
 
 def _again_at_s(found: Considered) -> float | None:
-    """When time alone changes something: a node is lost, or a job that is over has had its time."""
+    """Returns when time alone changes something: a node is lost, or a job that is over has had its time."""
     ledger = found.ledger
     lost = (lost_at_s(node, ledger.policy) for node in ledger.nodes.values())
     over = [

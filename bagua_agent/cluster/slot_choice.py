@@ -6,9 +6,10 @@ from collections.abc import Collection
 
 
 def choose(free: Collection[int], count: int) -> tuple[int, ...] | None:
-    """`count` of the free places, in order; None: there are not so many.
+    """Returns `count` of the free places, in order; None: there are not so many.
 
-    The shortest run of neighbours that is long enough, so that long runs stay whole; without one the lowest places.
+    Chooses the shortest run of neighbours that is long enough, so that long runs stay whole; without one the lowest
+    places.
     """
     if count > len(free):
         return None

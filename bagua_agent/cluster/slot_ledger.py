@@ -43,7 +43,7 @@ class Holding:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Least first: higher priority, then the earlier submitted."""
+        """The place of the job in the order of decisions, least first: higher priority, then the earlier submitted."""
         return (-self.job.priority, self.place)
 
     @property
@@ -60,7 +60,7 @@ class Holding:
 
     @property
     def lacking(self) -> int:
-        """Nodes to its least number."""
+        """The number of nodes that the job lacks to its least number."""
         return max(0, self.least - len(self.lasting))
 
     @property
@@ -69,31 +69,32 @@ class Holding:
 
     @property
     def beyond(self) -> int:
-        """Nodes above the last allowed size; 0 where it has an allowed size, or lacks nodes."""
+        """The number of nodes above the last allowed size; 0 where it has an allowed size, or lacks nodes."""
         count = len(self.lasting)
         return 0 if count < self.least else count - self.room.fit(count)
 
     @property
     def step(self) -> int:
-        """Nodes to the next allowed size; 0: it has its most."""
+        """The number of nodes to the next allowed size; 0: it has its most."""
         count = len(self.lasting)
         size = self.room.next_above(count)
         return 0 if size is None else size - count
 
     def replicas_on(self, node_name: str) -> Sequence[frozenset[str]]:
-        """The nodes of each replica that has workers there; the node alone where none has workers elsewhere too."""
+        """Returns the nodes of each replica that has workers there; the node alone where none has workers elsewhere
+        too."""
         return self.replicas.get(node_name) or (frozenset((node_name,)),)
 
     def holds(self, nodes: Iterable[str]) -> bool:
         return all(n in self.kept or n in self.left for n in nodes)
 
     def works_on(self, node_name: str) -> bool:
-        """Whether the training would notice that this node is gone: it does not where all its replicas have lost
+        """Tells whether the training would notice that this node is gone: it does not where all its replicas have lost
         another node."""
         return self.begun and node_name in self.arrived and any(map(self.holds, self.replicas_on(node_name)))
 
     def may_lose(self, node_name: str) -> bool:
-        """Whether the least number goes on without this node: never taken below it (invariant 3)."""
+        """Tells whether the least number goes on without this node: the job is never taken below it (invariant 3)."""
         if not self.works_on(node_name):
             return True
         lost = {
@@ -105,12 +106,13 @@ class Holding:
         return len(self.sure) - len(self.sure & lost) >= self.least
 
     def may_give(self, node_name: str) -> bool:
-        """Whether another job may have it."""
+        """Tells whether another job may have the node."""
         return node_name in self.kept and self.surplus > 0 and self.may_lose(node_name)
 
 
 class Ledger:
-    """orders: node to job to order, as they will be. free: slots of a node that no order asks for."""
+    """The slots promised to each job during one pass. orders: node to job to order, as they will be. free: slots of a
+    node that no order asks for."""
 
     def __init__(self, view: ClusterView, now_s: float, policy: ClusterPolicy, number: int) -> None:
         self.view, self.now_s, self.policy, self.number = view, now_s, policy, number
@@ -142,7 +144,7 @@ class Ledger:
 
     # -- who holds what
     def give(self, holding: Holding, node_name: str) -> None:
-        """Promise the node's slots to the job."""
+        """Promises the node's slots to the job."""
         job_id, slots = holding.job.job_id, needed(holding.job, self.nodes[node_name])
         self.orders[node_name][job_id] = holding.kept[node_name] = OrderView(job_id, slots, self.number)
         self.free[node_name] -= slots
@@ -161,7 +163,7 @@ class Ledger:
         return order
 
     def put_back(self, node_name: str, order: OrderView) -> None:
-        """Undo the taking of an order that its job would have kept."""
+        """Undoes the taking of an order that its job would have kept."""
         holding = self.holdings[order.job_id]
         self.orders[node_name][order.job_id] = holding.kept[node_name] = order
         self.free[node_name] -= order.slots
@@ -169,7 +171,7 @@ class Ledger:
         self.note_sure(holding, node_name)
 
     def note_sure(self, holding: Holding, node_name: str) -> None:
-        """The node has come or gone, and with it the replicas that have workers there."""
+        """Updates `sure` after the node has come or gone, and with it the replicas that have workers there."""
         for name in {n for replica in holding.replicas_on(node_name) for n in replica}:
             if self._is_sure(holding, name):
                 holding.sure.add(name)
@@ -188,7 +190,7 @@ class Ledger:
         return unit is not None and unit.state is UnitState.RUNNING
 
     def leaving(self, node_name: str) -> Mapping[str, int]:
-        """Jobs whose units live on the node without an order, with the slots they still take."""
+        """Returns the jobs whose units live on the node without an order, with the slots they still take."""
         orders = self.orders[node_name]
         return {job_id: slots for job_id, slots in self._alive[node_name].items() if job_id not in orders}
 
@@ -198,7 +200,7 @@ class Ledger:
 
     # -- who could be where
     def fitting(self, job: SubmissionView) -> list[str]:
-        """Nodes that this job could use if no other job were there."""
+        """Returns the nodes that this job could use if no other job were there."""
         out = self.left_out.get(job.job_id, {})
         return [n for n, why in self.why_unfit(job).items() if not why and n not in out]
 
@@ -206,7 +208,7 @@ class Ledger:
         return not self.why_unfit(job)[node_name] and node_name not in self.left_out.get(job.job_id, {})
 
     def why_unfit(self, job: SubmissionView) -> Mapping[str, str]:
-        """Why no job of this kind can be on a node, for every node; empty: it can."""
+        """Returns, for every node, why no job of this kind can be on it; empty: it can."""
         kind = (frozenset(job.labels.items()), job.slots_per_node)
         if kind not in self._fit:
             self._fit[kind] = {n: self._why_unfit(job, node) for n, node in self.nodes.items()}
@@ -230,5 +232,5 @@ def has_labels(job: SubmissionView, node: NodeView) -> bool:
 
 
 def needed(job: SubmissionView, node: NodeView) -> int:
-    """Slots that the job asks of this node."""
+    """Returns the number of slots that the job asks of this node."""
     return job.slots_per_node or node.slots

@@ -8,8 +8,8 @@ from bagua_agent.cluster.node_trouble import is_lost, why_left_out
 
 
 def in_force(view: ClusterView, node_name: str) -> tuple[OrderView, ...]:
-    """What the node's key says. Without a key: what the node runs, since absence ends nothing and it must have been
-    ordered once."""
+    """Returns the orders of the node's key. Without a key it returns orders for what the node runs, since absence ends
+    nothing and it must have been ordered once."""
     if node_name in view.orders:
         return view.orders[node_name]
     node = view.node(node_name)
@@ -20,7 +20,8 @@ def in_force(view: ClusterView, node_name: str) -> tuple[OrderView, ...]:
 def why_over(
     order: OrderView, node: NodeView, unit: UnitView | None, now_s: float, policy: ClusterPolicy
 ) -> str:
-    """Why the job has nothing more to expect from this node, so that its order goes at once; empty: it may have."""
+    """Returns why the job has nothing more to expect from this node, so that its order goes at once; empty: it may
+    have."""
     if is_lost(node, now_s, policy):
         return f"{node.node_name} is lost"
     if node.drain is not None and node.drain.force:
@@ -34,7 +35,8 @@ def why_over(
 
 
 def why_leave(node: NodeView) -> str:
-    """Why no job should be on this node, though one that needs it may stay until it is replaced; empty: it is fine."""
+    """Returns why no job should be on this node, though one that needs it may stay until it is replaced; empty: it is
+    fine."""
     if node.drain is not None:
         return f"{node.node_name} is drained{_because(node.drain.reason)}"
     if node.troubles:

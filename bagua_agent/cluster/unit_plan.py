@@ -18,7 +18,7 @@ from bagua_agent.cluster.slot_choice import choose
 
 
 class Wish(Enum):
-    """What is wanted of a job. OVER: it has an outcome, so its units end by themselves and none is started."""
+    """The wish for a job. OVER: it has an outcome, so its units end by themselves and none is started."""
 
     RUN = "run"
     STOP = "stop"
@@ -59,8 +59,8 @@ class OwnUnit:
 
 @dataclass(frozen=True, slots=True)
 class UnitSituation:
-    """slots: of the node. orders: None if they are not known. wishes: by job; none where the submission is not known.
-    nonces: of submissions, by job."""
+    """The situation on a node. slots: of the node. orders: None if they are not known. wishes: by job; none where the
+    submission is not known. nonces: of submissions, by job."""
 
     slots: int
     orders: tuple[OrderView, ...] | None
@@ -90,8 +90,8 @@ class KillUnit:
 
 @dataclass(frozen=True, slots=True)
 class UnitPlan:
-    """forgets: units that ended and need no record any more. report: for the scheduler. troubles: of the node.
-    again_at_s: when to decide again without news."""
+    """A plan for the units of a node. forgets: units that ended and need no record any more. report: for the scheduler.
+    troubles: of the node. again_at_s: when to decide again without news."""
 
     starts: tuple[StartUnit, ...] = ()
     asks: tuple[AskUnitToLeave, ...] = ()
@@ -103,8 +103,8 @@ class UnitPlan:
 
 
 def plan_units(situation: UnitSituation, now_s: float, policy: ClusterPolicy) -> UnitPlan:
-    """What the daemon should do now. Pure. Each unit is asked to leave, and is killed, only once, unless
-    that failed."""
+    """Returns what the daemon should do now. Pure. Each unit is asked to leave, and is killed, only once, unless that
+    failed."""
     known = _Known(situation, now_s, policy)
     forgets = [u.job_id for u in situation.units if known.is_forgotten(u)]
     units = {u.job_id: u for u in situation.units if u.job_id not in forgets}
@@ -159,11 +159,11 @@ class _Known:
         return self.situation.wishes.get(job_id)
 
     def is_of_an_earlier_job(self, unit: OwnUnit) -> bool:
-        """The job that it was started for was removed, and its name was submitted again."""
+        """Tells whether the job that the unit was started for was removed and its name was submitted again."""
         return bool(unit.nonce) and self.situation.nonces.get(unit.job_id, unit.nonce) != unit.nonce
 
     def why_leave(self, unit: OwnUnit) -> str:
-        """Why a living unit should go; empty: it may stay."""
+        """Returns why a living unit should go; empty: it may stay."""
         if self.is_of_an_earlier_job(unit):
             return "its job was removed, and another of its name was submitted"
         if self.wish(unit.job_id) is Wish.STOP:
@@ -186,7 +186,7 @@ class _Known:
         return self.situation.orders is not None and unit.job_id not in self.orders
 
     def next_at_s(self, unit: OwnUnit) -> float | None:
-        """When something follows for a unit that ended; None: nothing by itself."""
+        """Returns when something follows for a unit that ended; None: nothing by itself."""
         if self.wish(unit.job_id) in (Wish.STOP, Wish.OVER):
             return None
         if self.why_left_out(unit):
@@ -199,7 +199,7 @@ class _Known:
 def _starts(
     known: _Known, units: Mapping[str, OwnUnit]
 ) -> tuple[list[StartUnit], dict[str, tuple[UnitState, str]]]:
-    """Units to be started, and for the other orders that have no living unit why not."""
+    """Returns the units to be started, and for the other orders that have no living unit why not."""
     taken = {s for u in units.values() if u.alive for s in u.slots}
     free = set(range(known.situation.slots)) - taken
     starts: list[StartUnit] = []
@@ -223,7 +223,7 @@ def _starts(
 
 
 def _why_not(known: _Known, order: OrderView, unit: OwnUnit | None) -> tuple[UnitState, str] | None:
-    """Why no unit is started for this order, even if slots are free; None: one is."""
+    """Returns why no unit is started for this order, even if slots are free; None: one is."""
     wish = known.wish(order.job_id)
     if wish is None:
         return UnitState.WAITING, "its submission is not known here yet"

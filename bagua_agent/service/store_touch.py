@@ -10,7 +10,8 @@ SETTLED_AFTER_S = 60.0  # by then what is gone has been heard of
 
 
 class StoreTouch:
-    """Times are of a clock that goes on while the machine sleeps."""
+    """Watches how long this daemon has been in touch with etcd. Times are of a clock that goes on while the machine
+    sleeps."""
 
     def __init__(self, longest_away_s: float, now_s: float) -> None:
         self._longest_away_s = longest_away_s
@@ -19,7 +20,8 @@ class StoreTouch:
         self._stale_since_s: float | None = None
 
     def passed(self, now_s: float) -> None:
-        """To be called often: a long time between two calls is time that this process did not run."""
+        """Takes the present time. It is to be called often: a long time between two calls is time that this process did
+        not run."""
         if now_s - self._in_touch_s > self._longest_away_s:
             self._stale_since_s = now_s
             self._in_touch_s = now_s

@@ -50,7 +50,8 @@ LOOK_SOON_S = 0.2  # a living unit has no process yet, or none any more, so its 
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """may_put_back: this daemon was not out of touch with etcd for so long that it may remember removed jobs."""
+    """The time of a step. may_put_back: this daemon was not out of touch with etcd for so long that it may remember
+    removed jobs."""
 
     monotonic_s: float
     unix_s: float
@@ -59,13 +60,13 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the daemon knows; `step` gives the next one and changes nothing in it.
+    """The state of the daemon; `step` returns the next one and changes nothing in it.
 
     orders: None if they are not known; orders_value: their record. outcomes: records by job. removals: by the nonce of
-    the submission. to_put_back: by key, what stood there and the nonce of the submission that it is of, if of any.
-    troubles: of the node, which two looks in a row agreed on; troubles_seen: by the last look, as notes are. note: of
-    the daemon's own parts. look_due_s: for units. looks_at_s: at the node. look_since_s: since when a look at it is
-    under way. again_s: the plan's own time.
+    the submission. to_put_back: by key, its value and the nonce of the submission that it is of, if of any. troubles:
+    of the node, which two looks in a row agreed on; troubles_seen: by the last look, as notes are. note: of the
+    daemon's own parts. look_due_s: for units. looks_at_s: at the node. look_since_s: since when a look at it is under
+    way. again_s: the plan's own time.
     """
 
     node_name: str
@@ -90,19 +91,20 @@ class State:
 
     @property
     def wake_at_s(self) -> float:
-        """When InboxDrained is due without any event."""
+        """The time at which InboxDrained is due without any event."""
         return min(s for s in (self.looks_at_s, self.look_due_s, self.again_s) if s is not None)
 
 
 def step(state: State, event: ms.Event, now: Now) -> tuple[State, tuple[ms.Action, ...]]:
-    """What the daemon knows after `event`, and what it does. Raises UnreadableRecord for a record that is none."""
+    """Returns the daemon's next state after `event`, and its actions. Raises UnreadableRecord for a record that can't
+    be read."""
     turn = _Turn(state, now)
     turn.take(event)
     return turn.state, tuple(turn.actions)
 
 
 class _Turn:
-    """One step. state: so far."""
+    """Carries out one step. state: so far."""
 
     def __init__(self, state: State, now: Now) -> None:
         self.state = state
@@ -215,12 +217,12 @@ class _Turn:
             raise UnreadableRecord("no job can have this name")
 
     def _nonce(self, job_id: str) -> str:
-        """Of the submission that is known; empty for none."""
+        """Returns the nonce of the job's submission; empty if no submission is known."""
         submission = self.state.submissions.get(job_id)
         return "" if submission is None else nonce_of(submission)
 
     def _take_removal(self, nonce: str, removal: RemovalView) -> None:
-        """Forget the job, whatever was heard first: that it was removed, or that its keys are gone."""
+        """Forgets the job, whatever was heard first: that it was removed, or that its keys are gone."""
         job_id, state = removal.job_id, self.state
         kept = {key: lost for key, lost in state.to_put_back.items() if lost[1] != nonce}
         self._know(removals={**state.removals, nonce: removal}, to_put_back=kept)
@@ -235,8 +237,8 @@ class _Turn:
         self._do(ms.RemoveLogs(job_id, nonce))
 
     def _put_back(self, key: str, value: bytes, nonce: str = "") -> bool:
-        """Put back what the store has lost (invariant 4), unless it was removed with its job. nonce: of the submission
-        that the key is of, if it is of any. False: it is to be forgotten."""
+        """Puts back what the store has lost (invariant 4), unless it was removed with its job. nonce: of the submission
+        that the key is of, if it is of any. Returns False if the key is to be forgotten."""
         if nonce in self.state.removals:
             return False
         if not self.now.may_put_back:
@@ -302,8 +304,9 @@ class _Turn:
                 self._ended(unit, code, event.reasons.get(job_id, ""))
 
     def _take_act_failed(self, event: ms.ActFailed) -> None:
-        """A request to leave that may have come is not repeated: a second SIGTERM would end the job at once, instead of
-        at a step boundary. A kill may always be."""
+        """Takes the failure of an act on a unit, and plans to repeat the act. A request to leave that may have come is
+        not repeated: a second SIGTERM would end the job at once, instead of at a step boundary. A kill may always be
+        repeated."""
         self._say(event.reason)
         self._know(look_due_s=self.now_s + TRY_AGAIN_S)
         unit = self.state.units.get(event.job_id)
@@ -312,7 +315,8 @@ class _Turn:
             self._set(replace(unit, act_again_s=self.now_s + ACT_AGAIN_S))
 
     def _ended(self, unit: OwnUnit, code: int, why: str) -> None:
-        """why: the error that ended its agent, if that could say it."""
+        """Records that a unit ended with `code`, and reports it. why: the error that ended its agent, if the agent
+        could report it."""
         asked = unit.asked_since_s is not None or code == 0
         reason = unit.reason or f"its agent ended with {code}"
         if not unit.reason and why:
@@ -329,12 +333,13 @@ class _Turn:
             self._tell_failure(unit.job_id, failures, reason)
 
     def _tell_failure(self, job_id: str, failures: int, reason: str) -> None:
-        """Among the job's events, where people look when its agent never came to write one."""
+        """Writes the failure among the job's events, where people look when its agent never came to write one."""
         if (submission := self.state.submissions.get(job_id)) is not None:
             self._do(ms.TellFailure(submission, failures, reason))
 
     def _take_troubles(self, troubles: tuple[str, ...]) -> None:
-        """They count once two looks in a row agree: one that comes and goes must not move jobs about."""
+        """Takes the troubles that a look found. They count once two looks in a row agree: one that comes and goes must
+        not move jobs about."""
         if troubles == self.state.troubles_seen and troubles != self.state.troubles:
             self._say(f"in trouble: {'; '.join(troubles)}" if troubles else "in trouble no more")
             self._know(troubles=troubles)
@@ -342,7 +347,7 @@ class _Turn:
         self._know(troubles_seen=troubles, looks_at_s=self.now_s + again_s)
 
     def _look_at_node(self) -> None:
-        """One look at a time: each of those that hang would keep a thread and a process."""
+        """Begins a look at the node if none is under way: each look that hangs would keep a thread and a process."""
         since_s = self.state.look_since_s
         self._know(looks_at_s=self.now_s + LOOK_EVERY_S)
         if since_s is None:
@@ -364,7 +369,7 @@ class _Turn:
     # -- following
 
     def _follow(self) -> None:
-        """Do what the plan says, and tell the cluster how the units are."""
+        """Does what the plan requires, and reports the units to the cluster."""
         if self.now_s >= self.state.looks_at_s:
             self._look_at_node()
         if self.state.look_due_s is not None and self.now_s >= self.state.look_due_s:

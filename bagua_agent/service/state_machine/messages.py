@@ -19,7 +19,7 @@ class RecordChanged:
 
 @dataclass(frozen=True, slots=True)
 class UnitKept:
-    """An earlier daemon started this unit. was_asked: to leave."""
+    """A unit that an earlier daemon started was found. was_asked: to leave."""
 
     found: FoundUnit
     note: UnitNote
@@ -28,7 +28,7 @@ class UnitKept:
 
 @dataclass(frozen=True, slots=True)
 class UnitsSeen:
-    """All units of the node. reasons: by job, the errors that ended agents."""
+    """The units of the node were read, all of them. reasons: by job, the errors that ended agents."""
 
     units: tuple[FoundUnit, ...]
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +50,8 @@ class WatchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """From here on UnitsSeen knows of it. shutdown_timeout_s: the job's own; None: not known.
+    """The start of a unit has returned; from here on UnitsSeen contains the unit. shutdown_timeout_s: the job's own;
+    None: not known.
 
     trouble: what kept it from starting, which may pass; empty for nothing.
     """
@@ -68,7 +69,7 @@ class StartRefused:
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """notes: what a person should see to, and what keeps no job away."""
+    """The look at the node has ended. notes: what a person should see to, and what keeps no job away."""
 
     troubles: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -113,7 +114,7 @@ class ActFailed:
 
 @dataclass(frozen=True, slots=True)
 class InboxDrained:
-    """No further event waits, or time has passed: follow the plan."""
+    """The inbox is empty, or time has passed, so the plan is followed."""
 
 
 Taken = UnitsSeen | ProcessEnded | WatchFailed | Started | StartRefused | Noted | StandsAgain | NotDone
@@ -127,17 +128,17 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class LookForUnits:
-    """UnitsSeen follows."""
+    """Read the units of the node. UnitsSeen follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookAtNode:
-    """NodeSeen or LookFailed follows, or nothing: what is looked at may hang for ever."""
+    """Look at the node. NodeSeen or LookFailed follows, or nothing: what is looked at may hang for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchProcess:
-    """ProcessEnded or WatchFailed follows."""
+    """Watch a unit's main process for its end. ProcessEnded or WatchFailed follows."""
 
     job_id: str
     pid: int
@@ -145,7 +146,7 @@ class WatchProcess:
 
 @dataclass(frozen=True, slots=True)
 class StartUnit:
-    """Started or StartRefused follows. order: its number. failures: in a row before this start."""
+    """Start a unit. Started or StartRefused follows. order: its number. failures: in a row before this start."""
 
     submission: pb.Submission
     slots: tuple[int, ...]
@@ -154,7 +155,7 @@ class StartUnit:
 
 
 class UnitAct(Enum):
-    """FORGET: end what is left of it. REMOVE: its folder too."""
+    """The ways to act on a unit. FORGET: end what is left of it. REMOVE: its folder too."""
 
     ASK_TO_LEAVE = auto()
     KILL = auto()
@@ -164,7 +165,7 @@ class UnitAct(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ActOnUnit:
-    """UnitsSeen, ActFailed or NotDone follows."""
+    """Act on a unit. UnitsSeen, ActFailed or NotDone follows."""
 
     job_id: str
     act: UnitAct
@@ -172,7 +173,7 @@ class ActOnUnit:
 
 @dataclass(frozen=True, slots=True)
 class RemoveLogs:
-    """Of the submission `nonce`."""
+    """Remove the logs that a job's submission `nonce` left on this node."""
 
     job_id: str
     nonce: str
@@ -180,7 +181,8 @@ class RemoveLogs:
 
 @dataclass(frozen=True, slots=True)
 class PutIfAbsent:
-    """StandsAgain follows. nonce: of the submission that the key is of, if of any; not done once that is removed."""
+    """Put a key that the store had lost. StandsAgain follows. nonce: of the submission that the key is of, if of any;
+    not done once that is removed."""
 
     key: str
     value: bytes
@@ -189,7 +191,8 @@ class PutIfAbsent:
 
 @dataclass(frozen=True, slots=True)
 class TellFailure:
-    """Write it among the job's events, unless the job is over or removed. failures: in a row; 0: it was refused."""
+    """Write a failure among the job's events, unless the job is over or removed. failures: in a row; 0: the job was
+    refused."""
 
     submission: pb.Submission
     failures: int
@@ -203,7 +206,7 @@ class RecheckNodeKey:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """To the scheduler. status: to systemd."""
+    """Report the units to the scheduler. status: to systemd."""
 
     units: tuple[UnitView, ...]
     troubles: tuple[str, ...]

@@ -29,7 +29,7 @@ OUTPUT = "agent.log"
 
 
 class ChildUnits:
-    """folders: where UnitFolders keeps them."""
+    """Runs units as processes in sessions of their own. folders: where UnitFolders keeps them."""
 
     def __init__(self, folders: Path) -> None:
         self._folders = folders
@@ -83,7 +83,7 @@ class ChildUnits:
         forget_process(self._folders / job_id)
 
     def _process(self, folder: Path) -> UnitProcess | None:
-        """Recorded, or our own child that has not come to it."""
+        """Returns the unit's recorded process, or our own child that has not recorded itself yet."""
         recorded = recorded_process(folder)
         child = self._children.get(folder.name)
         if recorded is not None or child is None:

@@ -1,4 +1,4 @@
-"""The program of a unit: the job agent that a person's `bagua-launch` would be, started by a daemon."""
+"""Implements the program of a unit: the job agent that a person's `bagua-launch` would be, started by a daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORD_PROCESS = "--record-process"
 
 
 def main(folder: Path, *, record: bool = False) -> int:
-    """The agent's exit code, which is also left in `folder`: its reader may not be our parent.
+    """Runs the agent and returns its exit code, which is also left in `folder`: its reader may not be our parent.
 
     Beside it lie the error that ended the agent, if one did, and where it serves metrics. record: write down there that
     the unit is this process, before anything else.
@@ -36,14 +36,15 @@ def main(folder: Path, *, record: bool = False) -> int:
 
 
 def agent_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The agent's own environment, of what it inherited from systemd or the daemon; pure. Nothing of a job is in it:
-    variables steer libraries, and the agent may be root."""
+    """Returns the agent's own environment, of what it inherited from systemd or the daemon; pure. Nothing of a job is
+    in it: variables steer libraries, and the agent may be root."""
     kept = {name: value for name, value in inherited.items() if name in KEPT or name.startswith("LC_")}
     return {"PATH": PATH, "LANG": "C.UTF-8", **kept}
 
 
 def _leave(folder: Path, name: str, text: str) -> None:
-    """For the daemon. A full disk ends no job and changes no exit code: the log of the unit says what is lost."""
+    """Leaves a text for the daemon in the unit's folder. A full disk ends no job and changes no exit code: the log of
+    the unit says what is lost."""
     unfinished = folder / f"{name}.new"
     try:
         unfinished.write_text(text)

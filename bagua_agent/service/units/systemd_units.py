@@ -36,7 +36,7 @@ PROPERTIES = (
 
 
 def is_there() -> bool:
-    """Whether this machine was booted by systemd."""
+    """Tells whether this machine was booted by systemd."""
     return Path("/run/systemd/system").is_dir()
 
 
@@ -45,14 +45,15 @@ def name_of(job_id: str) -> str:
 
 
 def properties(memory_max: str, stop_timeout_s: float) -> tuple[str, ...]:
-    """Of a job's unit. memory_max: of all its processes together; empty: no limit. stop_timeout_s: from SIGTERM to
-    SIGKILL at a shutdown of the host."""
+    """Returns the systemd properties of a job's unit. memory_max: of all its processes together; empty: no limit.
+    stop_timeout_s: from SIGTERM to SIGKILL at a shutdown of the host."""
     own = (f"TimeoutStopSec={max(1, math.ceil(stop_timeout_s))}",)  # 0 would be no limit
     return (*PROPERTIES, *own, f"MemoryMax={memory_max}") if memory_max else (*PROPERTIES, *own)
 
 
 class SystemdUnits:
-    """kill_grace_s: that a job's agent has beyond the job's own shutdown timeout."""
+    """Runs units as transient systemd services. kill_grace_s: the time that a job's agent has beyond the job's own
+    shutdown timeout."""
 
     def __init__(self, memory_max: str = "", kill_grace_s: float = ClusterPolicy().kill_grace_s) -> None:
         self._memory_max = memory_max
@@ -90,7 +91,8 @@ class SystemdUnits:
 
 
 def read_unit(shown: Mapping[str, str]) -> FoundUnit | None:
-    """A unit from the properties that systemctl shows; None if there is none, or it is not ours. Pure."""
+    """Returns the unit that the properties shown by systemctl describe; None if there is none, or it is not ours.
+    Pure."""
     name = shown.get("Id", "")
     if not (name.startswith(PREFIX) and name.endswith(".service")):
         return None

@@ -20,7 +20,8 @@ LOCK = "process.lock"
 
 @dataclass(frozen=True, slots=True)
 class UnitProcess:
-    """started: in ticks since boot, which tells it from another process of its number."""
+    """The recorded process of a unit. started: in ticks since boot, which tells it from another process of its
+    number."""
 
     pid: int
     started: int
@@ -31,7 +32,7 @@ class UnitProcess:
 
 
 def record_process(folder: Path) -> None:
-    """For the unit: record this process as the one of `folder`."""
+    """Records this process as the one of `folder`. The unit calls it."""
     started = started_at(os.getpid())
     unfinished = folder / f"{RECORD}.new"
     unfinished.write_text(json.dumps({"pid": os.getpid(), "started": started}))
@@ -39,7 +40,7 @@ def record_process(folder: Path) -> None:
 
 
 def recorded_process(folder: Path) -> UnitProcess | None:
-    """As the unit recorded it; None if it has not begun to run yet."""
+    """Returns the process that the unit recorded; None if it has not begun to run yet."""
     try:
         read = json.loads((folder / RECORD).read_text())
         return UnitProcess(int(read["pid"]), int(read["started"]))
@@ -52,7 +53,7 @@ def forget_process(folder: Path) -> None:
 
 
 def take_lock(folder: Path) -> int:
-    """A descriptor for the process to be; the lock is held as long as any process has it open.
+    """Returns a descriptor for the process to be; the lock is held as long as any process has it open.
 
     Raises OSError, also if a process of this unit lives.
     """
@@ -66,7 +67,7 @@ def take_lock(folder: Path) -> int:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process of this unit lives, recorded or not."""
+    """Tells whether a process of this unit lives, recorded or not."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -81,6 +82,6 @@ def is_locked(folder: Path) -> bool:
 
 
 def started_at(pid: int) -> int | None:
-    """When this process began, in ticks since boot; None if it is over."""
+    """Returns when this process began, in ticks since boot; None if it is over."""
     fields = stat_fields(PROC / str(pid))
     return None if fields is None or fields[0] in "ZX" else int(fields[19])

@@ -29,7 +29,7 @@ _TIME_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}")
 def unit_request(
     submission: pb.Submission, slots: tuple[int, ...], config: AgentConfig, *, have_gpus: bool
 ) -> UnitRequest:
-    """Raises UserError if this node does not run such a job."""
+    """Returns what this node runs for a submission. Raises UserError if this node does not run such a job."""
     account = submission.user or config.jobs_default_user
     if not config.may_run_as(account):
         allowed = ", ".join((config.jobs_default_user, *config.jobs_users))
@@ -74,7 +74,8 @@ def unit_request(
 
 
 def _metrics(config: AgentConfig) -> dict[str, Any]:
-    """Where the agent serves metrics: where the daemon serves its own, and to the same callers."""
+    """Returns the configuration of the agent's metrics. They are served where the daemon serves its own, and to the
+    same callers."""
     if not config.jobs_metrics:
         return {}
     return {

@@ -35,7 +35,7 @@ NOT_KNOWN = 128 + 9
 
 @dataclass(frozen=True, slots=True)
 class UnitRequest:
-    """What a unit runs. environment: the whole of its workers', but for their own variables; nothing of it is the
+    """The request for a unit. environment: the whole of its workers', but for their own variables; nothing of it is the
     agent's."""
 
     config: JobConfig
@@ -45,7 +45,7 @@ class UnitRequest:
 
 @dataclass(frozen=True, slots=True)
 class UnitNote:
-    """What the daemon that starts a unit leaves for itself, or for its successor.
+    """The note that the daemon that starts a unit leaves for itself, or for its successor.
 
     order: number of the order it follows. failures: in a row before this start. shutdown_timeout_s: the job's own.
     nonce: of the submission.
@@ -60,7 +60,8 @@ class UnitNote:
 
 @dataclass(frozen=True, slots=True)
 class FoundUnit:
-    """pid: of its agent, 0 once that has ended. exit_code: as a shell says it; None while it runs."""
+    """A unit that a runner found. pid: of its agent, 0 once that has ended. exit_code: as a shell reports it; None
+    while it runs."""
 
     job_id: str
     pid: int
@@ -72,26 +73,28 @@ class FoundUnit:
 
 
 class UnitRunner(Protocol):
-    """Blocking calls, each bounded. Raises InfrastructureLost if what runs the units does not do as asked."""
+    """Runs units, by blocking calls that are each bounded. Raises InfrastructureLost if what runs the units does not do
+    as asked."""
 
     def start(self, job_id: str, folder: Path) -> None:
-        """Run what `folder` asks for (UnitFolders.make)."""
+        """Runs what `folder` asks for (UnitFolders.make)."""
 
     def found(self) -> list[FoundUnit]:
-        """All there are, those that have ended included until they are forgotten."""
+        """Returns all units, those that have ended included until they are forgotten."""
 
     def ask_to_leave(self, job_id: str) -> None:
-        """SIGTERM to its agent alone."""
+        """Sends SIGTERM to the unit's agent alone."""
 
     def kill(self, job_id: str) -> None:
-        """SIGKILL to everything in it."""
+        """Sends SIGKILL to every process of the unit."""
 
     def forget(self, job_id: str) -> None:
-        """End what is left of one whose agent has ended; it is found no more."""
+        """Ends what is left of a unit whose agent has ended; it is found no more."""
 
 
 def unit_command(folder: Path) -> list[str]:
-    """What a unit executes. Isolated: nothing of a job's environment is read before the job's own account is taken."""
+    """Returns the command that a unit executes. It is isolated: nothing of a job's environment is read before the job's
+    own account is taken."""
     return [sys.executable, "-P", "-m", "bagua_agent.service.units.run_unit", str(folder)]
 
 
@@ -100,7 +103,7 @@ def units_folder(state_directory: str) -> Path:
 
 
 class UnitFolders:
-    """One folder a job in `parent`, 0700."""
+    """Keeps one folder for each job in `parent`, with mode 0700."""
 
     def __init__(self, parent: Path) -> None:
         self._parent = parent
@@ -111,7 +114,7 @@ class UnitFolders:
         return self._parent / check_id("job", job_id)
 
     def make(self, request: UnitRequest, note: UnitNote) -> Path:
-        """A fresh one for a new start; what an earlier start left is removed."""
+        """Makes a fresh folder for a new start; what an earlier start left is removed."""
         folder = self.of(request.config.job_id)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
@@ -125,15 +128,15 @@ class UnitFolders:
         return folder
 
     def note(self, job_id: str) -> UnitNote:
-        """What was left at its start; nothing known where a daemon was killed between two writes."""
+        """Returns what was left at the unit's start; an empty note where a daemon was killed between two writes."""
         return read_note(self.of(job_id))
 
     def mark_asked(self, job_id: str) -> None:
-        """It is asked to leave: a daemon that starts again must not ask a second time."""
+        """Records that the unit is asked to leave: a daemon that starts again must not ask a second time."""
         (self.of(job_id) / ASKED).touch(0o600)
 
     def unmark_asked(self, job_id: str) -> None:
-        """That failed."""
+        """Removes the record that the unit was asked to leave, because asking failed."""
         with suppress(
             OSError
         ):  # what can't be removed says at worst that it was asked: then it is killed in the end
@@ -143,15 +146,15 @@ class UnitFolders:
         return (self.of(job_id) / ASKED).exists()
 
     def reasons(self) -> dict[str, str]:
-        """By job, the errors that ended agents, as far as they could say so."""
+        """Returns, by job, the errors that ended agents, as far as the agents could report them."""
         return self._left(REASON)
 
     def metrics_addresses(self) -> dict[str, str]:
-        """By job, HOST:PORT at which the agent serves metrics, or did before it ended."""
+        """Returns, by job, HOST:PORT at which the agent serves metrics, or did before it ended."""
         return self._left(METRICS)
 
     def _left(self, name: str) -> dict[str, str]:
-        """By job, what its agent left in this file."""
+        """Returns, by job, what its agent left in this file."""
         found = {}
         for path in self._parent.glob(f"*/{name}"):
             with suppress(OSError, ValueError), path.open() as file:
@@ -163,7 +166,7 @@ class UnitFolders:
 
 
 def read_note(folder: Path) -> UnitNote:
-    """An empty one if there is none, or none that can be read."""
+    """Returns the note of a folder; an empty one if there is none, or none that can be read."""
     try:
         read = json.loads((folder / NOTE).read_text())
         return UnitNote(
@@ -178,7 +181,7 @@ def read_note(folder: Path) -> UnitNote:
 
 
 def read_request(folder: Path) -> UnitRequest:
-    """Raises UserError."""
+    """Reads the request of a folder. Raises UserError if it can't be read."""
     path = folder / REQUEST
     try:
         read = json.loads(path.read_text())
