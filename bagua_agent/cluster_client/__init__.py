@@ -1,1 +1,1 @@
-"""What people's commands do in a cluster: they write desired state into etcd and read what daemons report."""
+"""Implements people's commands in a cluster: they write desired state into etcd and read what daemons report."""

@@ -19,7 +19,7 @@ MOST_ITEMS = 16
 
 
 class Arrivals(Generic[S, T]):
-    """Items in the order of their arrival, each with its source. Thread-safe. most: items that are held."""
+    """A queue of items in the order of their arrival, each with its source. Thread-safe. most: items that are held."""
 
     def __init__(self, most: int = MOST_ITEMS) -> None:
         self._most = most
@@ -38,7 +38,7 @@ class Arrivals(Generic[S, T]):
                 self._changed.notify_all()
 
     def get(self, timeout_s: float) -> tuple[S, T]:
-        """Raises queue.Empty."""
+        """Returns the next item and its source. Raises queue.Empty if none comes in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._items), timeout_s):
                 raise queue.Empty
@@ -48,12 +48,12 @@ class Arrivals(Generic[S, T]):
         return source, item
 
     def holds(self, source: S) -> bool:
-        """Whether something of it has arrived that `get` has not given yet."""
+        """Tells whether something of the source has arrived that `get` has not given yet."""
         with self._changed:
             return self._held[source] > 0
 
     def close(self) -> None:
-        """Release all that wait in `put`; what is here, and what comes yet, is dropped."""
+        """Releases all that wait in `put`; what is here, and what comes yet, is dropped."""
         with self._changed:
             self._closed = True
             self._items.clear()

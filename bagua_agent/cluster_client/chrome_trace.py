@@ -25,7 +25,7 @@ _VALUE_NAMES = {"bucket": "bucket", **dict.fromkeys(STEPS, "step")}
 
 
 def chrome_trace(trace: JobTrace) -> dict[str, Any]:
-    """The whole file's content. Its times are in microseconds since the first span."""
+    """Returns the whole file's content. Its times are in microseconds since the first span."""
     workers = sorted(
         (w for w in trace.workers.values() if w.spans and w.agent_id in trace.clocks),
         key=lambda w: (w.global_rank is None, w.global_rank or 0, w.worker_id),
@@ -75,8 +75,8 @@ def _worker_events(
 
 
 def own_code(spans: Iterable[Span]) -> list[Span]:
-    """Of the script's thread: the parts of each step in which nothing of the runtime was recorded. There the script's
-    own code ran, such as its loss. spans: nested or one after the other."""
+    """Returns the parts of each step, in the script's thread, in which nothing of the runtime was recorded. There the
+    script's own code ran, such as its loss. spans: nested or one after the other."""
     found: list[Span] = []
     step: Span | None = None
     at_ns = 0
@@ -108,7 +108,7 @@ def _outer_first(spans: Iterable[Span]) -> list[Span]:
 
 
 def lanes_of(spans: Iterable[Span]) -> list[list[Span]]:
-    """As few groups as it takes so that in each of them no span begins before the last one's end."""
+    """Splits spans into as few groups as it takes so that in each of them no span begins before the last one's end."""
     lanes: list[list[Span]] = []
     for span in sorted(spans, key=lambda s: s.begin_ns):
         for lane in lanes:
@@ -136,7 +136,7 @@ def _event(span: Span, process: int, thread: int, clock: HostClock, origin_ns: i
 
 
 def _microseconds(duration_ns: int) -> float:
-    """The number from which a reader gets `duration_ns` back, whether it rounds or truncates to nanoseconds."""
+    """Returns the number from which a reader gets `duration_ns` back, whether it rounds or truncates to nanoseconds."""
     value = duration_ns / 1000
     while int(value * 1000) < duration_ns:
         value = math.nextafter(value, math.inf)
@@ -144,7 +144,7 @@ def _microseconds(duration_ns: int) -> float:
 
 
 def _generations(trace: JobTrace, workers: list[WorkerTrace], origin_ns: int) -> list[dict[str, Any]]:
-    """The job's own track: each generation from its first worker's entry to the next one's."""
+    """Returns the job's own track: each generation from its first worker's entry to the next one's."""
     entries: dict[int, tuple[int, Any]] = {}
     end_ns = origin_ns
     for worker in workers:

@@ -72,7 +72,7 @@ def submit(store: Store, submission: pb.Submission) -> None:
 
 
 def _was_submitted(store: Store, job_id: str, nonce: str) -> bool:
-    """Whether the submission of this nonce was written, also if it was changed or removed since."""
+    """Tells whether the submission of this nonce was written, also if it was changed or removed since."""
     found = store.get(cluster_keys.submission(job_id))
     if found is not None and nonce_of(_parsed(found, job_id)) == nonce:
         return True
@@ -87,7 +87,7 @@ def _may_be_submitted(job_id: str, why: InfrastructureLost | None) -> Infrastruc
 
 
 def stop(store: Store, job_id: str) -> str:
-    """A line for the person who asked. Raises UserError."""
+    """Asks a submitted job to stop, and returns a line for the person who asked. Raises UserError."""
 
     def change(submission: pb.Submission) -> bool:
         was, submission.wanted = submission.wanted, pb.Submission.STOP
@@ -98,7 +98,7 @@ def stop(store: Store, job_id: str) -> str:
 
 
 def delete(store: Store, job_id: str, now_unix_s: float) -> str:
-    """Remove an ended job; the line to print. Raises UserError if it has not ended."""
+    """Removes an ended job, and returns the line to print. Raises UserError if it has not ended."""
     key, over = cluster_keys.submission(job_id), cluster_keys.outcome(job_id)
     removed = f"job {job_id!r} is removed; the nodes remove its logs, and its name can be used again"
     unsure = ""  # nonce of the submission whose removal got no answer
@@ -127,7 +127,8 @@ def delete(store: Store, job_id: str, now_unix_s: float) -> str:
 
 
 def _delete_started_by_hand(store: Store, job_id: str, now_unix_s: float) -> str:
-    """One whose nodes all ended without a result too: it has no node that could write one."""
+    """Removes a job that was started by hand, also one whose nodes all ended without a result: it has no node that
+    could write one."""
     keys = JobKeys(job_id)
     for _ in range(_MOST_ATTEMPTS):
         spec = store.get(keys.spec)
@@ -148,7 +149,8 @@ def _delete_started_by_hand(store: Store, job_id: str, now_unix_s: float) -> str
 
 
 def scale_submitted(store: Store, job_id: str, min_nodes: int, max_nodes: int) -> tuple[int, int] | None:
-    """The least and most nodes there were before; None if the job was not submitted. Raises UserError.
+    """Changes the number of nodes of a submitted job. Returns the least and most nodes there were before; None if the
+    job was not submitted. Raises UserError.
 
     The job's own desired state changes with it, in one transaction.
     """
@@ -178,7 +180,8 @@ def _change_submission(
     change: Callable[[pb.Submission], bool],
     beside: Callable[[], tuple[list[Compare], list[Put]]] = lambda: ([], []),
 ) -> tuple[bool, pb.Submission]:
-    """Whether `change` changed anything, and the submission as it was. Raises UserError."""
+    """Changes a submission by `change`. Returns whether `change` changed anything, and the submission as it was. Raises
+    UserError."""
     key, over = cluster_keys.submission(job_id), cluster_keys.outcome(job_id)
     for _ in range(_MOST_ATTEMPTS):
         found = store.get(key)
@@ -197,7 +200,7 @@ def _change_submission(
 
 
 def submission_nonce(store: Store, job_id: str) -> str:
-    """The nonce of the current submission. Raises UserError if there is none."""
+    """Returns the nonce of the current submission. Raises UserError if there is none."""
     found = store.get(cluster_keys.submission(job_id))
     if found is None:
         raise unknown_job(store, job_id)
@@ -212,7 +215,7 @@ def _parsed(found: KeyValue, job_id: str) -> pb.Submission:
 
 
 def unknown_job(store: Store, job_id: str) -> UserError:
-    """There is no such job, submitted or started by hand."""
+    """Returns the error that there is no such job, submitted or started by hand."""
     records, _ = store.get_prefix(cluster_keys.SUBMISSIONS)
     names = {name for kv in records if (name := cluster_keys.id_in(cluster_keys.SUBMISSIONS, kv.key))}
     names |= {name for kv in store.get_prefix(JOBS_PREFIX)[0] if (name := JobKeys.job_in(kv.key))}
@@ -227,7 +230,7 @@ def unknown_job(store: Store, job_id: str) -> UserError:
 
 
 def drain(store: Store, node_name: str, *, force: bool, reason: str) -> str:
-    """A line for the person who asked. Raises UserError if there is no such node."""
+    """Drains a node, and returns a line for the person who asked. Raises UserError if there is no such node."""
     _known_node(store, node_name)
     record = pb.Drain(force=force, reason=in_utf8(reason)).SerializeToString()
     key = cluster_keys.drain(node_name)
@@ -247,7 +250,7 @@ def drain(store: Store, node_name: str, *, force: bool, reason: str) -> str:
 
 
 def undrain(store: Store, node_name: str) -> str:
-    """Raises UserError if it was not drained."""
+    """Ends the drain of a node, and returns a line for the person who asked. Raises UserError if it was not drained."""
     key = cluster_keys.drain(node_name)
     for attempt in range(_MOST_ATTEMPTS):
         found = store.get(key)
@@ -262,7 +265,8 @@ def undrain(store: Store, node_name: str) -> str:
 def _is_done(
     store: Store, conditions: list[Compare], writes: list[Put] | None = None, deletes: list[str] | None = None
 ) -> bool:
-    """False where it certainly was not, or the outcome is unknown: the next read shows it."""
+    """Makes a transaction. Returns False where it certainly was not made, or the outcome is unknown: the next read
+    shows it."""
     try:
         return store.transact(conditions, writes or [], deletes or []).succeeded
     except OutcomeUnknown:
@@ -298,7 +302,7 @@ def outcome_of(store: Store, job_id: str) -> JobEnded | None:
 
 
 def read_end(value: bytes) -> JobEnded:
-    """Of an outcome's record."""
+    """Returns the end of a job from an outcome's record."""
     try:
         end = read_outcome(value, 0.0)
     except UnreadableRecord:

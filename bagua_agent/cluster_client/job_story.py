@@ -23,8 +23,8 @@ QUEUE_LOOK_S = 2.0  # while a job waits, its reason changes with every other job
 def follow(
     store: Store, job_id: str, tell_event: Callable[[JobEvent], object], tell: Callable[[str], object]
 ) -> JobEnded:
-    """Returns when the job has ended. tell: why it waits, whenever that changes. Raises StoreUnavailable, and UserError
-    if there is no such job or it is removed meanwhile."""
+    """Reports how a job proceeds, and returns when it has ended. tell: called with why it waits, whenever that changes.
+    Raises StoreUnavailable, and UserError if there is no such job or it is removed meanwhile."""
     keys = JobKeys(job_id)
     # a job that was started by hand has no outcome but its own result, and is not removed before it has one
     by_hand = not is_submitted(store, job_id) and started_job(store, job_id) is not None

@@ -1,4 +1,4 @@
-"""What a trace of a job consists of, and how the clocks of its hosts are set against the reader's. Pure.
+"""Defines the parts of a trace of a job, and sets the clocks of its hosts against the reader's. Pure.
 
 Each worker's spans carry times of its own host's monotonic clock. A clock is compared by round trips to the agent of
 that host: half of the shortest one bounds the error, whatever the way takes in either direction.
@@ -17,7 +17,7 @@ _MOST_NAMES = 10_000  # of one worker
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """One round trip. offset_ns: of the host's clock ahead of the reader's, wrong by error_ns at most."""
+    """The result of one round trip. offset_ns: of the host's clock ahead of the reader's, wrong by error_ns at most."""
 
     host_ns: int
     offset_ns: int
@@ -25,15 +25,17 @@ class ClockSample:
 
 
 def sample_of(sent_ns: int, host_ns: int, received_ns: int) -> ClockSample:
-    """sent_ns, received_ns: of the reader's clock, around the moment at which the host's was read."""
+    """Returns the sample of one round trip. sent_ns, received_ns: of the reader's clock, around the moment at which the
+    host's was read."""
     middle_ns = (sent_ns + received_ns) // 2
     return ClockSample(host_ns, host_ns - middle_ns, (received_ns - sent_ns + 1) // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """Compared before the trace and, if the host still answered, after it. If one offset explains both round trips, the
-    shorter one gives it; else the clock is taken to drift evenly in between."""
+    """A host's clock against the reader's. It is compared before the trace and, if the host still answered, after it.
+    If one offset explains both round trips, the shorter one gives it; else the clock is taken to drift evenly in
+    between."""
 
     before: ClockSample
     after: ClockSample | None = None
@@ -51,7 +53,7 @@ class HostClock:
         return max(errors_ns) if self.drifts else min(errors_ns)
 
     def own_ns(self, host_ns: int) -> int:
-        """`host_ns` on the reader's clock. Of two times the later one is never before the earlier one."""
+        """Returns `host_ns` on the reader's clock. Of two times the later one is never before the earlier one."""
         first, last = self.before, self.after
         if last is None or not self.drifts:
             sample = first if last is None or first.error_ns <= last.error_ns else last
@@ -66,7 +68,8 @@ def best(samples: Iterable[ClockSample]) -> ClockSample | None:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Times of the worker's host. duration_ns 0: an instant. value: a step, a generation, a bucket; NO_VALUE: none."""
+    """A span of a worker. Times are of the worker's host. duration_ns 0: an instant. value: a step, a generation, a
+    bucket; NO_VALUE: none."""
 
     name: str
     track: str
@@ -77,7 +80,8 @@ class Span:
 
 @dataclass(slots=True)
 class WorkerTrace:
-    """left_out: spans that had no room. done: all ordered steps are recorded. ended: its session is over."""
+    """The trace of one worker. left_out: spans that had no room. done: all ordered steps are recorded. ended: its
+    session is over."""
 
     worker_id: str
     agent_id: str
@@ -91,7 +95,7 @@ class WorkerTrace:
     _tracks: list[str] = field(default_factory=list)
 
     def take(self, message: trace_pb2.Spans) -> None:
-        """What the worker recorded since its last message. Raises ValueError for what no recorder sends."""
+        """Adds what the worker recorded since its last message. Raises ValueError for what no recorder sends."""
         self._names += message.new_names
         self._tracks += message.new_tracks
         columns = (message.names, message.tracks, message.begins_ns, message.durations_ns, message.values)
@@ -113,13 +117,13 @@ class WorkerTrace:
 
     @property
     def global_rank(self) -> int | None:
-        """The newest one; None before the first."""
+        """The worker's newest global rank; None before the first."""
         return self.positions[-1].global_rank if self.positions else None
 
 
 @dataclass(slots=True)
 class JobTrace:
-    """workers: by id. clocks: by agent id. remarks: what is missing, in words."""
+    """The trace of a job. workers: by id. clocks: by agent id. remarks: what is missing, in words."""
 
     job_id: str
     steps: int
@@ -135,8 +139,8 @@ class JobTrace:
 def is_complete(
     first: Collection[str], workers: Collection[WorkerTrace], open_streams: int
 ) -> tuple[bool, str]:
-    """Whether nothing more is worth waiting for, and why. first: workers that got the order at the begin. Those that
-    came later are waited for only when all of the first ones are gone."""
+    """Tells whether nothing more is worth waiting for, and why. first: workers that got the order at the begin. Those
+    that came later are waited for only when all of the first ones are gone."""
     if not open_streams:
         return True, "no agent of the job is left"
     live = [w for w in workers if not w.ended]
@@ -150,7 +154,7 @@ def is_complete(
 
 
 def remarks_of(workers: Iterable[WorkerTrace], steps: int) -> list[str]:
-    """What a reader of the trace must know of workers that are not whole in it."""
+    """Returns what a reader of the trace must know of workers that are not whole in it."""
     found = []
     for worker in workers:
         name = f"worker {worker.worker_id} of node {worker.node_name}"

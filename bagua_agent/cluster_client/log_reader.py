@@ -43,7 +43,7 @@ STREAMS = {"out": node_pb2.ReadLogRequest.STDOUT, "err": node_pb2.ReadLogRequest
 
 @dataclass(frozen=True, slots=True)
 class WorkerOutput:
-    """Where one worker's output lies. global_rank: in the newest generation; None for an earlier worker."""
+    """The place of one worker's output. global_rank: in the newest generation; None for an earlier worker."""
 
     node_name: str
     directory: str
@@ -56,7 +56,7 @@ class WorkerOutput:
 
     @property
     def slot(self) -> str:
-        """The part of the directory's name that says it."""
+        """The part of the directory's name that names the slot."""
         return self.directory.partition("-")[0]
 
     @property
@@ -65,10 +65,10 @@ class WorkerOutput:
 
 
 def is_followed(output: WorkerOutput, rank: int | None, earlier: Container[tuple[str, str]]) -> bool:
-    """Whether `logs --follow` shows this worker; pure.
+    """Tells whether `logs --follow` shows this worker; pure.
 
-    rank: the only one that is asked for; None: all there are, and all that come, even if they are replaced before
-    anybody sees them with a rank. earlier: node and directory of those that had no rank when following began.
+    rank: the only one that is asked for; None: all there are, and all that come, even if they are replaced before a
+    look finds them with a rank. earlier: node and directory of those that had no rank when following began.
     """
     if rank is not None:
         return output.global_rank == rank
@@ -76,10 +76,10 @@ def is_followed(output: WorkerOutput, rank: int | None, earlier: Container[tuple
 
 
 def last_workers(outputs: Iterable[WorkerOutput]) -> list[WorkerOutput]:
-    """The workers of an ended job whose output is shown; pure. outputs: those of one node oldest first.
+    """Returns the workers of an ended job whose output is shown; pure. outputs: those of one node oldest first.
 
-    Those that have a rank; and the last one of each slot on nodes where none has one, since all had left before the
-    last generation was written, as when the job was stopped.
+    These are the workers that have a rank; and the last one of each slot on nodes where none has one, since all had
+    left before the last generation was written, as when the job was stopped.
     """
     shown = list(outputs)
     with_ranks = {output.node_name for output in shown if output.global_rank is not None}
@@ -89,10 +89,10 @@ def last_workers(outputs: Iterable[WorkerOutput]) -> list[WorkerOutput]:
 
 @dataclass(slots=True, eq=False)
 class Tail:
-    """One stream of a worker that is being read. Changed by the reader's own thread alone.
+    """One stream of a worker that is being read. It is changed by the reader's own thread alone.
 
-    read_bytes: so many were read. size_bytes: as its node said last. failed: attempts in a row. heard_s: when it was
-    opened, or something came. call: under way, if it is open.
+    read_bytes: so many were read. size_bytes: as its node reported last. failed: attempts in a row. heard_s: when it
+    was opened, or something came. call: under way, if it is open.
     """
 
     output: WorkerOutput
@@ -104,7 +104,7 @@ class Tail:
     shown: ShownLines = field(default_factory=ShownLines)
 
     def take(self, chunk: node_pb2.LogChunk, now_s: float) -> list[str]:
-        """The lines that are whole with it."""
+        """Adds a chunk, and returns the lines that are whole with it."""
         begin = chunk.position if chunk.HasField("position") else self.read_bytes
         # what began before a gap does not go on after it
         lines = self.finish() if begin > self.read_bytes else []
@@ -113,7 +113,7 @@ class Tail:
         return [*lines, *self.shown.feed(chunk.data)]
 
     def missed(self, chunk: node_pb2.LogChunk) -> str:
-        """What the next chunk leaves out since it is not kept any more, in a line; empty for nothing."""
+        """Returns a line about what the next chunk leaves out since it is not kept any more; empty for nothing."""
         if not chunk.HasField("position") or chunk.position <= self.read_bytes:
             return ""
         gap = f"{chunk.position - self.read_bytes} bytes of its output"
@@ -122,7 +122,7 @@ class Tail:
         )
 
     def finish(self) -> list[str]:
-        """The last line, if nothing ends it."""
+        """Returns the last line, if nothing ends it."""
         return list(self.shown.end())
 
     @property
@@ -141,7 +141,8 @@ class Next(Enum):
 
 
 def next_of(tail: Tail, now_s: float) -> Next:
-    """What to do about a stream now; pure. One that is silent though there is more is of a node that was away."""
+    """Decides what to do about a stream now; pure. One that is silent though there is more is of a node that was
+    away."""
     more = tail.size_bytes > tail.read_bytes
     if tail.call is None:
         return Next.OPEN if more else Next.NOTHING
@@ -149,7 +150,7 @@ def next_of(tail: Tail, now_s: float) -> Next:
 
 
 class LogReader:
-    """One job's. credentials: for calls to daemons; None: without TLS."""
+    """Reads the logs of one job. credentials: for calls to daemons; None: without TLS."""
 
     def __init__(self, store: Store, job_id: str, credentials: grpc.ChannelCredentials | None) -> None:
         self._store = store
@@ -162,7 +163,8 @@ class LogReader:
             channel.close()
 
     def outputs(self, complain: Callable[[str], object]) -> list[WorkerOutput]:
-        """Ranked ones by rank, then earlier ones. complain: told of nodes that can't be asked. Raises UserError."""
+        """Returns ranked outputs by rank, then earlier ones. complain: called with nodes that can't be asked. Raises
+        UserError."""
         if self._store.get(cluster_keys.submission(self._job_id)) is None:
             raise unknown_job(self._store, self._job_id)
         ranks = self._ranks()
@@ -187,10 +189,10 @@ class LogReader:
     def lines(
         self, output: WorkerOutput, stream: str, last_bytes: int, complain: Callable[[str], object]
     ) -> Iterator[str]:
-        """Of one worker, to the end of what is there; of a progress bar its last state.
+        """Yields the lines of one worker, to the end of what is there; of a progress bar its last state.
 
-        last_bytes: 0 for all that is kept. complain: told of what is asked for and not kept any more. Raises UserError,
-        InfrastructureLost. However long it is: only a silence of SILENCE_S ends it.
+        last_bytes: 0 for all that is kept. complain: called with what is asked for and not kept any more. Raises
+        UserError, InfrastructureLost. However long it is: only a silence of SILENCE_S ends it.
         """
         news: News = Arrivals()
         tail = Tail(output)
@@ -226,11 +228,12 @@ class LogReader:
         tell: Callable[[WorkerOutput, str], object],
         complain: Callable[[str], object],
     ) -> None:
-        """Lines of all wanted workers as they come, of those too that come later or are replaced; until the job has
-        ended and every line is read. A stream that breaks is opened again where it broke.
+        """Passes on lines of all wanted workers as they come, of those too that come later or are replaced; until the
+        job has ended and every line is read. A stream that breaks is opened again where it broke.
 
-        wanted: asked until it says yes; from then on the worker is followed to its end. complain: told of what does not
-        work now, each time. Raises UserError, InfrastructureLost if there is nothing to follow at the beginning.
+        wanted: asked until it returns True; from then on the worker is followed to its end. complain: called with what
+        does not work now, each time. Raises UserError, InfrastructureLost if there is nothing to follow at the
+        beginning.
         """
         news: News = Arrivals()
         tails: dict[tuple[str, str, str], Tail] = {}
@@ -268,7 +271,8 @@ class LogReader:
                     tail.call.cancel()
 
     def _look(self, complain: Callable[[str], object]) -> tuple[bool, list[WorkerOutput]]:
-        """Whether the job is over, and what there is: in this order, so that what an ended job wrote is all there."""
+        """Returns whether the job is over, and the outputs there are: in this order, so that what an ended job wrote is
+        all there."""
         over = outcome_of(self._store, self._job_id) is not None
         return over, self.outputs(complain)
 
@@ -329,7 +333,8 @@ class LogReader:
         from_bytes: int = 0,
         follow: bool = False,
     ) -> Any:
-        """The call. Its chunks and then its end come to `news`, from a thread of its own. Raises UserError."""
+        """Begins to read a stream, and returns the call. Its chunks and then its end come to `news`, from a thread of
+        its own. Raises UserError."""
         request = node_pb2.ReadLogRequest(
             job_id=self._job_id,
             directory=tail.output.directory,
@@ -352,7 +357,7 @@ class LogReader:
         return call
 
     def _ranks(self) -> dict[str, int]:
-        """Global ranks of the newest generation, by the directory of the worker."""
+        """Returns the global ranks of the newest generation, by the directory of the worker."""
         keys = JobKeys(self._job_id)
         found = self._store.get(keys.generation)
         value = None if found is None else whole_value(self._store, keys, found.value)
@@ -370,7 +375,7 @@ class LogReader:
         }
 
     def _addresses(self) -> dict[str, str]:
-        """Of the daemons whose records can be read; `nodes` tells of the others."""
+        """Returns the addresses of the daemons whose records can be read; `nodes` reports the others."""
         records, _ = self._store.get_prefix(cluster_keys.NODES)
         found = {}
         for kv in records:
@@ -381,7 +386,7 @@ class LogReader:
         return found
 
     def _stub(self, node_name: str) -> tuple[str, node_pb2_grpc.NodeServiceStub]:
-        """With the address of the daemon. Raises UserError."""
+        """Returns the address of a node's daemon, and a stub for calls to it. Raises UserError."""
         address = self._addresses().get(node_name)
         if address is None:
             raise UserError(

@@ -16,8 +16,8 @@ from bagua_contract.records import read_message
 
 
 def refuse_of_submission(submission: cluster_pb2.Submission, least: int, most: int) -> None:
-    """Raises UserError. The scheduler gives a submitted job every node up to the most, so each of these needs a part of
-    a replica too."""
+    """Refuses numbers of nodes that a submitted job can't have. Raises UserError. The scheduler gives a submitted job
+    every node up to the most, so each of these needs a part of a replica too."""
     job_id, slots = submission.job_id, submission.slots_per_node
     _refuse_forbidden(job_id, SizePolicy.of(submission.size_policy), least, most)
     try:
@@ -29,7 +29,8 @@ def refuse_of_submission(submission: cluster_pb2.Submission, least: int, most: i
 
 
 def refuse_of_spec(store: Store, job_id: str, spec: membership_pb2.JobSpec, least: int, most: int) -> None:
-    """Raises UserError. As at its start, a job without a scheduler may have spare nodes at its most."""
+    """Refuses numbers of nodes that a job without a scheduler can't have. Raises UserError. As at its start, such a job
+    may have spare nodes at its most."""
     try:
         policy = SizePolicy.of(spec.size_policy)
     except ValueError as error:
@@ -50,8 +51,9 @@ def _refuse_forbidden(job_id: str, policy: SizePolicy, *nodes: int) -> None:
 
 
 def _refuse_partial(job_id: str, replica_size: int, slots: set[int], *nodes: int) -> None:
-    """slots: those that the job's nodes have. Of nodes with different numbers, only so few are refused that the largest
-    hold no replica: which nodes the job will have is not known."""
+    """Refuses numbers of nodes that hold no whole replica on each node. slots: those that the job's nodes have. Of
+    nodes with different numbers, only so few are refused that the largest hold no replica: which nodes the job will
+    have is not known."""
     if not slots:
         return
     largest = max(slots)

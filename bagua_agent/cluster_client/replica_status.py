@@ -17,8 +17,8 @@ from bagua_contract.replica import Replica
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """replica_rank: in the newest generation; None outside it. state: member, joins, or over with the reason.
-    workers: node and slot of each, by shard rank."""
+    """The state of a replica. replica_rank: in the newest generation; None outside it. state: member, joins, or over
+    with the reason. workers: node and slot of each, by shard rank."""
 
     replica_rank: int | None
     state: str
@@ -26,13 +26,13 @@ class ReplicaStatus:
 
     @property
     def places(self) -> str:
-        """node:slot of each worker."""
+        """The place of each worker, as node:slot."""
         return ", ".join(f"{node}:{slot}" for node, slot in self.workers)
 
 
 def read_replicas(store: Store, job_id: str, complain: Callable[[str], object]) -> tuple[ReplicaStatus, ...]:
-    """Those of a job; none where each worker is a replica. complain: of a generation that can't be read. Raises
-    StoreUnavailable."""
+    """Returns the replicas of a job; none where each worker is a replica. complain: called with a generation that can't
+    be read. Raises StoreUnavailable."""
     keys = JobKeys(job_id)
     records = store.get_prefix(keys.replicas)[0]
     found = store.get(keys.generation)
@@ -46,7 +46,7 @@ def read_replicas(store: Store, job_id: str, complain: Callable[[str], object]) 
 
 
 def replicas_of(generation: Generation | None, records: Iterable[KeyValue]) -> tuple[ReplicaStatus, ...]:
-    """Members by replica rank, then the others by id. Passes unreadable records over, as agents do. Pure."""
+    """Returns members by replica rank, then the others by id. Passes unreadable records over, as agents do. Pure."""
     size = 1 if generation is None else generation.replica_size
     members = list(groups_in(generation, size)) if generation is not None and size > 1 else []
     listed = {m.worker_id for group in members for m in group}

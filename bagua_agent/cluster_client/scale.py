@@ -26,7 +26,8 @@ _MOST_ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class ScaleChange:
-    """was: None if the job's own record was missing or unreadable. Pairs are (least, most) nodes."""
+    """A change of a job's number of nodes. was: None if the job's own record was missing or unreadable. Pairs are
+    (least, most) nodes."""
 
     job_id: str
     was: tuple[int, int] | None
@@ -47,10 +48,10 @@ def request_scale(
     *,
     credentials: StoreCredentials | None = None,
 ) -> ScaleChange:
-    """Ask the job for `min_nodes` to `max_nodes` nodes.
+    """Asks the job for `min_nodes` to `max_nodes` nodes.
 
-    Raises UserError if there is no such job (naming those there are) or it has ended, and
-    InfrastructureLost if etcd does not do it.
+    Raises UserError if there is no such job (naming those there are) or it has ended, and InfrastructureLost if etcd
+    does not do it.
     """
     store = Store(store_config(endpoints, credentials or StoreCredentials()))
     try:
@@ -64,7 +65,7 @@ def request_scale(
 
 
 def change_desired(store: Store, job_id: str, min_nodes: int, max_nodes: int) -> ScaleChange:
-    """`request_scale` on a store that is connected."""
+    """Does what `request_scale` does, on a store that is connected."""
     keys = JobKeys(job_id)
     asked = pb.Desired(min_nodes=min_nodes, max_nodes=max_nodes)
     for _ in range(_MOST_ATTEMPTS):

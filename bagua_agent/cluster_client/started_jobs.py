@@ -26,7 +26,8 @@ def is_submitted(store: Store, job_id: str) -> bool:
 
 
 def started_jobs(store: Store, submitted: Collection[str]) -> tuple[JobStatus, ...]:
-    """By id. submitted: jobs that the cluster shows itself. Raises StoreUnavailable."""
+    """Returns the jobs that were started by hand, by id. submitted: jobs that the cluster shows itself. Raises
+    StoreUnavailable."""
     return jobs_by_hand(store.get_prefix(JOBS_PREFIX)[0], submitted)
 
 
@@ -35,12 +36,12 @@ def started_job(store: Store, job_id: str) -> JobStatus | None:
 
 
 def end_of(value: bytes) -> JobEnded:
-    """Of a job's own result."""
+    """Returns the end of a job from its own result."""
     return JobEnded(*result_of(value))
 
 
 def request_stop(store: Store, job_id: str) -> str:
-    """Ask every node of the job to leave; a line for the person who asked. Raises UserError."""
+    """Asks every node of the job to leave, and returns a line for the person who asked. Raises UserError."""
     keys = JobKeys(job_id)
     job, spec = started_job(store, job_id), store.get(keys.spec)
     if job is None or spec is None:
@@ -59,7 +60,7 @@ def request_stop(store: Store, job_id: str) -> str:
 
 
 def no_logs(job: JobStatus) -> UserError:
-    """Why `logs` has nothing of such a job whose agents are gone, and where its output is."""
+    """Returns why `logs` has nothing of such a job whose agents are gone, and where its output is."""
     return UserError(
         f"job {job.job_id!r} was started by hand and no node of it is present, so its output is in the terminals "
         "of its nodes, and in the folder that --log-dir named there"

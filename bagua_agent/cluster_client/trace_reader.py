@@ -47,7 +47,7 @@ _MOST_REPLY_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """reply None: the agent's stream is over. is_lost: that was not its regular end."""
+    """A message of an agent's stream. reply None: the agent's stream is over. is_lost: that was not its regular end."""
 
     agent_id: str
     reply: trace_pb2.TraceReply | None
@@ -57,10 +57,11 @@ class Said:
 def following(
     agent_id: str, call: Iterable[trace_pb2.TraceReply], put: Callable[[Said], object]
 ) -> threading.Thread:
-    """Not started yet. Reads one agent's stream; its last word is the end of it."""
+    """Returns a thread, not started yet, that reads one agent's stream; the last message that it puts is the end of the
+    stream."""
 
     def read() -> bool:
-        """Whether the agent ended the stream itself, or this command did."""
+        """Passes the replies on. Returns whether the agent ended the stream itself, or this command did."""
         try:
             for reply in call:
                 put(Said(agent_id, reply))
@@ -76,8 +77,8 @@ def following(
 
 
 class TraceReader:
-    """Close it. complain: takes lines about what is missing, and about a long wait, as they become known. trace: what
-    has come so far."""
+    """Collects the trace of a job. Close it. complain: takes lines about what is missing, and about a long wait, as
+    they become known. trace: what has come so far."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class TraceReader:
         asker: str,
         complain: Callable[[str], None],
     ) -> None:
-        """Raises UserError for a job that is unknown, has ended, or has no agents."""
+        """Finds the job and its key pair. Raises UserError for a job that is unknown, has ended, or has no agents."""
         self._store = store
         self._keys = JobKeys(job_id)
         self._until_s = time.monotonic() + within_s
@@ -116,7 +117,7 @@ class TraceReader:
             ) from error
 
     def collect(self) -> JobTrace:
-        """Wait until all workers have recorded the steps, or the time is over. Raises UserError if the job is being
+        """Waits until all workers have recorded the steps, or the time is over. Raises UserError if the job is being
         traced already or is in restart mode. After a KeyboardInterrupt `finish` returns what has come."""
         for agent in self._agents():
             self._begin(agent)
@@ -143,7 +144,7 @@ class TraceReader:
         return self.finish()
 
     def _look(self) -> None:
-        """Ask agents that have come since. The stream of one whose key is gone is over: a host without power ends no
+        """Asks agents that have come since. The stream of one whose key is gone is over: a host without power ends no
         connection."""
         try:
             agents = self._agents()
@@ -156,7 +157,7 @@ class TraceReader:
             self._begin(agent)
 
     def finish(self) -> JobTrace:
-        """What has come so far, with the clocks compared once more."""
+        """Returns what has come so far, with the clocks compared once more."""
         while True:
             try:
                 self._take(self._inbox.get_nowait())
@@ -176,7 +177,7 @@ class TraceReader:
     # -- agents
 
     def _agents(self) -> list[pb.Agent]:
-        """Those that have not been asked, in the order of their ids. Raises InfrastructureLost."""
+        """Returns the agents that have not been asked, in the order of their ids. Raises InfrastructureLost."""
         records, _ = self._store.get_prefix(self._keys.agents)
         self._present = {JobKeys.id_in(self._keys.agents, record.key) for record in records}
         found = []
@@ -237,7 +238,7 @@ class TraceReader:
         self._opened.callback(call.cancel)  # first: closing goes backwards
 
     def _refused(self, agent: pb.Agent, error: grpc.RpcError) -> None:
-        """Raises UserError if another command traces the job."""
+        """Notes that an agent refused the trace. Raises UserError if another command traces the job."""
         code, details = error.code(), error.details()
         if code is grpc.StatusCode.FAILED_PRECONDITION:
             raise UserError(
@@ -250,7 +251,7 @@ class TraceReader:
         self._miss(f"node {agent.node_name} is missing: {why}")
 
     def _sample(self, agent_id: str) -> ClockSample | None:
-        """The best of several round trips; None if the agent does not answer."""
+        """Returns the best of several round trips; None if the agent does not answer."""
         request = trace_pb2.ClockRequest(job_id=self._keys.job_id, agent_id=agent_id)
         samples = []
         with suppress(grpc.RpcError):

@@ -37,8 +37,9 @@ _MOST_ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """generation: of the newest record; 0: there is none yet. newest: its settings. pinned: by people. tuning: what the
-    tuner does, in a line; empty: nothing. forgotten: records of earlier jobs that were removed."""
+    """The settings of a job's steps. generation: of the newest record; 0: there is none yet. newest: its settings.
+    pinned: by people. tuning: what the tuner does, in a line; empty: nothing. forgotten: records of earlier jobs that
+    were removed."""
 
     job_id: str
     generation: int
@@ -59,7 +60,7 @@ class Shown:
 
 
 def show(store: Store, job_id: str) -> Shown:
-    """Raises UserError if there is no such job, InfrastructureLost."""
+    """Reads the settings of a job's steps. Raises UserError if there is no such job, InfrastructureLost."""
     keys = JobKeys(job_id)
     found, _ = store.get_and_count([keys.spec, keys.settings, keys.generation, keys.study], keys.agents)
     if keys.spec not in found:
@@ -75,7 +76,8 @@ def show(store: Store, job_id: str) -> Shown:
 
 
 def read_study(store: Store, job_id: str) -> Study:
-    """The newest of the job, which may have ended. Raises UserError if it has none, InfrastructureLost."""
+    """Returns the newest study of the job, which may have ended. Raises UserError if it has none,
+    InfrastructureLost."""
     keys = JobKeys(job_id)
     found, _ = store.get_and_count([keys.spec, keys.study], keys.agents)
     if keys.spec not in found:
@@ -104,11 +106,11 @@ def _tuning(record: KeyValue | None) -> str:
 
 
 def pin(store: Store, job_id: str, asked: Mapping[str, object], *, forgets: bool = False) -> Shown:
-    """Fix settings of the job's steps; it follows at a step boundary, and nothing is started again.
+    """Fixes settings of the job's steps; it follows at a step boundary, and nothing is started again.
 
     asked: fields of StepSettings; a field's default leaves it to the script again. forgets: all others too, what the
-    job's trials have found, and what is kept of earlier jobs of the same model.
-    Raises UserError for a value or a job that can't have them, InfrastructureLost.
+    job's trials have found, and what is kept of earlier jobs of the same model. Raises UserError for a value or a job
+    that can't have them, InfrastructureLost.
     """
     keys, forgotten = JobKeys(job_id), 0
     for _ in range(_MOST_ATTEMPTS):
@@ -185,7 +187,8 @@ def _changed(pinned: StepSettings, asked: Mapping[str, object]) -> StepSettings:
 
 
 def _generation(record: KeyValue | None) -> pb.Generation:
-    """Empty if there is none. Of a large job it is a head, without settings and fingerprint."""
+    """Returns the generation of a record; an empty one if there is none. Of a large job it is a head, without settings
+    and fingerprint."""
     read = None if record is None else read_message(pb.Generation, record.value)
     return pb.Generation() if read is None else read
 
