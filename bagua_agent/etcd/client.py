@@ -73,7 +73,8 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """succeeded: all comparisons held and everything was done. revision: of the store at that moment."""
+    """The outcome of a transaction. succeeded: all comparisons held and everything was done. revision: of the store at
+    that moment."""
 
     succeeded: bool
     revision: int
@@ -87,7 +88,7 @@ class LeaseGrant:
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """ttl_s is 0 if etcd does not know the lease. revision: of the store."""
+    """The answer to the renewal of a lease. ttl_s is 0 if etcd does not know the lease. revision: of the store."""
 
     ttl_s: int
     revision: int
@@ -114,7 +115,7 @@ class Compare:
 
 
 def mod_revision_is(key: str, revision: int) -> Compare:
-    """The key is as written at `revision`; 0 says that there is no such key."""
+    """Requires that the key is as written at `revision`; 0 says that there is no such key."""
     return Compare(key, "MOD", revision)
 
 
@@ -127,7 +128,7 @@ def absent(key: str) -> Compare:
 
 
 def none_below(prefix: str) -> Compare:
-    """There is no key that starts with `prefix`."""
+    """Requires that there is no key that starts with `prefix`."""
     return Compare(prefix, "CREATE", 0, whole_prefix=True)
 
 
@@ -142,7 +143,7 @@ def value_is(key: str, value: bytes) -> Compare:
 def read_ranges(
     connection: Connection, ranges: Sequence[KeyRange], timeout_s: float
 ) -> tuple[list[KeyValue], int]:
-    """All keys in the ranges as they were at one revision, and that revision. Raises CallFailed."""
+    """Returns all keys in the ranges as they were at one revision, and that revision. Raises CallFailed."""
 
     def read(client: EtcdClient) -> tuple[list[KeyValue], int]:
         return _read_ranges(client, ranges)
@@ -181,7 +182,7 @@ class Store:
         self._failover.close()
 
     def connection(self, endpoint: Endpoint) -> Connection:
-        """One to this endpoint alone, with this store's log-in; the caller closes it."""
+        """Returns a connection to this endpoint alone, with this store's log-in; the caller closes it."""
         return self._failover.connection(endpoint)
 
     # ---- keys
@@ -191,7 +192,7 @@ class Store:
         return KeyValue.of(answer.kvs[0]) if answer.kvs else None
 
     def get_prefix(self, prefix: str, timeout_s: float | None = None) -> tuple[list[KeyValue], int]:
-        """Keys that start with `prefix`, in key order, and the revision at which they are so."""
+        """Returns the keys that start with `prefix`, in key order, and the revision at which they are so."""
         end_of_prefix(prefix)
         answer = self._repeat(
             f"get {prefix}*",
@@ -203,7 +204,7 @@ class Store:
     def get_ranges(
         self, ranges: Sequence[KeyRange], timeout_s: float | None = None
     ) -> tuple[list[KeyValue], int]:
-        """The keys in all of them as of one revision, and that revision."""
+        """Returns the keys in all of the ranges as of one revision, and that revision."""
         return self._repeat(
             f"get {', '.join(map(str, ranges))}", lambda c: _read_ranges(c, ranges), timeout_s
         )
@@ -211,7 +212,7 @@ class Store:
     def get_and_count(
         self, keys: Sequence[str], prefix: str, timeout_s: float | None = None
     ) -> tuple[dict[str, KeyValue], int]:
-        """Those of `keys` that are there, and how many keys start with `prefix`; one request, one revision."""
+        """Returns those of `keys` that are there, and how many keys start with `prefix`; one request, one revision."""
         rpc = etcd3.etcdrpc
         below, end = encode_key(prefix), end_of_prefix(prefix)
         what = f"get {', '.join(keys)}, count {prefix}*"
@@ -226,7 +227,7 @@ class Store:
         return self._repeat(what, attempt, timeout_s)
 
     def put(self, key: str, value: bytes, lease_id: int = 0, timeout_s: float | None = None) -> int:
-        """Revision of the write. May be done more than once. Raises LeaseLost."""
+        """Writes the key and returns the revision of the write. May be done more than once. Raises LeaseLost."""
         answer = self._repeat(
             f"put {key}", lambda c: c.put(encode_key(key), value, lease=lease_id or None), timeout_s
         )
@@ -234,20 +235,21 @@ class Store:
         return int(answer.header.revision)
 
     def delete(self, key: str, timeout_s: float | None = None) -> bool:
-        """Whether it was there; after an attempt that got no answer, whether it was there since."""
+        """Deletes the key and returns whether it was there; after an attempt that got no answer, whether it was there
+        since."""
         answer = self._repeat(
             f"delete {key}", lambda c: c.delete(encode_key(key), return_response=True), timeout_s
         )
         return bool(answer.deleted)
 
     def delete_prefix(self, prefix: str, timeout_s: float | None = None) -> int:
-        """How many keys it removed; see `delete`."""
+        """Deletes the keys that start with `prefix` and returns how many it removed; see `delete`."""
         end_of_prefix(prefix)
         answer = self._repeat(f"delete {prefix}*", lambda c: c.delete_prefix(encode_key(prefix)), timeout_s)
         return int(answer.deleted)
 
     def delete_range(self, keys: KeyRange, timeout_s: float | None = None) -> int:
-        """How many keys it removed; see `delete`."""
+        """Deletes the keys of the range and returns how many it removed; see `delete`."""
         request = etcd3.etcdrpc.DeleteRangeRequest(key=keys.start, range_end=keys.end)
         answer = self._repeat(f"delete {keys}", lambda c: c.raw(c.kvstub.DeleteRange, request), timeout_s)
         return int(answer.deleted)
@@ -298,13 +300,13 @@ class Store:
     # ---- leases
 
     def lease_grant(self, ttl_s: int, timeout_s: float | None = None) -> LeaseGrant:
-        """A new lease; etcd may grant more than ttl_s. An attempt without answer leaves one that ends."""
+        """Grants a new lease; etcd may grant more than ttl_s. An attempt without answer leaves one that ends."""
         lease = self._repeat("grant a lease", lambda c: c.lease(ttl_s), timeout_s)
         self._failover.wrote()
         return LeaseGrant(lease.id, lease.ttl)
 
     def lease_revoke(self, lease_id: int, timeout_s: float | None = None) -> None:
-        """The lease and its keys are gone afterwards, whether or not it was there."""
+        """Ends the lease. It and its keys are gone afterwards, whether or not it was there."""
         try:
             self._repeat("revoke a lease", lambda c: c.revoke_lease(lease_id), timeout_s)
         except LeaseLost:
@@ -320,7 +322,7 @@ class Store:
         return KeepAlive(max(0, answer.TTL), answer.header.revision)
 
     def lease_keys(self, lease_id: int, timeout_s: float | None = None) -> frozenset[str]:
-        """Keys that hang on the lease. Raises LeaseLost."""
+        """Returns the keys that hang on the lease. Raises LeaseLost."""
         answer = self._repeat("read a lease", lambda c: c.get_lease_info(lease_id), timeout_s)
         if answer.TTL < 0:  # 0 is a lease in its last second
             raise LeaseLost(f"etcd does not know lease {lease_id:x}")
@@ -329,7 +331,7 @@ class Store:
     # ---- the server
 
     def status(self, timeout_s: float | None = None) -> StoreStatus:
-        """Of the endpoint in use."""
+        """Returns the status of the endpoint in use."""
 
         def attempt(client: EtcdClient) -> StoreStatus:
             answer = client.raw(client.maintenancestub.Status, etcd3.etcdrpc.StatusRequest())
@@ -345,7 +347,7 @@ class Store:
         return self._repeat("status", attempt, timeout_s)
 
     def compact(self, revision: int, timeout_s: float | None = None) -> None:
-        """Let etcd forget what keys held before `revision`. Harmless if any client has done it already."""
+        """Lets etcd forget what keys held before `revision`. Harmless if any client has done it already."""
         request = etcd3.etcdrpc.CompactionRequest(revision=revision)
         try:
             self._repeat(

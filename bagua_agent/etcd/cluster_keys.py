@@ -24,7 +24,7 @@ def outcome(job_id: str) -> str:
 
 
 def removal(nonce: str) -> str:
-    """nonce: of the submission that was removed."""
+    """Returns the key of a removal. nonce: of the submission that was removed."""
     return REMOVALS + check_id("submission", nonce)
 
 
@@ -41,5 +41,5 @@ def orders(node_name: str) -> str:
 
 
 def id_in(folder: str, key: str) -> str | None:
-    """The id in `key` if it lies directly in `folder`, else None."""
+    """Returns the id in `key` if it lies directly in `folder`, else None."""
     return JobKeys.id_in(folder, key)

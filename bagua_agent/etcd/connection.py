@@ -43,10 +43,10 @@ _TOKEN_IS_OLD = (Trouble.TOKEN_REJECTED, Trouble.RIGHTS_CHANGED)
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """How to reach etcd. Paths are PEM files; user and password come together.
+    """The endpoints of etcd and how to reach them. Paths are PEM files; user and password come together.
 
-    request_timeout_s bounds an operation with all its attempts; attempt_timeout_s bounds one attempt at one
-    endpoint, so a frozen one costs no more than that.
+    request_timeout_s bounds an operation with all its attempts; attempt_timeout_s bounds one attempt at one endpoint,
+    so a frozen one costs no more than that.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -85,7 +85,7 @@ class StoreConfig:
 
 
 class EtcdClient(etcd3.Etcd3Client):  # type: ignore[misc]
-    """etcd3's client over a channel that we made; timeout and token are set by call and thread (`limited`)."""
+    """etcd3's client over a channel of ours; timeout and token are set by call and thread (`limited`)."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         # Not super().__init__(): that makes a channel of its own, to one host and port.
@@ -117,7 +117,7 @@ class EtcdClient(etcd3.Etcd3Client):  # type: ignore[misc]
             self._limit.timeout_s = self._limit.metadata = None
 
     def raw(self, stub_method: Any, request: Any) -> Any:
-        """A call that etcd3 has no method for, or whose method hides part of the answer."""
+        """Makes a call that etcd3 has no method for, or whose method hides part of the answer."""
         return stub_method(request, self.timeout, metadata=self.metadata)
 
 
@@ -125,8 +125,8 @@ class Connection:
     """A channel to one endpoint, logged in when needed. Thread-safe; ends with `close`."""
 
     def __init__(self, endpoint: Endpoint, config: StoreConfig, login: Login | None = None) -> None:
-        """login: shared by connections of one configuration; None: its own. Raises UserError if a certificate cannot be
-        read."""
+        """Opens the channel. login: shared by connections of one configuration; None: its own. Raises UserError if a
+        certificate cannot be read."""
         self.endpoint = endpoint
         self._closed = False
         self._login = login or login_of(config)
@@ -139,7 +139,7 @@ class Connection:
     def call(
         self, attempt: Callable[[EtcdClient], T], timeout_s: float, deadline_s: float | None = None
     ) -> T:
-        """What `attempt` returns. Raises CallFailed; takes at most timeout_s.
+        """Calls `attempt` and returns its result. Raises CallFailed; takes at most timeout_s.
 
         deadline_s: of time.monotonic(); if given, log-in and attempt may take timeout_s each, until then.
         """
@@ -156,17 +156,17 @@ class Connection:
         return self._attempt(attempt, metadata, timeout_s, deadline_s)
 
     def watch(self, requests: Iterator[pb.WatchRequest], timeout_s: float) -> Any:
-        """A stream of WatchResponse, without time limit; log-in before it takes at most timeout_s."""
+        """Returns a stream of WatchResponse, without time limit; log-in before it takes at most timeout_s."""
         self._watches_with = self._log_in(timeout_s)
         with self._translated():
             return self._watch.Watch(requests, metadata=self._watches_with)
 
     def forget_token(self) -> None:
-        """Of the last watch: the next call logs in again."""
+        """Forgets the token of the last watch, so that the next call logs in again."""
         self._login.forget(self._watches_with)
 
     def close(self) -> None:
-        """Calls in flight end with CallFailed."""
+        """Closes the channel. Calls in flight end with CallFailed."""
         self._closed = True
         self._login.wake()
         if self._owns_login:

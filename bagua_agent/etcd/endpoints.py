@@ -32,7 +32,8 @@ class Endpoint:
 
     @property
     def is_this_host(self) -> bool:
-        """Known without a look-up: a Unix socket, localhost or a loopback address."""
+        """Whether the endpoint is on this host, known without a look-up: a Unix socket, localhost or a loopback
+        address."""
         return self.is_unix or is_loopback(parted(self.target)[0])
 
     def __str__(self) -> str:
@@ -41,7 +42,7 @@ class Endpoint:
 
 
 def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
-    """Endpoints in the order written, without repetitions. Raises UserError naming the entry."""
+    """Returns the endpoints in the order written, without repetitions. Raises UserError naming the entry."""
     entries = [entry.strip() for entry in text.split(",")]
     if entries == [""]:
         raise UserError("the list of etcd endpoints is empty; write for instance etcd-1:2379,etcd-2:2379")
@@ -51,7 +52,7 @@ def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
 
 
 def parse_endpoint(entry: str) -> Endpoint:
-    """Raises UserError naming the entry."""
+    """Returns the endpoint that an entry describes. Raises UserError naming the entry."""
     if entry.startswith("unix:"):
         return _unix(entry)
     tls: bool | None = None

@@ -41,7 +41,7 @@ _LONGEST_BACKOFF_S = 0.5
 
 
 class Failover:
-    """Thread-safe."""
+    """Calls etcd at an endpoint that answers. Thread-safe."""
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
@@ -68,7 +68,8 @@ class Failover:
         self._login.cancel()
 
     def connection(self, endpoint: Endpoint) -> Connection:
-        """A connection of the caller's own, with the log-in of the others. Raises UserError as Connection does."""
+        """Returns a connection of the caller's own, with the log-in of the others. Raises UserError as Connection
+        does."""
         return Connection(endpoint, self.config, self._login)
 
     def call(
@@ -79,7 +80,8 @@ class Failover:
         repeatable: bool = True,
         denied_is_fine: bool = False,
     ) -> T:
-        """`attempt` on an endpoint that answers. repeatable: it is sent again after an attempt that got no answer."""
+        """Calls `attempt` on an endpoint that answers. repeatable: it is sent again after an attempt that got no
+        answer."""
         limit_s = self.config.request_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         reasons: dict[int, str] = {}
@@ -117,7 +119,7 @@ class Failover:
                 raise self._unavailable(operation, limit_s, reasons)
 
     def _raise_if_final(self, operation: str, shared: _Shared, failure: Failure, cause: CallFailed) -> None:
-        """Trouble that another attempt or endpoint does not mend."""
+        """Raises the error of trouble that another attempt or endpoint does not mend."""
         where = f"etcd at {shared.connection.endpoint}"
         match failure.trouble:
             case Trouble.LEASE_GONE:
@@ -144,14 +146,14 @@ class Failover:
                 raise InternalError(f"{operation}: {where} refuses it: {failure.detail}") from cause
 
     def _found_full(self, full: str) -> None:
-        """Said once: all who wait for it try again and again."""
+        """Logs a full database once: all that wait for it try again and again."""
         with self._lock:
             first, self._is_full = not self._is_full, True
         if first:
             log.error("%s; it is tried again until then", full)
 
     def wrote(self) -> None:
-        """Something that a full etcd refuses was done."""
+        """Notes that a write which a full etcd refuses was done."""
         if self._is_full:
             with self._lock:
                 was_full, self._is_full = self._is_full, False
@@ -193,7 +195,7 @@ class Failover:
             shared.connection.close()
 
     def _fail_over(self, shared: _Shared) -> None:
-        """A connection that failed serves no new call: after a silent cut it would stay broken for minutes.
+        """Retires a connection that failed. It serves no new call: after a silent cut it would stay broken for minutes.
         Other threads' calls on it run to their end."""
         with self._lock:
             if self._connections.get(shared.index) is shared:
@@ -221,7 +223,7 @@ def _next_move(reasons: Collection[str], log_in: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """A connection and how many calls run on it."""
+    """A connection and the number of calls that run on it."""
 
     index: int
     connection: Connection

@@ -44,7 +44,7 @@ class Failure:
 
 
 class CallFailed(InfrastructureLost):
-    """One attempt at one endpoint failed. Stays inside the store package."""
+    """Raised when one attempt at one endpoint failed. Stays inside the store package."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.detail)
@@ -65,7 +65,7 @@ _RIGHTS_CHANGED = ("revision of auth store is old", "revision in header is old")
 
 
 def classify(code: grpc.StatusCode, details: str | None) -> Failure:
-    """What a failed call means; `details` is the message that came with `code`."""
+    """Returns the meaning of a failed call; `details` is the message that came with `code`."""
     text = " ".join((details or "").split())
     return Failure(
         _trouble(code, text.lower()),
@@ -75,7 +75,7 @@ def classify(code: grpc.StatusCode, details: str | None) -> Failure:
 
 
 def _detail(text: str) -> str:
-    """gRPC's words for an endpoint that can't be connected to, shortened to the cause."""
+    """Shortens gRPC's words for an endpoint that can't be connected to, to the cause."""
     lower = text.lower()
     if any(sign in lower for sign in _UNKNOWN_NAMES):
         return UNKNOWN_NAME

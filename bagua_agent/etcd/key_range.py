@@ -12,12 +12,12 @@ def encode_key(key: str) -> bytes:
 
 
 def decode_key(key: bytes) -> str:
-    """Also for keys that are not UTF-8: a reader of a prefix must not fail on a stranger's key."""
+    """Decodes a key, also one that is not UTF-8: a reader of a prefix must not fail on a stranger's key."""
     return key.decode("utf-8", "surrogateescape")
 
 
 def end_of_prefix(prefix: str) -> bytes:
-    """The first key after all that start with `prefix`."""
+    """Returns the first key after all that start with `prefix`."""
     start = bytearray(encode_key(prefix))
     if not start or start[-1] == 0xFF:
         raise InternalError(f"prefix {prefix!r} has no end")
@@ -27,7 +27,7 @@ def end_of_prefix(prefix: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """From `start` up to but without `end`, in etcd's bytes."""
+    """A range of keys from `start` up to but without `end`, in etcd's bytes."""
 
     start: bytes
     end: bytes

@@ -17,7 +17,7 @@ SECRETS_PREFIX = "/bagua/secrets/v1/jobs/"
 
 
 def check_id(kind: str, value: str) -> str:
-    """`value`, if it may be part of a key. Raises UserError naming it."""
+    """Returns `value`, if it may be part of a key. Raises UserError naming it."""
     if not is_id(value):
         raise UserError(
             f"{kind} id {value!r} is not allowed; use 1 to {LONGEST_ID} of A-Z a-z 0-9 . _ - "
@@ -38,7 +38,7 @@ class _Key:
 
 
 class JobKeys:
-    """Every key of one job. Raises UserError for an id that may not be part of a key."""
+    """The keys of one job. Raises UserError for an id that may not be part of a key."""
 
     __slots__ = ("job_id", "prefix", "records", "secrets")
 
@@ -74,7 +74,7 @@ class JobKeys:
 
     @property
     def ranges(self) -> list[KeyRange]:
-        """All keys of the job, and not the cluster's keys about it."""
+        """The ranges of all keys of the job, without the cluster's keys about it."""
         return [KeyRange.of_prefix(prefix) for prefix in (self.prefix, self.records, self.secrets)]
 
     def agent(self, agent_id: str) -> str:
@@ -112,7 +112,7 @@ class JobKeys:
 
     @staticmethod
     def id_in(folder: str, key: str) -> str | None:
-        """The id in `key` if it lies directly in `folder` (`keys.members`, ...), else None."""
+        """Returns the id in `key` if it lies directly in `folder` (`keys.members`, ...), else None."""
         if not key.startswith(folder):
             return None
         tail = key[len(folder) :]
@@ -120,6 +120,6 @@ class JobKeys:
 
     @staticmethod
     def job_in(key: str) -> str | None:
-        """The id of the job that `key` belongs to; None if no job can have it."""
+        """Returns the id of the job that `key` belongs to; None if no job can have it."""
         job_id, slash, _ = key.removeprefix(JOBS_PREFIX).partition("/")
         return job_id if key.startswith(JOBS_PREFIX) and slash and is_id(job_id) else None

@@ -10,7 +10,7 @@ FIRST_AFFECTED, FIRST_SOUND = (3, 5, 0), (3, 5, 6)
 
 
 def can_diverge(version: str) -> bool:
-    """Whether members of that release can come to hold different data. version: as etcd tells it; one that is no
+    """Tells whether members of that release can come to hold different data. version: as etcd tells it; one that is no
     release, as of a build of its own, counts as sound."""
     parts = version.partition("-")[0].split(".")
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
@@ -19,7 +19,8 @@ def can_diverge(version: str) -> bool:
 
 
 def warning(version: str, members: int) -> str:
-    """For the user; empty for a single member, which has no other to differ from."""
+    """Returns a warning for the user; empty for a sound release, and for a single member, which has no other to differ
+    from."""
     if members < 2 or not can_diverge(version):
         return ""
     sound = ".".join(map(str, FIRST_SOUND))

@@ -77,7 +77,7 @@ class LeasedKeyTable:
         return not self.removals and self._desired == self._written
 
     def to_write(self) -> dict[str, bytes]:
-        """Desired keys that are absent or have another value, without those of other owners."""
+        """Returns the desired keys that are absent or have another value, without those of other owners."""
         return {
             key: value
             for key, value in self._desired.items()
@@ -85,7 +85,8 @@ class LeasedKeyTable:
         }
 
     def mod_revision(self, key: str) -> int:
-        """mod revision of the key as last seen; 0 if absent or another owner's. A write of the key compares it."""
+        """Returns the mod revision of the key as last seen; 0 if absent or another owner's. A write of the key compares
+        it."""
         return self._mod_revision.get(key, 0)
 
     @property

@@ -69,17 +69,19 @@ LeaseEvent = LeaseGranted | LeaseLapsed | StoreAway | StoreBack
 
 
 class _Replaced(BaguaError):
-    """Another thread keeps the keys now; what this one learned late is dropped."""
+    """Raised in a thread that another one has replaced, which keeps the keys now; what this one learned late is
+    dropped."""
 
 
 class LeasedKeys:
-    """Thread-safe; the thread runs from construction to `close`. on_event is called from it; if it raises,
-    that is our bug: it is logged, and the keys are kept on."""
+    """Keeps keys of this process in the store. Thread-safe; its thread runs from construction to `close`. on_event is
+    called from it; if it raises, that is our bug: it is logged, and the keys are kept on."""
 
     def __init__(
         self, store: Store, ttl_s: float, on_event: Callable[[LeaseEvent], None] | None = None
     ) -> None:
-        """ttl_s: after this long without a sign of this process its keys go; etcd counts in whole seconds."""
+        """Starts the thread. ttl_s: after this long without a sign of this process its keys go; etcd counts in whole
+        seconds."""
         if not ttl_s > 0:
             raise UserError(f"a lease of {ttl_s} s ends at once; give at least 1 s")
         self._store = store
@@ -102,14 +104,15 @@ class LeasedKeys:
 
     @property
     def lease_id(self) -> int:
-        """0 while there is none."""
+        """The id of the current lease; 0 while there is none."""
         with self._changed:
             return self._lease_id
 
     def put(
         self, key: str, value: bytes, is_anothers: Callable[[KeyValue], bool] = lambda found: False
     ) -> None:
-        """From now on `key` should hold `value`. Returns at once; written in milliseconds if etcd answers.
+        """Makes `value` the value that `key` should hold from now on. Returns at once; written in milliseconds if etcd
+        answers.
 
         is_anothers: whether what is found at the key is another owner's; it is not written over then, and `recheck`
         looks again. Pure, and called from the thread.
@@ -120,18 +123,18 @@ class LeasedKeys:
             self._changed.notify_all()
 
     def remove(self, key: str) -> None:
-        """From now on `key` should not be there, unless another process has it by now. Returns at once."""
+        """Removes `key` from now on, unless another process has it by now. Returns at once."""
         with self._changed:
             self._refuse_if_closing()
             self._keys.remove(key)
             self._changed.notify_all()
 
     def put_if_absent(self, key: str, value: bytes, timeout_s: float | None = None) -> int | None:
-        """The create revision of `key` if this process has it on the lease, from now on or since before; None
+        """Returns the create revision of `key` if this process has it on the lease, from now on or since before; None
         if another has it.
 
-        Not written again if it is lost later. Raises StoreUnavailable if neither is certain in time; a key
-        that the attempt has created is removed later.
+        Not written again if it is lost later. Raises StoreUnavailable if neither is certain in time; a key that the
+        attempt has created is removed later.
         """
         limit_s = self._store.config.request_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
@@ -178,7 +181,8 @@ class LeasedKeys:
         )
 
     def flush(self, timeout_s: float) -> bool:
-        """Whether the store contains everything put and removed so far; waits at most timeout_s for it."""
+        """Waits until the store contains everything put and removed so far, at most timeout_s, and returns whether it
+        does."""
         with self._changed:
             return (
                 self._changed.wait_for(lambda: self._closing or self._keys.all_done, timeout_s)
@@ -204,7 +208,7 @@ class LeasedKeys:
     # ---- put_if_absent
 
     def _try_until(self, key: str, value: bytes, deadline: float, limit_s: float) -> tuple[int, int | None]:
-        """The lease of the last attempt, and the key's create revision on it; None if another has the key."""
+        """Returns the lease of the last attempt, and the key's create revision on it; None if another has the key."""
         while True:
             with self._changed:
                 # a removal on its way would take the new key too
@@ -243,7 +247,7 @@ class LeasedKeys:
     # ---- the thread
 
     def _start_thread(self) -> None:
-        """The lock is held."""
+        """Starts the thread that keeps the keys. The lock is held."""
         thread = background_thread("leased-keys", self._run, self._ended)
         thread.start()
         self._thread, self._asked_at = thread, None
@@ -293,7 +297,7 @@ class LeasedKeys:
         )
 
     def _work(self) -> None:
-        """One round: the lease, then what is to be written. Raises when etcd does not do it."""
+        """Does one round: the lease, then what is to be written. Raises when etcd does not do it."""
         with self._changed:
             lease_id, renewal_due = self._lease_id, self._renewal_due
         if not lease_id:
@@ -307,7 +311,8 @@ class LeasedKeys:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Around each request of the thread. Raises _Replaced at its end, whatever that was, in a thread that was."""
+        """Surrounds each request of the thread. Raises _Replaced at its end, whatever that was, in a thread that was
+        replaced."""
         with self._changed:
             self._asked_at = time.monotonic()
         try:
@@ -357,7 +362,7 @@ class LeasedKeys:
             self._checks_left = max(0, self._checks_left - 1)
 
     def _create_revisions(self, keys: Sequence[str]) -> dict[str, int]:
-        """Of those that are there."""
+        """Returns the create revisions of those keys that are there."""
         revisions = {}
         for key in keys:
             with self._asking():
@@ -418,7 +423,7 @@ class LeasedKeys:
     # ---- what happened
 
     def _lapse(self, lease_id: int) -> None:
-        """The lease is gone in etcd and everything on it."""
+        """Notes that the lease is gone in etcd, and everything on it."""
         with self._changed:
             if not lease_id or lease_id != self._lease_id:
                 return

@@ -42,7 +42,7 @@ class _Try:
 
 @dataclass(slots=True)
 class _Member:
-    """What is known of the log-ins at one endpoint. silent: those without an answer since the last one with one."""
+    """The state of the log-ins at one endpoint. silent: those without an answer since the last one with one."""
 
     under_way: _Try | None = None
     silent: int = 0
@@ -50,12 +50,13 @@ class _Member:
 
 
 class Login:
-    """Thread-safe."""
+    """Holds the token of one user. Thread-safe."""
 
     def __init__(
         self, user: str | None, password: str | None, open_channel: Callable[[Endpoint], grpc.Channel]
     ) -> None:
-        """user: None if no log-in is needed. open_channel: raises UserError if a certificate can't be read."""
+        """Takes the user and password; logs in nowhere yet. user: None if no log-in is needed. open_channel: raises
+        UserError if a certificate can't be read."""
         self._user = user
         self._password = password
         self._open_channel = open_channel
@@ -65,7 +66,7 @@ class Login:
         self._members: dict[Endpoint, _Member] = {}
 
     def metadata(self, endpoint: Endpoint, within_s: float, is_closed: Callable[[], bool]) -> Metadata | None:
-        """What each request carries; None if etcd asks for no log-in.
+        """Returns what each request carries; None if etcd asks for no log-in.
 
         Logs in at `endpoint` first if there is no token. Raises CallFailed, of a request that was not sent, after
         within_s, once is_closed is true (see `wake`), or if etcd refuses the user.
@@ -88,7 +89,8 @@ class Login:
             return self._metadata
 
     def forget(self, metadata: Metadata | None) -> bool:
-        """etcd does not take this token any more; has no effect if there is a newer one. False: there is no log-in."""
+        """Drops a token that etcd does not take any more; has no effect if there is a newer one. Returns False if there
+        is no log-in."""
         if self._user is None:
             return False
         with self._changed:
@@ -97,12 +99,12 @@ class Login:
         return True
 
     def wake(self) -> None:
-        """Callers look at their is_closed again."""
+        """Makes callers evaluate their is_closed again."""
         with self._changed:
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """End log-ins under way; their callers get CallFailed."""
+        """Ends log-ins under way; their callers get CallFailed."""
         with self._changed:
             under_way = [member.under_way for member in self._members.values() if member.under_way]
         for one in under_way:

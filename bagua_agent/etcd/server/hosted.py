@@ -39,16 +39,16 @@ class HostedEtcd:
 
     @classmethod
     def start(cls, listen: str = UNIX, *, directory: Path, tls: ServerTls | None = None) -> HostedEtcd:
-        """As EmbeddedEtcd.start; the directory stays when it is stopped."""
+        """Starts etcd as EmbeddedEtcd.start does; the directory stays when it is stopped."""
         return cls(EmbeddedEtcd.start(listen, directory=directory, tls=tls), listen, tls)
 
     @property
     def pid(self) -> int:
-        """Of the server that runs, or ran last."""
+        """The process id of the server that runs, or ran last."""
         return self._server.pid
 
     def keep_up(self, on_started: Callable[[int], object], tell: Callable[[str], object]) -> None:
-        """From now on the server is started again when it ends. To be called once.
+        """Starts the server again whenever it ends from now on. To be called once.
 
         on_started(pid): for the server that runs now, and from the thread for each later one. tell(text): one line an
         incident, from the thread.
@@ -98,7 +98,7 @@ class HostedEtcd:
         self._server.stop()  # here: it would be killed with the thread that started it
 
     def _await_end(self) -> bool:
-        """True: the server has ended. False: it is to be stopped."""
+        """Waits until the server has ended (True) or is to be stopped (False)."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:  # ended, and reaped by another caller
@@ -110,7 +110,8 @@ class HostedEtcd:
         return not self._stopping.is_set()
 
     def _start_again(self, row: list[End], tell: Callable[[str], object]) -> bool:
-        """False: given up, or it is to be stopped. Appends the ends of servers that never answered."""
+        """Starts a new server until one answers. Returns False if that is given up, or if it is to be stopped. Appends
+        the ends of servers that never answered."""
         why = ""
         emptied = False
         while not self._stopping.is_set():

@@ -27,7 +27,7 @@ class How(Enum):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """answered: it had served before."""
+    """The end of a server. answered: it had served before."""
 
     how: How
     answered: bool
@@ -35,7 +35,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class StartAgain:
-    """empty: without the data that are there."""
+    """Another start after a pause. empty: without the data that are there."""
 
     after_s: float
     empty: bool
@@ -47,7 +47,7 @@ class GiveUp:
 
 
 def plan(row: Sequence[End]) -> StartAgain | GiveUp:
-    """row: the ends so far, the newest last; at least one."""
+    """Decides what follows the last end. row: the ends so far, the newest last; at least one."""
     in_vain = 0
     for end in reversed(row):
         if end.answered:
