@@ -19,12 +19,14 @@ RECORD_VARIABLE = "BAGUA_WHOLE_RECORD_MEMBERS"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """whole_picture_nodes: up to so many nodes each agent follows all keys of the job. whole_record_members: up to
-    so many workers a record stands in one key. nodes_of_a_keeper: so many agents ask one for a larger record.
-    asking_at_once: so many agents look after a leader that may be gone before the next are to. nodes_of_a_lease:
-    above so many nodes leases last longer in proportion, so that keeping them costs etcd the same.
-    gathered_for_deciding: so many times as long as a decision took, the next is left to gather; never longer than
-    longest_gathering_s."""
+    """The sizes at which the work of a large job is spread.
+
+    whole_picture_nodes: up to so many nodes each agent follows all keys of the job. whole_record_members: up to so many
+    workers a record is stored in one key. nodes_of_a_keeper: so many agents ask one for a larger record.
+    asking_at_once: so many agents look after a leader that may be gone before the next are to. nodes_of_a_lease: above
+    so many nodes leases last longer in proportion, so that keeping them costs etcd the same. gathered_for_deciding: so
+    many times as long as a decision took, the next is left to gather; never longer than longest_gathering_s.
+    """
 
     whole_picture_nodes: int = 64
     whole_record_members: int = 128
@@ -37,7 +39,8 @@ class Limits:
 
     @staticmethod
     def from_environment(environ: Mapping[str, str] = os.environ) -> Limits:
-        """Raises UserError naming a variable that is no number."""
+        """Returns the limits with those that the environment sets. Raises UserError naming a variable that is no
+        number."""
         usual = USUAL_LIMITS
         return Limits(
             whole_picture_nodes=_number(environ, PICTURE_VARIABLE, usual.whole_picture_nodes),
@@ -45,12 +48,12 @@ class Limits:
         )
 
     def lease_ttl_s(self, ttl_s: float, nodes: int) -> float:
-        """Of each agent's lease in a job of so many nodes, if `ttl_s` is right for a few. It is the last of the ways in
-        which a loss is noticed: failed collectives and probes come first."""
+        """Returns the TTL of each agent's lease in a job of so many nodes, if `ttl_s` is right for a few. The end of a
+        lease is the last of the ways in which a loss is noticed: failed collectives and probes come first."""
         return ttl_s * max(1.0, nodes / self.nodes_of_a_lease)
 
     def turn_s(self, agent_id: str, nodes: int) -> float:
-        """How long this agent leaves it to others to look after the leader: thousands who ask at once would
+        """Returns how long this agent leaves it to others to look after the leader: thousands that ask at once would
         silence it."""
         if nodes <= self.asking_at_once:
             return 0.0
@@ -58,8 +61,8 @@ class Limits:
         return place // self.asking_at_once * self.next_asking_after_s
 
     def gathering_s(self, took_s: float, nodes: int) -> float:
-        """How long to gather what happens before the next decision, after one that took so long. A small job waits for
-        nothing."""
+        """Returns how long to gather what happens before the next decision, after one that took so long. A small job
+        waits for nothing."""
         if nodes <= self.whole_picture_nodes:
             return 0.0
         return min(self.gathered_for_deciding * took_s, self.longest_gathering_s)

@@ -27,7 +27,8 @@ MOST_PARTS = 10_000  # a record of MOST_RECORD_BYTES has 512; each is a name to 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """packed_sha256: of all parts, one after the other. keepers: control addresses, host:port."""
+    """The head of a record that is stored in parts. packed_sha256: of all parts, one after the other. keepers: control
+    addresses, host:port."""
 
     number: int
     folder: str
@@ -42,8 +43,8 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """What to write: `parts` first, then `value` under the newest record's key. packed: the parts' bytes, empty
-    if there are none."""
+    """The form in which a record is written: `parts` first, then `value` under the newest record's key. packed: the
+    parts' bytes, empty if there are none."""
 
     value: bytes
     parts: tuple[Put, ...] = ()
@@ -53,7 +54,8 @@ class StoredRecord:
 def stored(
     record: Generation, keys: JobKeys, limits: Limits, addresses: Mapping[str, str] | None = None
 ) -> StoredRecord:
-    """addresses: of agents' control services, from which keepers are taken."""
+    """Returns the form in which `record` is written. addresses: of agents' control services, from which keepers are
+    taken."""
     if record.world_size <= limits.whole_record_members:
         return StoredRecord(record.encode())
     packed = zlib.compress(record.encode(), level=6)
@@ -80,13 +82,14 @@ def stored(
 
 
 def keepers(record: Generation, limits: Limits, addresses: Mapping[str, str]) -> list[str]:
-    """One node in so many, in the order of ranks, as far as their address is known."""
+    """Returns the addresses of one node in so many, in the order of ranks, as far as their address is known."""
     agents = list(dict.fromkeys(m.agent_id for m in record.members))
     return [addresses[a] for a in agents[:: limits.nodes_of_a_keeper] if addresses.get(a)]
 
 
 def head_of(value: bytes) -> Head | None:
-    """None for anything else than a head: a whole record, or what no leader writes."""
+    """Returns the head that `value` holds; None for anything else than a head: a whole record, or what no leader
+    writes."""
     message = read_message(pb.Generation, value)
     if message is None or not message.HasField("parts"):
         return None
@@ -99,7 +102,7 @@ def head_of(value: bytes) -> Head | None:
 
 
 def unpacked(head: Head, packed: bytes) -> bytes | None:
-    """The whole record's bytes; None if these are not the bytes that the head speaks of."""
+    """Returns the whole record's bytes; None if these are not the bytes that the head speaks of."""
     if hashlib.sha256(packed).digest() != head.packed_sha256:
         return None
     unpacker = zlib.decompressobj()
@@ -111,6 +114,6 @@ def unpacked(head: Head, packed: bytes) -> bytes | None:
 
 
 def joined(parts: Sequence[bytes | None]) -> bytes | None:
-    """None if one is missing."""
+    """Joins the parts; None if one is missing."""
     there = [part for part in parts if part is not None]
     return b"".join(there) if len(there) == len(parts) else None

@@ -22,9 +22,12 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScopeSituation:
-    """leads: this agent is the leader, or was elected and has yet to see all. hosts_store: it waits at the end until
-    the others have left. strange_spec: another job's spec exists under this one's name. nodes: number of agents, as far
-    as it sees them; 0: unknown."""
+    """The facts that the scope depends on.
+
+    leads: this agent is the leader, or was elected and has yet to see all. hosts_store: it waits at the end until the
+    others have left. strange_spec: another job's spec exists under this one's name. nodes: number of agents, as far as
+    it sees them; 0: unknown.
+    """
 
     leads: bool
     hosts_store: bool
@@ -34,7 +37,7 @@ class ScopeSituation:
 
 
 def scope_of(now: ScopeSituation, limits: Limits) -> tuple[Scope, str]:
-    """What to follow from now on, and why."""
+    """Decides what to follow from now on, and why."""
     if now.leads:
         return Scope.WHOLE, "the leader decides on the whole picture"
     if now.hosts_store:
@@ -50,7 +53,8 @@ def scope_of(now: ScopeSituation, limits: Limits) -> tuple[Scope, str]:
 
 
 def ranges_of(scope: Scope, keys: JobKeys, agent_id: str) -> tuple[KeyRange, ...]:
-    """Keys that one transaction may change are in one range, so that the changes arrive together."""
+    """Returns the ranges of a scope. Keys that one transaction may change are in one range, so that the changes arrive
+    together."""
     if scope is Scope.WHOLE:
         return (KeyRange.of_prefix(keys.prefix),)
     # a worker is named after its agent

@@ -38,7 +38,8 @@ _LONGEST_PAUSE_S = 0.5
 
 
 class WholeRecords:
-    """own_address: of this agent's control service, by which it knows that it is a keeper. kept: what that hands on."""
+    """Replaces the heads of one agent's changes. own_address: of this agent's control service, by which it knows that
+    it is a keeper. kept: what that hands on."""
 
     def __init__(
         self,
@@ -67,16 +68,17 @@ class WholeRecords:
         self._stopping.set()
 
     def stored(self, record: Generation, addresses: Mapping[str, str]) -> StoredRecord:
-        """What to write for `record`; what this agent has written it need not read."""
+        """Returns the form in which `record` is written; what this agent has written it need not read."""
         form = record_parts.stored(record, self._keys, self._limits, addresses)
         if form.packed:
             self._kept.keep(form.packed)
         return form
 
     def whole(self, changes: tuple[Change, ...], within_s: float = math.inf) -> tuple[Change, ...]:
-        """`changes` with whole records. One that a newer record has replaced is left out: that one follows.
+        """Returns `changes` with whole records. One that a newer record has replaced is left out: that one follows.
 
-        Raises StoreUnavailable if a record was not to be had within_s."""
+        Raises StoreUnavailable if a record was not to be had within_s.
+        """
         if not any(change.key == self._keys.generation for change in changes):
             return changes
         give_up_at_s = time.monotonic() + within_s
@@ -84,8 +86,8 @@ class WholeRecords:
         return tuple(change for change in found if change is not None)
 
     def whole_state(self, state: Mapping[str, KeyValue]) -> dict[str, KeyValue] | None:
-        """`state` with the whole record, or without it if its parts are gone. None while it is still being read: a
-        head must not be mistaken for an unreadable value, nor the record for lost, and be overwritten."""
+        """Returns `state` with the whole record, or without it if its parts are gone. None while it is still being
+        read: a head must not be mistaken for an unreadable value, nor the record for lost, and be overwritten."""
         known = dict(state)
         stands = known.get(self._keys.generation)
         if stands is not None and record_parts.head_of(stands.value) is not None:
@@ -114,7 +116,8 @@ class WholeRecords:
         return replace(change, value=value)
 
     def _read(self, head: Head, give_up_at_s: float) -> bytes | None:
-        """None if the parts are gone, or this agent ends. Raises StoreUnavailable at the time to give up."""
+        """Returns the bytes of the record; None if the parts are gone, or this agent ends. Raises StoreUnavailable at
+        the time to give up."""
         pauses = 0
         ask_keepers_until_s = time.monotonic() + KEEPER_S
         keepers = [] if self._own_address in head.keepers else list(head.keepers)

@@ -18,7 +18,7 @@ SILENT_ROUNDS = 3  # a network that fails for a second and a half is no accident
 
 
 class HostWatch:
-    """Lives as long as its agent; each round is one `next_round` and one `touched`."""
+    """Chooses the agents to touch. Lives as long as its agent; each round is one `next_round` and one `touched`."""
 
     def __init__(self, agent_id: str) -> None:
         self._round = zlib.crc32(agent_id.encode())  # spreads the agents of a job over the rounds
@@ -29,17 +29,17 @@ class HostWatch:
 
     @property
     def cut_off(self) -> frozenset[str]:
-        """Agents that were suspected and have not answered since."""
+        """The agents that were suspected and have not answered since."""
         return frozenset(self._cut_off)
 
     @property
     def met(self) -> frozenset[str]:
-        """Agents that have answered."""
+        """The agents that have answered."""
         return frozenset(self._met)
 
     def next_round(self, agent_ids: Iterable[str], watchers: int) -> list[str]:
-        """The agents to touch now: those in doubt, and those whose turn it is. watchers: agents that watch the same
-        ones, and so share the work."""
+        """Returns the agents to touch now: those in doubt, and those whose turn it is. watchers: agents that watch the
+        same ones, and so share the work."""
         targets = sorted(set(agent_ids))
         self._round += 1
         self._silent = {a: n for a, n in self._silent.items() if a in targets}
@@ -55,7 +55,7 @@ class HostWatch:
         return doubted + turn
 
     def touched(self, found: Mapping[str, Touch]) -> list[str]:
-        """The agents that are suspected now."""
+        """Takes the outcome of a round and returns the agents that are suspected now."""
         suspected = []
         for agent_id, touch in found.items():
             if touch is Touch.ANSWERED:

@@ -34,7 +34,7 @@ class DeadLeader:
 
 
 class LeaderWatch:
-    """on_death(leader) is called for each confirmed death."""
+    """Probes a leader in doubt. on_death(leader) is called for each confirmed death."""
 
     def __init__(
         self, leadership: Leadership, probe_window_s: float, on_death: Callable[[DeadLeader], None]
@@ -49,14 +49,14 @@ class LeaderWatch:
         self._agent_revision = 0  # of the agent key, when that was asked
 
     def leader_is(self, leader: LeaderKey | None) -> None:
-        """leader: another agent, or None while there is none or it is this one."""
+        """Sets the leader to watch. leader: another agent, or None while there is none or it is this one."""
         if leader != self._leader:
             self._leader = leader
             self._asked_at_s = float("-inf")
             self._probe = None
 
     def suspect(self, relay_address: str, agent_revision: int, now_s: float) -> None:
-        """A worker here can't go on: make sure that the leader lives. relay_address: of a third agent, or empty.
+        """Makes sure that the leader lives, since a worker here can't go on. relay_address: of a third agent, or empty.
         agent_revision: create revision of the leader's agent key, or 0."""
         leader = self._leader
         if leader is None or now_s - self._asked_at_s < self._ask_again_s:
@@ -82,8 +82,8 @@ class LeaderWatch:
         return {} if self._leader is None else {self._leader.agent_id: self._leader.control_address}
 
     def took(self, result: ProbeResult, now_s: float) -> bool:
-        """Whether `result` answers a probe of ours. Silence that is reported later than twice the window proves
-        nothing: this agent itself may have been frozen while the answers came."""
+        """Takes an answer and returns whether it is of a probe of ours. Silence that is reported later than twice the
+        window proves nothing: this agent itself may have been frozen while the answers came."""
         if result.sequence >= 0:
             return False
         probe = self._probe

@@ -56,10 +56,10 @@ MOST_PROBES_AT_ONCE = 16
 
 
 def ends_leading(error: BaseException) -> bool:
-    """Whether an agent whose write failed with `error` should give the leadership up; pure.
+    """Tells whether an agent whose write failed with `error` should give the leadership up; pure.
 
     An outage passes, and the lease decides who leads after it. A right that was withdrawn, a request that etcd refuses,
-    or a bug fails each time: the key would stand, kept by the lease, and no decision of the job would be carried out.
+    or a bug fails each time: the key would stay, kept by the lease, and no decision of the job would be carried out.
     """
     return not isinstance(error, InfrastructureLost)
 
@@ -75,7 +75,7 @@ class Leadership:
         report: Callable[[Report], None],
         stored: Callable[[Generation, Mapping[str, str]], StoredRecord],
     ) -> None:
-        """stored(record, addresses of agents): how a record is written."""
+        """Prepares the operations. stored(record, addresses of agents): how a record is written."""
         self._stored = stored
         self._store = store
         self._keys = keys
@@ -92,7 +92,7 @@ class Leadership:
     # -- election
 
     def stand(self, agent_id: str, control_address: str) -> None:
-        """Try to become the leader. Reports Elected, NotElected or WriteFailed."""
+        """Tries to become the leader. Reports Elected, NotElected or WriteFailed."""
         value = pb.Leader(agent_id=agent_id, control_address=control_address).SerializeToString()
 
         def elect() -> Report:
@@ -107,18 +107,18 @@ class Leadership:
         self._write(Act.ELECTION, "standing for election", elect)
 
     def lost(self) -> None:
-        """The key is not ours any more. Writes under way fail by themselves: they are fenced."""
+        """Notes that the key is not ours any more. Writes under way fail by themselves: they are fenced."""
         self._fence = 0
 
     def resign(self) -> None:
-        """Remove our leadership key, so that another agent can lead. Returns at once."""
+        """Removes our leadership key, so that another agent can lead. Returns at once."""
         self._fence = 0
         self._leased.remove(self._keys.leader)
 
     def remove_dead_leader(
         self, agent_id: str, create_revision: int, agent_revision: int, worker_ids: Sequence[str]
     ) -> None:
-        """Remove the keys of a leader whose death was confirmed: its leadership and its part in the job, in one
+        """Removes the keys of a leader whose death was confirmed: its leadership and its part in the job, in one
         transaction. create_revision: of its leadership; agent_revision: of its agent key. If either has changed,
         nothing is removed. agent_revision 0: its leadership alone is removed; its other keys are not seen here.
 
@@ -160,7 +160,7 @@ class Leadership:
         unended: Compare,
         addresses: Mapping[str, str],
     ) -> None:
-        """previous_mod_revision: of the current generation key; 0 if absent. unended: that the job
+        """Writes a generation. previous_mod_revision: of the current generation key; 0 if absent. unended: that the job
         has no result. addresses: of the agents' control services."""
         fence, number = self._fence, generation.number
 
@@ -190,7 +190,7 @@ class Leadership:
         self._write(Act.GENERATION, f"writing generation {number}", write)
 
     def _remove_parts_before(self, number: int) -> None:
-        """Of obsolete records. One that could not be removed goes with the next."""
+        """Removes the parts of obsolete records. A part that could not be removed goes with the next."""
         first, end = (f"{self._keys.records}{n:020d}".encode() for n in (0, number))
         try:
             self._store.delete_range(KeyRange(first, end))
@@ -230,7 +230,7 @@ class Leadership:
         )
 
     def write_hang_order(self, order: HangOrder | None) -> None:
-        """None: no worker is late any more."""
+        """Writes the hang order, or removes it. None: no worker is late any more."""
         if order is None:
             self._fenced(Act.HANG_ORDER, "removing the hang order", deletes=[self._keys.hang])
             return
@@ -255,11 +255,11 @@ class Leadership:
         )
 
     def write_study(self, value: bytes) -> None:
-        """What the tuner tries now."""
+        """Writes what the tuner tries now."""
         self._fenced(Act.STUDY, "writing the study", puts=[Put(self._keys.study, value)])
 
     def remove_agent(self, agent_id: str, join_revision: int, worker_ids: list[str]) -> None:
-        """Remove a dead agent's keys, if its key is still the one that was confirmed dead."""
+        """Removes a dead agent's keys, if its key is still the one that was confirmed dead."""
         own = self._keys.agent(agent_id)
         # The agent's own key goes last: while it exists, the next leader finds the agent dead and removes the rest.
         deletes = [*self._keys_of_workers(worker_ids), own]
@@ -278,7 +278,8 @@ class Leadership:
         puts: Sequence[Put] = (),
         deletes: Sequence[str] = (),
     ) -> None:
-        """One transaction; of more deletes than etcd takes in one, the first ones go in transactions before it."""
+        """Writes in one transaction; of more deletes than etcd takes in one, the first ones go in transactions before
+        it."""
         fenced = [create_revision_is(self._keys.leader, self._fence), *compares]
         most = MOST_OPERATIONS_IN_A_TRANSACTION - len(puts)
 
@@ -303,7 +304,8 @@ class Leadership:
         timeout_s: float | None = None,
         generation: int = 0,
     ) -> str:
-        """Empty if done, else which comparison failed. Raises what the store raises.
+        """Does one transaction. Returns an empty string if it was done, else which comparison failed. Raises what the
+        store raises.
 
         act: names the failpoints. generation: the number being written.
         """
@@ -324,7 +326,8 @@ class Leadership:
     # -- probes
 
     def ask(self, question: Question, sequence: int) -> None:
-        """Reports one direct answer and, if there is a relay, one relayed; ProbeFailed if it could not be asked."""
+        """Asks an agent whether it lives. Reports one direct answer and, if there is a relay, one relayed; ProbeFailed
+        if it could not be asked."""
         window_s = self._probe_window_s
 
         def ask_one(relayed: bool, asked: Callable[[], control_pb2.ProbeReply]) -> None:
@@ -350,7 +353,7 @@ class Leadership:
             )
 
     def touch(self, addresses: Mapping[str, str]) -> None:
-        """addresses: agent -> control address. Reports Touched."""
+        """Touches agents and reports Touched. addresses: agent -> control address."""
 
         def ended(end: OperationEnd[dict[str, Touch]]) -> None:
             self._report(Touched({} if isinstance(end, Failed) else end.value))

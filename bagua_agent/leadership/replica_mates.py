@@ -29,8 +29,8 @@ class ReplicaMates:
         whole: bool,
         met: Collection[str],
     ) -> dict[str, str]:
-        """The control addresses, by agent. replicas: of the job. agents: with keys that this agent follows; whole: that
-        is all of them. met: agents that have answered."""
+        """Returns the control addresses, by agent. replicas: of the job. agents: with keys that this agent follows;
+        whole: that is all of them. met: agents that have answered."""
         mine = (r for r in replicas if self._agent_id in r.agent_ids)
         listed = {
             m.agent_id: m.control_address for r in mine for m in r.members if m.agent_id != self._agent_id

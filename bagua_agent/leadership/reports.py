@@ -1,4 +1,4 @@
-"""What the operations of a leader, or of a candidate, report to the agent's loop."""
+"""The reports of the operations of a leader, or of a candidate, to the agent's loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NotElected:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRefused:
-    """The transaction was not done, or its outcome is unknown: read the current record."""
+    """The transaction of a generation was not done, or its outcome is unknown: read the current record."""
 
     number: int
     reason: str
@@ -49,7 +49,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
-    """ends_leading: trying again would fail again, so another agent should lead."""
+    """A write failed. ends_leading: trying again would fail again, so another agent should lead."""
 
     act: Act
     what: str

@@ -29,8 +29,9 @@ LOOK_AGAIN_S = 0.5
 
 
 class LostKeys:
-    """found(): all keys under the job's prefix, as far as this agent has seen; None while it is reading on.
-    submission: nonce of the one that the job is of, if it was submitted: once that is removed nothing is put again."""
+    """Watches one job's keys for a loss. found(): all keys under the job's prefix, as far as this agent has seen; None
+    while it is reading on. submission: nonce of the one that the job is of, if it was submitted: once that is removed
+    nothing is put again."""
 
     def __init__(
         self,
@@ -54,16 +55,17 @@ class LostKeys:
         self._losses = 0
 
     def settling_for_s(self, now_s: float) -> float:
-        """How long the others should still be given before anybody leads."""
+        """Returns how long the others should still be given before any agent leads."""
         return max(0.0, self._settled_at_s - now_s, self._owners_back_at_s - now_s)
 
     def own_keys_lost(self, now_s: float) -> None:
-        """The store lost what this agent keeps in it. The others' keys may be lost too, and an agent whose key is not
-        there yet would count as gone. That another agent has put the job's keys again by now does not change that."""
+        """Notes that the store lost what this agent keeps in it. The others' keys may be lost too, and an agent whose
+        key is not there yet would count as gone. That another agent has put the job's keys again by now does not change
+        that."""
         self._owners_back_at_s = now_s + SETTLE_S
 
     def notice(self, changes: tuple[Change, ...], now_s: float) -> None:
-        """Before anybody acts on `changes`. Raises JobReplaced."""
+        """Looks for a loss in `changes`, before any part of the agent acts on them. Raises JobReplaced."""
         if any(change.key == self._own_key and change.value is None for change in changes):
             self.own_keys_lost(now_s)
         about = [change for change in changes if change.key in self._kept]
@@ -80,14 +82,14 @@ class LostKeys:
             self._settled_at_s = now_s + SETTLE_S
 
     def look(self, now_s: float) -> None:
-        """The whole content of the store is read now. Raises JobReplaced."""
+        """Mends the keys once the whole content of the store is read. Raises JobReplaced."""
         verdict = self._verdict()
         if isinstance(verdict, GiveWay):
             raise JobReplaced(verdict.reason)
         self._mend(now_s)
 
     def mend(self, changes: tuple[Change, ...], now_s: float) -> None:
-        """After JobSeen took `changes` in."""
+        """Has lost keys written again, after JobSeen took `changes` in."""
         remembered, replicas = self._job.seen.remembered, self._job.keys.replicas
         if any(
             change.key in self._kept or (change.key.startswith(replicas) and change.key in remembered)
@@ -96,7 +98,7 @@ class LostKeys:
             self._mend(now_s)
 
     def _is_removed(self) -> bool:
-        """Asks the store."""
+        """Asks the store whether the job was removed from the cluster."""
         if self._removal is not None and self._job.store.get(self._removal) is not None:
             self._was_removed.set()
         return self._was_removed.is_set()

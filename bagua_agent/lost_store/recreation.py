@@ -31,9 +31,9 @@ SETTLE_S = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """nonce: of the job that this agent is in. values: by key, as last seen: spec, identity, desired, settings,
-    closing, result.
-    committed: a step of this job was committed, as far as this agent knows."""
+    """Holds what this agent remembers of its job. nonce: of the job that this agent is in. values: by key, as last
+    seen: spec, identity, desired, settings, closing, result. committed: a step of this job was committed, as far as
+    this agent knows."""
 
     nonce: str
     values: Mapping[str, bytes]
@@ -43,7 +43,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class PutAgain:
-    """A transaction. before: what it points to, written first; no other agent's at any time."""
+    """A transaction that writes lost keys again. before: what it points to, written first; no other agent's at any
+    time."""
 
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...]
@@ -52,7 +53,7 @@ class PutAgain:
 
 @dataclass(frozen=True, slots=True)
 class GiveWay:
-    """This node's part is void; it may come again as a newcomer."""
+    """States that this node's part is void; it may come again as a newcomer."""
 
     reason: str
 
@@ -68,7 +69,7 @@ RecreationVerdict = PutAgain | GiveWay | NothingLost
 def after_a_loss(
     keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue], limits: Limits = USUAL_LIMITS
 ) -> RecreationVerdict:
-    """found: all keys under the job's prefix, with whole records."""
+    """Decides what is written again. found: all keys under the job's prefix, with whole records."""
     spec = found.get(keys.spec)
     over: dict[str, int] = {}
     if spec is not None and (nonce := nonce_of(spec.value)) != memory.nonce:
@@ -105,7 +106,7 @@ def _missing(
     limits: Limits,
     over: Mapping[str, int],
 ) -> RecreationVerdict:
-    """over: keys that stand and are not ours, with the revision that was read."""
+    """Decides which keys are written again. over: keys that exist and are not ours, with the revision that was read."""
     work = _Work()
     for key, value in memory.values.items():
         if key == keys.identity:
@@ -136,7 +137,7 @@ def _missing(
 
 
 def _unended(keys: JobKeys, found: Mapping[str, KeyValue]) -> Compare:
-    """That there is no readable result."""
+    """Returns the condition that there is no readable result."""
     standing = found.get(keys.result)
     if standing is None or _is_result(standing.value):
         return absent(keys.result)
@@ -160,7 +161,7 @@ class _Work:
 
 
 def _has_committed(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]) -> bool:
-    """Whether the job in the store has committed a step, our own workers aside."""
+    """Tells whether the job in the store has committed a step, our own workers aside."""
     record = _generation(found.get(keys.generation))
     if record is None or record.nonce == memory.nonce:
         return False
@@ -174,7 +175,7 @@ def _has_committed(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue])
 
 
 def nonce_of(value: bytes) -> str:
-    """Empty for a spec that can't be read: it belongs to no job."""
+    """Returns the nonce of a spec; empty for one that can't be read: it belongs to no job."""
     spec = read_message(pb.JobSpec, value)
     return "" if spec is None else spec.nonce
 
@@ -185,7 +186,7 @@ def _own_generation(keys: JobKeys, memory: Memory, found: Mapping[str, KeyValue]
 
 
 def _generation(stands: KeyValue | None) -> Generation | None:
-    """None also for one that can't be read: it conflicts with no other."""
+    """Decodes a generation; None also for one that can't be read: it conflicts with no other."""
     if stands is None:
         return None
     try:

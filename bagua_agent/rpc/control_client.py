@@ -24,8 +24,9 @@ _VERDICTS = {control_pb2.ProbeReply.ALIVE, control_pb2.ProbeReply.REFUSED, contr
 
 
 def probe(identity: JobIdentity, address: str, agent_id: str, timeout_s: float) -> control_pb2.ProbeReply:
-    """identity: of the job. REFUSED only on proof: the host refused the connection, or another agent of the job
-    answered. An answer without proof of the job's identity counts as none. Never raises for network errors."""
+    """Asks the agent at `address` whether it is alive. identity: of the job. REFUSED only on proof: the host refused
+    the connection, or another agent of the job answered. An answer without proof of the job's identity counts as none.
+    Never raises for network errors."""
     deadline_s = time.monotonic() + timeout_s
     endpoint = endpoint_of(address)
     if endpoint is None:
@@ -49,7 +50,7 @@ def probe(identity: JobIdentity, address: str, agent_id: str, timeout_s: float) 
 def probe_through(
     identity: JobIdentity, helper_address: str, address: str, agent_id: str, timeout_s: float
 ) -> control_pb2.ProbeReply:
-    """Ask the agent at helper_address to probe the one at address. UNANSWERED if the helper is silent."""
+    """Asks the agent at helper_address to probe the one at address. UNANSWERED if the helper is silent."""
     request = control_pb2.ProbeForRequest(
         request=control_pb2.ProbeRequest(job_id=identity.job_id, agent_id=agent_id),
         control_address=address,
@@ -61,8 +62,8 @@ def probe_through(
 
 
 def read_record(identity: JobIdentity, address: str, sha256: bytes, timeout_s: float) -> bytes | None:
-    """The packed parts of a large record that another agent keeps; None if it does not have them (yet), does not
-    answer in time, or is no agent of the job."""
+    """Returns the packed parts of a large record that another agent keeps; None if it does not have them (yet), does
+    not answer in time, or is no agent of the job."""
     if endpoint_of(address) is None:
         return None
     request = control_pb2.ReadRecordRequest(job_id=identity.job_id, sha256=sha256)
@@ -73,7 +74,8 @@ def read_record(identity: JobIdentity, address: str, sha256: bytes, timeout_s: f
 
 
 def endpoint_of(address: str) -> tuple[str, int] | None:
-    """Host and port. Numbers only, as agents write them: a name would be looked up without a time limit."""
+    """Returns host and port, None for anything else. Numbers only, as agents write them: a name would be looked up
+    without a time limit."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16):
@@ -91,7 +93,7 @@ def _ask(
     call: Callable[[control_pb2_grpc.AgentControlStub], Any],
     most_bytes: int | None = None,
 ) -> Any:
-    """The reply; None if there was none. call: bounded."""
+    """Makes a call to an agent and returns the reply; None if there was none. call: bounded."""
     with open_channel(address, identity, most_bytes) as channel:
         try:
             return call(control_pb2_grpc.AgentControlStub(channel))  # type: ignore[no-untyped-call]
@@ -100,5 +102,6 @@ def _ask(
 
 
 def _known(reply: control_pb2.ProbeReply | None) -> control_pb2.ProbeReply:
-    """A verdict that no agent of this version gives proves nothing."""
+    """Returns the reply; UNANSWERED if there is none, or if its verdict is one that no agent of this version gives:
+    that proves nothing."""
     return reply if reply is not None and reply.verdict in _VERDICTS else _UNANSWERED

@@ -26,8 +26,8 @@ _THREADS_FOR_ITSELF = 4
 
 
 class ControlServer(control_pb2_grpc.AgentControlServicer):
-    """kept_record(sha256): the packed parts of a large record, if this agent has them. traces: of this node's workers.
-    restarts(): whether the job is in restart mode."""
+    """Serves probes, large records, looks and traces. kept_record(sha256): the packed parts of a large record, if this
+    agent has them. traces: of this node's workers. restarts(): whether the job is in restart mode."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
 
     @contextmanager
     def _looker(self, job_id: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """A call of a person: only MOST_LOOKING at once, so that probes always find a thread."""
+        """Surrounds a call of a person: only MOST_LOOKING at once, so that probes always find a thread."""
         if job_id != self._job_id:
             context.abort(grpc.StatusCode.NOT_FOUND, "this agent is of another job")
         if not self._looking.acquire(blocking=False):

@@ -12,7 +12,8 @@ M = TypeVar("M")
 
 
 def first_of(messages: Iterator[M], context: grpc.ServicerContext, within_s: float) -> M | None:
-    """None if the stream ends without one. One that says nothing for within_s is cancelled, which gRPC raises here."""
+    """Returns the first message; None if the stream ends without one. A stream that says nothing for within_s is
+    cancelled, which gRPC raises here."""
     limit = threading.Timer(within_s, context.cancel)
     limit.daemon = True
     limit.start()

@@ -26,7 +26,7 @@ _MOST_CONNECTIONS = 16384  # one takes 25 KiB
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """Certificate and key in PEM."""
+    """The job's certificate and key in PEM."""
 
     job_id: str
     certificate: bytes
@@ -37,7 +37,7 @@ class JobIdentity:
 
     @staticmethod
     def decode(job_id: str, value: bytes) -> JobIdentity:
-        """Raises ValueError for what is no identity."""
+        """Reads an identity from its value in etcd. Raises ValueError for what is no identity."""
         certificate, end, key = value.partition(_END_OF_CERTIFICATE)
         if not (
             certificate.startswith(b"-----BEGIN CERTIFICATE-----") and end and b"PRIVATE KEY-----" in key
@@ -50,7 +50,7 @@ class JobIdentity:
 
 
 def make_identity(job_id: str) -> JobIdentity:
-    """A new one, on P-256."""
+    """Makes a new identity, on P-256."""
     # Here, since it takes 0.1 s to import and only the first agent of a job needs it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -77,7 +77,7 @@ def make_identity(job_id: str) -> JobIdentity:
 
 
 def listen(server: grpc.Server, address: str, identity: JobIdentity) -> int:
-    """The port on which `server` accepts only agents of the job. Raises UserError."""
+    """Makes `server` accept only agents of the job, and returns the port. Raises UserError."""
     credentials = grpc.ssl_server_credentials(
         [(identity.key, identity.certificate)],
         root_certificates=identity.certificate,
@@ -101,7 +101,7 @@ def server_options() -> list[tuple[str, int]]:
 
 
 def limits_of_connections() -> list[tuple[str, int]]:
-    """For grpc.server: what clients may take that have not shown who they are."""
+    """Returns options of grpc.server: what clients may take that have not shown who they are."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return [
         ("grpc.server_handshake_timeout_ms", _MS_FOR_A_HANDSHAKE),
@@ -111,7 +111,7 @@ def limits_of_connections() -> list[tuple[str, int]]:
 
 
 def open_channel(address: str, identity: JobIdentity, most_received_bytes: int | None = None) -> grpc.Channel:
-    """To another agent of the job; calls on it fail as UNAVAILABLE if the server is not one."""
+    """Opens a channel to another agent of the job; calls on it fail as UNAVAILABLE if the server is not one."""
     options: list[tuple[str, str | int]] = [
         ("grpc.enable_http_proxy", 0),
         ("grpc.ssl_target_name_override", _NAME),

@@ -15,7 +15,8 @@ _OVERHEAD_BYTES = 100  # of a message, and of a record
 
 @dataclass(slots=True)
 class BytesBudget:
-    """burst_bytes: what may be used at once. bytes_per_s: what comes again."""
+    """A budget of bytes that refills with time. burst_bytes: what may be used at once. bytes_per_s: what comes
+    again."""
 
     burst_bytes: float
     bytes_per_s: float
@@ -23,7 +24,7 @@ class BytesBudget:
     _at_s: float = float("-inf")
 
     def take(self, size_bytes: int, now_s: float) -> float:
-        """Uses the budget; how long to wait before anything more is taken, in seconds."""
+        """Uses the budget and returns how long to wait before anything more is taken, in seconds."""
         if self._at_s > float("-inf"):
             self._used_bytes = max(0.0, self._used_bytes - (now_s - self._at_s) * self.bytes_per_s)
         self._at_s = now_s
@@ -32,13 +33,13 @@ class BytesBudget:
 
 
 def etcd_budget() -> BytesBudget:
-    """Of what is written to etcd on behalf of one slot."""
+    """Makes the budget of what is written to etcd on behalf of one slot."""
     return BytesBudget(burst_bytes=1 << 20, bytes_per_s=4 << 10)
 
 
 @dataclass(slots=True)
 class LineBudget:
-    """How many lines the agent prints because of what workers say: a burst, then one each second."""
+    """Limits the lines that the agent prints because of what workers say: a burst, then one each second."""
 
     burst: int = 200
     lines_per_s: float = 1.0
@@ -47,7 +48,7 @@ class LineBudget:
     _at_s: float = 0.0
 
     def take(self, now_s: float) -> int | None:
-        """For one line: how many were left out before it; None: this one is left out too."""
+        """Uses the budget for one line and returns how many were left out before it; None: this one is left out too."""
         self._used = max(0.0, self._used - max(0.0, now_s - self._at_s) * self.lines_per_s)
         self._at_s = now_s
         if self._used + 1 > self.burst:
@@ -60,8 +61,8 @@ class LineBudget:
 
 @dataclass(slots=True)
 class MessagePace:
-    """Of one slot: of all sessions of all its workers, so that no new session brings a new budget. A job that changes
-    its members every second for an hour is never slowed down.
+    """Limits the messages of one slot: of all sessions of all its workers, so that no new session brings a new budget.
+    A job that changes its members every second for an hour is never slowed down.
 
     told: the slot's first wait was reported.
     """
@@ -75,7 +76,7 @@ class MessagePace:
     _member_bytes: int = 0
 
     def take(self, kind: str | None, size_bytes: int, now_s: float) -> float:
-        """How long to wait before the next message is read, in seconds; 0 as a rule."""
+        """Returns how long to wait before the next message is read, in seconds; 0 as a rule."""
         delay_s = self._heard.take(size_bytes, now_s)
         if kind == "ready":
             self._member_bytes = size_bytes

@@ -1,4 +1,4 @@
-"""What an agent answers to people who look at its job: its node, the newest output of a slot, stacks and collectives.
+"""The answers of an agent to people who look at its job: its node, the newest output of a slot, stacks and collectives.
 
 An interface for the control server; job/own_answers.py implements it.
 """
@@ -11,7 +11,7 @@ from bagua_contract import control_pb2
 
 
 class NodeAnswers(Protocol):
-    """Each call is bounded and may come from several threads."""
+    """The interface of these answers. Each call is bounded and may come from several threads."""
 
     def node(self) -> control_pb2.ReadNodeReply: ...
 
@@ -25,7 +25,7 @@ class NodeAnswers(Protocol):
 
 
 class NoAnswers:
-    """Of an agent that shows nothing."""
+    """The answers of an agent that shows nothing."""
 
     def node(self) -> control_pb2.ReadNodeReply:
         return control_pb2.ReadNodeReply()

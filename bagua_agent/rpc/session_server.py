@@ -41,14 +41,14 @@ _Outbox = queue.SimpleQueue[session_pb2.AgentMessage | None]
 
 
 def slot_of(worker_id: str) -> str:
-    """Of "agent.slot.random"; another id is its own slot. Pure."""
+    """Returns the slot in a worker id "agent.slot.random"; another id is its own slot. Pure."""
     parts = worker_id.rsplit(".", 2)
     return parts[1] if len(parts) == 3 else worker_id
 
 
 class SessionServer(session_pb2_grpc.WorkerSessionServicer):
-    """on_message(worker_id, message), on_ended(worker_id): called from gRPC's threads. The agent sees a worker's end
-    by its exit and needs no on_ended."""
+    """Serves the sessions of a node's workers. on_message(worker_id, message), on_ended(worker_id): called from gRPC's
+    threads. The agent sees a worker's end by its exit and needs no on_ended."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         self._server.start()
 
     def admit(self, nonce: str) -> None:
-        """From now on workers are welcomed: their agent belongs to the job."""
+        """Welcomes workers from now on: their agent belongs to the job."""
         message = session_pb2.AgentMessage(
             welcome=session_pb2.Welcome(protocol=PROTOCOL_VERSION, nonce=nonce)
         )
@@ -112,7 +112,8 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
     def tell_leave(
         self, within_s: float = 0.0, interrupt: bool = False, worker_ids: list[str] | None = None
     ) -> None:
-        """within_s: how long workers have for it; 0: not said. interrupt: the node leaves because of a SIGINT."""
+        """Asks workers to leave. within_s: how long workers have for it; 0: not said. interrupt: the node leaves
+        because of a SIGINT."""
         leave = session_pb2.Leave(within_s=within_s, interrupt=interrupt)
         self._tell(session_pb2.AgentMessage(leave=leave), worker_ids)
 
@@ -131,7 +132,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         return self._tell(session_pb2.AgentMessage(trace=order), worker_ids)
 
     def _tell(self, message: session_pb2.AgentMessage, worker_ids: list[str] | None) -> list[str]:
-        """The workers that get the message: those of worker_ids, None for all, that have a session."""
+        """Sends a message to those of worker_ids, None for all, that have a session, and returns them."""
         with self._lock:
             told = [w for w in self._outboxes if worker_ids is None or w in worker_ids]
             for worker_id in told:
@@ -204,7 +205,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
                 raise
 
     def _pace(self, slot: str, message: session_pb2.WorkerMessage) -> float:
-        """How long to wait before anything more is read of the slot's workers, in seconds."""
+        """Returns how long to wait before anything more is read of the slot's workers, in seconds."""
         with self._lock:  # a respawned worker's session may overlap with the last one's
             pace = self._paces[slot]
             delay_s = pace.take(message.WhichOneof("kind"), message.ByteSize(), time.monotonic())

@@ -28,8 +28,9 @@ class Touch(Enum):
 
 
 def touch_all(addresses: Mapping[str, str], timeout_s: float) -> dict[str, Touch]:
-    """addresses: agent -> control address. Touches all at once and takes timeout_s at most. An agent whose touch says
-    nothing is absent: its address is none, this host has no descriptor left, or this process was frozen meanwhile."""
+    """Touches all agents at once; takes timeout_s at most. addresses: agent -> control address. An agent whose touch
+    says nothing is absent: its address is none, this host has no descriptor left, or this process was frozen
+    meanwhile."""
     began_s = time.monotonic()
     found: dict[str, Touch] = {}
     under_way: dict[int, tuple[str, socket.socket]] = {}

@@ -27,11 +27,11 @@ Tell = Callable[[trace_pb2.TraceOrder, list[str] | None], list[str]]
 
 
 class TraceBusy(BaguaError):
-    """Another command traces this node's workers."""
+    """Raised if another command traces this node's workers."""
 
 
 class Trace:
-    """One call's. Ends by `end`, or when its time is over."""
+    """The trace of one call. Ends by `end`, or when its time is over."""
 
     def __init__(self, request: trace_pb2.TraceRequest, now_s: float) -> None:
         self.asker = request.asker[:200]
@@ -61,7 +61,7 @@ class Trace:
         self._waiting.put(None)
 
     def replies(self) -> Iterator[trace_pb2.TraceReply]:
-        """Until the end. Blocks."""
+        """Yields the replies until the end. Blocks."""
         while (left_s := self.until_s - time.monotonic()) > 0:
             try:
                 reply = self._waiting.get(timeout=left_s)
@@ -83,7 +83,7 @@ class TraceRelay:
         self._trace: Trace | None = None
 
     def begin(self, request: trace_pb2.TraceRequest) -> Trace:
-        """Order a trace of all workers that have a session, and of those that open one meanwhile. Raises TraceBusy."""
+        """Orders a trace of all workers that have a session, and of those that open one meanwhile. Raises TraceBusy."""
         now_s = time.monotonic()
         trace = Trace(request, now_s)
         with self._lock:
@@ -95,7 +95,7 @@ class TraceRelay:
         return trace
 
     def end(self, trace: Trace) -> None:
-        """Workers record no longer. Doing it twice is harmless."""
+        """Ends the trace: workers record no longer. Doing it twice is harmless."""
         with self._lock:
             if self._trace is not trace:
                 return
@@ -103,7 +103,8 @@ class TraceRelay:
         self._tell(trace_pb2.TraceOrder(number=trace.order.number), None)
 
     def heard(self, worker_id: str, message: session_pb2.WorkerMessage) -> bool:
-        """Whether the message is of a trace, and concerns the agent no further."""
+        """Handles a message of a worker during a trace. Returns whether it is of a trace, and concerns the agent no
+        further."""
         kind, trace = message.WhichOneof("kind"), self._trace
         if kind == "hello" and trace is not None:
             self._tell(trace.order, [worker_id])
@@ -116,6 +117,6 @@ class TraceRelay:
         return True
 
     def gone(self, worker_id: str) -> None:
-        """Its session is over."""
+        """Notes in the trace that the worker's session is over."""
         if (trace := self._trace) is not None:
             trace.put(trace_pb2.TraceReply(ended=trace_pb2.WorkerEvent(worker_id=worker_id)))
