@@ -33,8 +33,8 @@ class Measuring:
     def take(
         self, worker_id: str, progress: session_pb2.Progress, newest: Generation | None
     ) -> Measured | None:
-        """The measurement so far; None if the report adds nothing: of another worker than global rank 0, or of another
-        generation than the newest."""
+        """Returns the measurement so far; None if the report adds nothing: of another worker than global rank 0, or of
+        another generation than the newest."""
         if progress.order and len(progress.order) <= MOST_ORDERED:
             self._order = tuple(progress.order)
         if newest is not None and self._world != (world := (newest.world_size, newest.node_count)):

@@ -35,8 +35,8 @@ class Link:
 
 
 def link_of(buckets: Sequence[tuple[int, float]], workers: int) -> Link | None:
-    """The link that explains the times of plain sums in rings of so many workers: least squares of the relative errors.
-    None: nothing was measured, or nothing is sent."""
+    """Returns the link that explains the times of plain sums in rings of so many workers: least squares of the relative
+    errors. None: nothing was measured, or nothing is sent."""
     timed = [(size, max(seconds, LEAST_TIMED_S)) for size, seconds in buckets if size > 0]
     if workers < 2 or not timed:
         return None
@@ -59,8 +59,8 @@ def link_of(buckets: Sequence[tuple[int, float]], workers: int) -> Link | None:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """compute_s: of a step without waits for others. buckets: bytes, in the order of launch. nodes, workers: of the
-    world."""
+    """The work of one step. compute_s: of a step without waits for others. buckets: bytes, in the order of launch.
+    nodes, workers: of the world."""
 
     compute_s: float
     buckets: tuple[int, ...]
@@ -69,7 +69,7 @@ class Load:
 
 
 def step_s(algorithm: str, load: Load, link: Link) -> float:
-    """Raises ValueError for an algorithm that it does not know."""
+    """Returns the predicted time of a step. Raises ValueError for an algorithm that it does not know."""
     if algorithm not in ("gradient_allreduce", "bytegrad", "qadam"):
         raise ValueError(f"nothing is known of the cost of {algorithm!r}")
     forward_s, whole, so_far, ready_s = load.compute_s * FORWARD_SHARE, sum(load.buckets), 0, []
@@ -85,14 +85,15 @@ def step_s(algorithm: str, load: Load, link: Link) -> float:
 
 
 class _Network:
-    """Operations take turns in the order of their start; the latency of one does not delay the next."""
+    """The network of a prediction. Operations take turns in the order of their start; the latency of one does not delay
+    the next."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._free_s = 0.0
 
     def carry(self, at_s: float, cost: Cost) -> float:
-        """The moment at which the operation is complete."""
+        """Returns the moment at which the operation is complete."""
         self._free_s = max(at_s, self._free_s) + cost.sent_bytes / self._link.bytes_per_s
         return self._free_s + cost.rounds * self._link.latency_s
 
@@ -127,7 +128,7 @@ class _Job:
         return not self._waits
 
     def advance(self, at_s: float, network: _Network) -> float:
-        """The moment at which the thread of the conveyor goes on."""
+        """Performs the next wait and returns the moment at which the thread of the conveyor goes on."""
         at_s = max(at_s, self.awaited_s)
         work_s, cost = self._waits.pop(0)
         at_s += work_s
@@ -136,7 +137,8 @@ class _Job:
 
 
 def _compressed_sums(load: Load, ready_s: Sequence[float], network: _Network, pass_s: float) -> float:
-    """In the order of the conveyor: a bucket that begins moves each earlier one on by one wait."""
+    """Returns the moment at which the last compressed sum is complete. They run in the order of the conveyor: a bucket
+    that begins moves each earlier one on by one wait."""
     at_s, open_jobs = 0.0, list[_Job]()
     for size, ready in zip(load.buckets, ready_s, strict=True):
         begun = _Job(size // 4, load.nodes, pass_s)

@@ -19,7 +19,7 @@ WORTH_IT = 0.9  # of the measured time of a step, which a proposal must be predi
 @dataclass(frozen=True, slots=True)
 class Workers:
     """The world as a prediction needs it. algorithm: of the script, or as people pinned it; empty: unknown. others:
-    that may be proposed."""
+    algorithms that may be proposed."""
 
     nodes: int = 0
     workers: int = 0
@@ -32,9 +32,12 @@ NO_WORKERS = Workers()
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Times are of one step. algorithm: the fastest by prediction, of those that may take the place of `instead_of`,
-    which took instead_of_s as measured, and would have taken instead_of_predicted_s. compute_s, link: what the
-    prediction is made of. measured_s: with `algorithm`; 0: not yet."""
+    """A proposed algorithm with its times, each of one step.
+
+    algorithm: the fastest by prediction, of those that may take the place of `instead_of`, which took instead_of_s as
+    measured, and would have taken instead_of_predicted_s. compute_s, link: what the prediction is made of. measured_s:
+    with `algorithm`; 0: not yet.
+    """
 
     algorithm: str
     predicted_s: float
@@ -74,7 +77,7 @@ class Proposal:
 
     @staticmethod
     def from_proto(p: pb.Proposal) -> Proposal:
-        """Raises ValueError."""
+        """Reads a proposal of a record. Raises ValueError."""
         link = Link(p.bytes_per_s, p.latency_s)
         times = (p.predicted_s, p.instead_of_s, p.instead_of_predicted_s, p.compute_s, p.measured_s)
         if not all(math.isfinite(x) and x >= 0 for x in (*times, link.bytes_per_s, link.latency_s)):
@@ -100,7 +103,8 @@ def propose(
     compute_s: float,
     buckets: tuple[tuple[int, float], ...],
 ) -> tuple[Proposal | None, str]:
-    """And why there is none. algorithm: with which a step takes measured_step_s. buckets: as Measured has them."""
+    """Returns a proposal, or None, and a line about it or about why there is none. algorithm: with which a step takes
+    measured_step_s. buckets: as Measured has them."""
     if algorithm not in SWITCHABLE:
         return None, f"no algorithm is proposed instead of {algorithm or 'an unknown one'}"
     others = [name for name in world.others if name != algorithm]

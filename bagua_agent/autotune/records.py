@@ -9,7 +9,7 @@ from bagua_contract.step_settings import SWITCHABLE, StepSettings
 
 
 def options_of(spec: pb.JobSpec) -> Options:
-    """The job's; off if there are none. Algorithms that this version does not know are left out."""
+    """Returns the job's options; off if there are none. Algorithms that this version does not know are left out."""
     if not spec.HasField("autotune"):
         return Options()
     asked = spec.autotune
@@ -38,7 +38,7 @@ def encode_measured(measured: Measured) -> bytes:
 
 
 def decode_measured(value: bytes) -> Measured:
-    """Raises ValueError, DecodeError for what no agent of this version writes."""
+    """Reads a measurement. Raises ValueError, DecodeError for what no agent of this version writes."""
     m = pb.MeasuredSteps.FromString(value)
     for seconds in (m.seconds, m.switch_s, m.computing_s, *m.bucket_s):
         if not 0 <= seconds < 1e9:  # not a number fails too
@@ -85,7 +85,7 @@ def encode_study(study: Study) -> bytes:
 
 
 def decode_study(value: bytes) -> Study:
-    """Raises ValueError, DecodeError."""
+    """Reads a study. Raises ValueError, DecodeError."""
     s = pb.Study.FromString(value)
     return Study(
         number=s.number,

@@ -16,7 +16,7 @@ _ATTEMPTS = 64
 
 
 def suggest(request: dict[str, Any]) -> list[int] | None:
-    """None: every point was tried."""
+    """Returns the next point; None if every point was tried."""
     import optuna  # type: ignore[import-not-found,unused-ignore]
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)

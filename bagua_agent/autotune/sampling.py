@@ -18,17 +18,17 @@ EXTRA = "pip install 'bagua-elastic[autotune]'"
 
 
 class SamplerFailed(InfrastructureLost):
-    """The sampler's process gave no settings."""
+    """Raised if the sampler's process gave no settings."""
 
 
 def check_installed() -> None:
-    """Raises UserError where Optuna is missing. Does not import it."""
+    """Checks that Optuna is installed, without importing it. Raises UserError where it is missing."""
     if importlib.util.find_spec("optuna") is None:
         raise UserError(f"--autotune-level: Optuna is not installed on this node; {EXTRA}, or use level 0")
 
 
 def suggest(study: Study, space: Space, within_s: float = WITHIN_S) -> StepSettings | None:
-    """The next settings to try; None if all were tried. Waits for the process. Raises SamplerFailed."""
+    """Returns the next settings to try; None if all were tried. Waits for the process. Raises SamplerFailed."""
     rates = {trial.settings: trial.rate for trial in study.trials}
     taken = {p for s in (*rates, study.current) if (p := space.point_of(s)) is not None}
     request = {

@@ -21,9 +21,9 @@ EXPONENT_STEP = 1
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What bounds the space. gradient_bytes: of the model's gradients, 0: unknown. order: measured, in which gradients
-    are ready; empty: unknown. crosses: some node has several workers, and there are several nodes. algorithms: that the
-    user allowed. pinned: by people."""
+    """The facts that bound the space. gradient_bytes: of the model's gradients, 0: unknown. order: measured, in which
+    gradients are ready; empty: unknown. crosses: some node has several workers, and there are several nodes.
+    algorithms: that the user allowed. pinned: by people."""
 
     gradient_bytes: int = 0
     order: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """dimensions: name of a field of StepSettings, and its choices."""
+    """A grid of settings. dimensions: name of a field of StepSettings, and its choices."""
 
     dimensions: tuple[tuple[str, tuple[Any, ...]], ...]
 
@@ -46,7 +46,7 @@ class Space:
         return size
 
     def settings_at(self, point: Point) -> StepSettings:
-        """Raises ValueError for a point of another space."""
+        """Returns the settings of a point. Raises ValueError for a point of another space."""
         if len(point) != len(self.dimensions):
             raise ValueError(f"a point of {len(point)} dimensions is not one of {len(self.dimensions)}")
         fields: dict[str, Any] = {}
@@ -57,7 +57,8 @@ class Space:
         return StepSettings(**fields)
 
     def point_of(self, settings: StepSettings) -> Point | None:
-        """None if it is no point of this space: a choice has gone, or people pinned it."""
+        """Returns the point of the settings; None if they are no point of this space: a choice has gone, or people
+        pinned it."""
         point = []
         for name, choices in self.dimensions:
             value = getattr(settings, name)
@@ -68,8 +69,8 @@ class Space:
         return found if self.settings_at(found) == settings else None
 
     def nearest(self, settings: StepSettings) -> StepSettings:
-        """What of `settings` this space has: of each other choice the script's, and for an order that was measured
-        elsewhere the one that was measured here."""
+        """Returns what of `settings` this space has: of each other choice the script's, and for an order that was
+        measured elsewhere the one that was measured here."""
         fields: dict[str, Any] = {}
         for name, choices in self.dimensions:
             value = getattr(settings, name)
@@ -79,8 +80,8 @@ class Space:
         return StepSettings(**fields)
 
     def first_points(self) -> Iterator[Point]:
-        """What every study tries: the script's settings, each other choice of a dimension with few alone, and then
-        buckets of a few sizes far apart."""
+        """Yields what every study tries: the script's settings, each other choice of a dimension with few alone, and
+        then buckets of a few sizes far apart."""
         origin = (0,) * len(self.dimensions)
         yield origin
         for axis, (name, choices) in sorted(
@@ -96,7 +97,7 @@ class Space:
 
 
 def space_of(facts: Facts) -> Space:
-    """Dimensions with one choice are left out."""
+    """Returns the space that the facts allow. Dimensions with one choice are left out."""
     dimensions: list[tuple[str, tuple[Any, ...]]] = []
     if not facts.pinned.bucket_bytes:
         dimensions.append(("bucket_bytes", (0, *_bucket_sizes(facts.gradient_bytes))))
@@ -110,14 +111,14 @@ def space_of(facts: Facts) -> Space:
 
 
 def _bucket_sizes(gradient_bytes: int) -> tuple[int, ...]:
-    """Powers of two; larger than the model, one is as good as another."""
+    """Returns powers of two; larger than the model, one is as good as another."""
     most = MOST_EXPONENT if not gradient_bytes else min(MOST_EXPONENT, (gradient_bytes - 1).bit_length())
     least = min(LEAST_EXPONENT, most) if most >= 10 else 10
     return tuple(1 << exponent for exponent in range(least, max(least, most) + 1, EXPONENT_STEP))
 
 
 def trials_of(space: Space, rates: Mapping[StepSettings, float]) -> list[tuple[Point, float]]:
-    """What was measured in this space."""
+    """Returns the points and rates of what was measured in this space."""
     return [
         (point, rate) for settings, rate in rates.items() if (point := space.point_of(settings)) is not None
     ]

@@ -42,7 +42,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """As the user gave them. algorithms: that may be tried; others never are."""
+    """The options as the user gave them. algorithms: that may be tried; others never are."""
 
     level: int = 0
     max_samples: int = 60
@@ -53,11 +53,13 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What global rank 0 measured in a generation: steps, without its first ones, and their time together. switch_s:
-    what entering the generation took. gradient_bytes, order: see space.Facts. computing_s: of `seconds` without waits
-    for other workers. buckets: bytes and seconds of each bucket's plain sum over all workers, in the order of launch,
-    of this generation or the last one in which they were measured; empty: never. warms_up: an optimizer of QAdam's is
-    in its warm-up, in which QAdam compresses nothing."""
+    """The measurement of global rank 0 in a generation: steps, without its first ones, and their time together.
+
+    switch_s: what entering the generation took. gradient_bytes, order: see space.Facts. computing_s: of `seconds`
+    without waits for other workers. buckets: bytes and seconds of each bucket's plain sum over all workers, in the
+    order of launch, of this generation or the last one in which they were measured; empty: never. warms_up: an
+    optimizer of QAdam's is in its warm-up, in which QAdam compresses nothing.
+    """
 
     generation: int
     steps: int
@@ -72,7 +74,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """ended_s: trained_s of the study at its end."""
+    """The measurement of some settings. ended_s: trained_s of the study at its end."""
 
     settings: StepSettings
     steps: int
@@ -81,7 +83,7 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """Steps a second."""
+        """The rate in steps a second."""
         return self.steps / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -115,7 +117,7 @@ class Study:
 
     @property
     def best(self) -> Trial | None:
-        """The fastest; one that is hardly faster than the script's own gives way to it."""
+        """The fastest trial; one that is hardly faster than the script's own gives way to it."""
         if not self.trials:
             return None
         results = self.results.values()
@@ -127,7 +129,7 @@ class Study:
 
     @property
     def scripted_rate(self) -> float:
-        """With the script's settings; 0: not measured."""
+        """The rate with the script's settings; 0: not measured."""
         return next((t.rate for t in self.results.values() if t.settings.is_empty), 0.0)
 
     @property
@@ -136,7 +138,7 @@ class Study:
 
     @property
     def since_better(self) -> int:
-        """Trials since the last one that was an improvement."""
+        """The number of trials since the last one that was an improvement."""
         best, since = 0.0, 0
         for trial in self.trials:
             since = 0 if trial.rate > best * BETTER_BY else since + 1
@@ -146,11 +148,14 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """world: in words. in_force: the record of the measurement's generation is the newest and has the study's current
+    """The facts on which a step of a study depends.
+
+    world: in words. in_force: the record of the measurement's generation is the newest and has the study's current
     settings, under those that people pinned. suggested: by the sampler; None: nothing yet. sampler_gave_up: why no
     suggestion will come; empty: one may. recalled: what an earlier job of this model found in this world and network;
     None: nothing is known. recalled_from: that job. forgets: requests to forget, so far. workers: the world, for
-    predictions. waits_for_warm_up: rates of QAdam are wanted, and its optimizer's warm-up is not over."""
+    predictions. waits_for_warm_up: rates of QAdam are wanted, and its optimizer's warm-up is not over.
+    """
 
     world: str
     space: Space
@@ -168,8 +173,8 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """asks: for a suggestion of the sampler. event: one line for the job's history; empty: nothing happened. settles:
-    the study has found what later jobs may begin with."""
+    """The decision of one call of `step`. asks: for a suggestion of the sampler. event: one line for the job's history;
+    empty: nothing happened. settles: the study has found what later jobs may begin with."""
 
     study: Study
     reason: str
@@ -179,7 +184,7 @@ class Step:
 
 
 def step(study: Study, s: Situation) -> Step:
-    """What follows from a measurement, a suggestion, or another world."""
+    """Decides what follows from a measurement, a suggestion, or another world."""
     if s.options.level < 1:
         return Step(study, "autotuning is off")
     if study.forgets != s.forgets:
@@ -210,8 +215,8 @@ def step(study: Study, s: Situation) -> Step:
 
 
 def _begin(study: Study, world: str, why: str, *, warm: bool) -> Step:
-    """A study of its own: what was measured before says nothing about this world. It begins with what is in force, or
-    with what a study of the same world has found."""
+    """Begins a study of its own: what was measured before says nothing about this world. It begins with what is in
+    force, or with what a study of the same world has found."""
     known, current = dict(study.known), study.current
     if study.world and study.best is not None:
         known[study.world] = current = study.best.settings  # what is in force may be a slow trial
@@ -236,12 +241,12 @@ def _unpinned(world: str) -> str:
 
 
 def _forgetful(study: Study) -> Study:
-    """Without anything that was measured."""
+    """Returns the study without anything that was measured."""
     return replace(study, world="", current=AS_SCRIPTED, trials=(), known={})
 
 
 def _counted(study: Study, m: Measured) -> Study:
-    """With what was trained since the last measurement."""
+    """Returns the study with what was trained since the last measurement."""
     if m.generation < study.generation:
         return study  # late
     fresh = m.generation > study.generation
@@ -267,7 +272,7 @@ def _counted(study: Study, m: Measured) -> Study:
 
 
 def _try(study: Study, s: Situation) -> Step:
-    """A trial is in force; the first one is of what was in force before."""
+    """Goes on with a trial that is in force; the first one is of what was in force before."""
     best, confidence_s = study.best, s.options.confidence_s
     asks = _asks(study, s)
     if study.window_steps < LEAST_STEPS or study.window_s <= 0:
@@ -296,7 +301,8 @@ def _try(study: Study, s: Situation) -> Step:
 
 
 def _with_proposal(study: Study, s: Situation, trial: Trial) -> tuple[Study, str]:
-    """Behind a trial: the first one gives a proposal, and one with the proposed algorithm its measurement."""
+    """Returns the study after a trial, with its proposal, and text about it. The first trial gives a proposal, and one
+    with the proposed algorithm its measurement."""
     algorithm, m, step_s = trial.settings.algorithm or s.workers.algorithm, s.measured, 1.0 / trial.rate
     found = study.proposal
     if found is not None and found.algorithm == algorithm and not found.measured_s:
@@ -316,7 +322,7 @@ def _with_proposal(study: Study, s: Situation, trial: Trial) -> tuple[Study, str
 
 
 def _next(study: Study, s: Situation, event: str) -> Step:
-    """Another trial, a rest, or the end."""
+    """Decides on another trial, a rest, or the end."""
     best = study.best
     assert best is not None
     why = _done(study, s)
@@ -349,7 +355,7 @@ def _next(study: Study, s: Situation, event: str) -> Step:
 
 
 def _done(study: Study, s: Situation) -> str:
-    """Why nothing more is tried; empty: more is."""
+    """Returns why nothing more is tried; empty if more is."""
     if len(study.trials) >= s.options.max_samples:
         return f"{len(study.trials)} trials are as many as were asked for"
     if _first_untried(study, s) is not None:
@@ -362,8 +368,8 @@ def _done(study: Study, s: Situation) -> str:
 
 
 def _to_repeat(study: Study) -> StepSettings | None:
-    """Of the settings between which the study decides, the script's and the best, one with a single trial. The script's
-    come first of all trials, when the job has hardly begun."""
+    """Returns settings to measure again: of those between which the study decides, the script's and the best, one with
+    a single trial. The script's come first of all trials, when the job has hardly begun."""
     best, tried = study.best, Counter(trial.settings for trial in study.trials)
     scripted = next((settings for settings in tried if settings.is_empty), None)
     if best is None or scripted is None or best.settings == scripted:
@@ -381,8 +387,9 @@ def _candidate(study: Study, s: Situation) -> StepSettings | None:
 def _first_untried(
     study: Study, s: Situation, under_way: frozenset[StepSettings] = frozenset()
 ) -> StepSettings | None:
-    """Behind the first trial what an earlier job found, then the first points, and then the best choices of each
-    dimension together: most dimensions help on their own. under_way: settings that count as tried."""
+    """Returns the next settings of the fixed order: after the first trial what an earlier job found, then the first
+    points, and then the best choices of each dimension together, since most dimensions help on their own. under_way:
+    settings that count as tried."""
     tried, space = study.tried | under_way, s.space
     if s.recalled is not None and tried and (recalled := space.nearest(s.recalled)) not in tried:
         return recalled
@@ -394,7 +401,7 @@ def _first_untried(
 
 
 def _best_of_each(study: Study, space: Space) -> Point:
-    """By dimension the choice that was fastest among the first points."""
+    """Returns by dimension the choice that was fastest among the first points."""
     rates = {settings: trial.rate for settings, trial in study.results.items()}
     origin = next(space.first_points())
     best, best_rates = list(origin), [rates.get(space.settings_at(origin), 0.0)] * len(origin)
@@ -407,14 +414,15 @@ def _best_of_each(study: Study, space: Space) -> Point:
 
 
 def _asks(study: Study, s: Situation) -> bool:
-    """The sampler works while a trial is measured, so that none waits for it."""
+    """Tells whether the sampler should begin now. It works while a trial is measured, so that none waits for it."""
     if _first_untried(study, s, frozenset({study.current})) is not None or _done(study, s):
         return False
     return s.suggested is None and not s.sampler_gave_up and study.phase is not Phase.SETTLED
 
 
 def _drift(study: Study, s: Situation) -> Step | None:
-    """A throughput that is no more what the best trial had: the network has changed, or the script."""
+    """Returns the step after a window of measurement; a new study if the throughput is no more what the best trial had:
+    the network has changed, or the script. None if the window is too short."""
     best = study.best
     if best is None or study.window_s < s.options.confidence_s or study.window_steps < LEAST_STEPS:
         return None
@@ -431,7 +439,7 @@ def _drift(study: Study, s: Situation) -> Step | None:
 
 
 def _drifts(before: tuple[float, ...], rate: float, expected: float) -> tuple[float, ...]:
-    """The newest rates that differ from what was expected, all in one direction."""
+    """Returns the newest rates that differ from what was expected, all in one direction."""
     if expected / DRIFT <= rate <= expected * DRIFT:
         return ()
     same = before and (before[-1] > expected) == (rate > expected)

@@ -26,7 +26,8 @@ _LONGEST_WORDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a record holds for. Each part in words; keys are their digests, since words may hold anything."""
+    """The conditions that a record holds for. Each part in words; keys are their digests, since words may hold
+    anything."""
 
     model: str
     world: str
@@ -34,7 +35,7 @@ class Place:
 
     @property
     def folder(self) -> str:
-        """Of all records of the model."""
+        """The prefix of the keys of all records of the model."""
         return f"{PREFIX}{_digest(self.model)}/"
 
     @property
@@ -44,8 +45,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """settings: the fastest that a study measured. steps_per_s: with them. scripted_steps_per_s: with the script's;
-    0: unknown. job_id: whose study it was."""
+    """One record. settings: the fastest that a study measured. steps_per_s: with them. scripted_steps_per_s: with the
+    script's; 0: unknown. job_id: whose study it was."""
 
     place: Place
     settings: StepSettings
@@ -68,7 +69,7 @@ class Tuned:
 
     @staticmethod
     def decode(value: bytes) -> Tuned:
-        """Raises ValueError, DecodeError."""
+        """Reads a record. Raises ValueError, DecodeError."""
         if len(value) > MOST_RECORD_BYTES:
             raise ValueError(f"it has {len(value)} bytes")
         r = pb.Tuned.FromString(value)
@@ -80,7 +81,7 @@ class Tuned:
 
 
 def model_of(fingerprint: Mapping[str, str]) -> str:
-    """In words: what of a job's model its settings depend on. Empty if the fingerprint names no model."""
+    """Returns in words what of a job's model its settings depend on. Empty if the fingerprint names no model."""
     if "model" not in fingerprint:
         return ""
     words = [fingerprint[key][:_LONGEST_WORDS] for key in _MODEL_KEYS if key in fingerprint]
@@ -88,13 +89,14 @@ def model_of(fingerprint: Mapping[str, str]) -> str:
 
 
 def network_of(bytes_per_s: float) -> str:
-    """In words, by powers of two. bytes_per_s: of a ring through all workers; 0: it was not measured."""
+    """Describes the network in words, by powers of two. bytes_per_s: of a ring through all workers; 0: it was not
+    measured."""
     return "not measured" if bytes_per_s <= 0 else f"2^{round(math.log2(bytes_per_s))} B/s"
 
 
 def recalled(records: Mapping[str, Tuned], model: str, world: str, bytes_per_s: float) -> Tuned | None:
-    """Of the same network, or of one that is up to twice as fast or slow: a measurement near the edge of two powers
-    belongs to either."""
+    """Returns the record of the same network, or of one that is up to twice as fast or slow: a measurement near the
+    edge of two powers belongs to either."""
     if not model:
         return None
     for factor in (1.0, 0.5, 2.0) if bytes_per_s > 0 else (1.0,):
@@ -105,7 +107,7 @@ def recalled(records: Mapping[str, Tuned], model: str, world: str, bytes_per_s: 
 
 
 def read_all(found: Iterable[KeyValue]) -> tuple[dict[str, Tuned], list[str]]:
-    """Those that can be read, by key, and a complaint about each other one."""
+    """Returns the records that can be read, by key, and a complaint about each other one."""
     records, odd = {}, []
     for kv in found:
         try:
@@ -119,7 +121,7 @@ def read_all(found: Iterable[KeyValue]) -> tuple[dict[str, Tuned], list[str]]:
 
 
 def beyond_bound(found: Iterable[KeyValue], written: str) -> list[str]:
-    """Keys to be removed once `written` is put: the ones that were written the longest ago."""
+    """Returns the keys to be removed once `written` is put: the ones that were written the longest ago."""
     others = sorted((kv for kv in found if kv.key != written), key=lambda kv: kv.mod_revision)
     return [kv.key for kv in others[: max(0, len(others) + 1 - MOST_RECORDS)]]
 

@@ -7,13 +7,14 @@ from bagua_agent.etcd.client import Store
 
 
 def read_tuned(store: Store) -> tuple[dict[str, Tuned], list[str]]:
-    """Records by key, and complaints about those that can't be read. Raises InfrastructureLost."""
+    """Returns the records by key, and complaints about those that can't be read. Raises InfrastructureLost."""
     found, _ = store.get_prefix(PREFIX)
     return read_all(found)
 
 
 def keep_tuned(store: Store, record: Tuned) -> None:
-    """Write it, and remove the oldest beyond the bound. May be done more than once. Raises InfrastructureLost."""
+    """Writes the record, and removes the oldest beyond the bound. May be done more than once. Raises
+    InfrastructureLost."""
     store.put(record.place.key, record.encode())
     found, _ = store.get_prefix(PREFIX)
     for key in beyond_bound(found, record.place.key):
@@ -21,5 +22,6 @@ def keep_tuned(store: Store, record: Tuned) -> None:
 
 
 def forget_tuned(store: Store, model: str) -> int:
-    """How many records of the model were removed. model: see tuned_records.model_of. Raises InfrastructureLost."""
+    """Removes the records of a model and returns how many there were. model: see tuned_records.model_of. Raises
+    InfrastructureLost."""
     return store.delete_prefix(Place(model, "", "").folder) if model else 0

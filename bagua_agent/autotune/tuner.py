@@ -60,7 +60,8 @@ class Suggested:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What earlier jobs found was read, by key. forgets: of the study that asked. problems: lines for people."""
+    """The event that what earlier jobs found was read, by key. forgets: of the study that asked. problems: lines for
+    people."""
 
     records: Mapping[str, Tuned]
     forgets: int
@@ -68,7 +69,8 @@ class Recalled:
 
 
 class Tuner:
-    """write_study(value): as the leader, fenced. tell(message): to the loop, from any thread."""
+    """Tunes one job, on each of its agents. write_study(value): as the leader, fenced. tell(message): to the loop, from
+    any thread."""
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class Tuner:
 
     @property
     def study(self) -> Study | None:
-        """The newest that is known here; None before the first."""
+        """The newest study that is known here; None before the first."""
         return self._study or self._read()
 
     def stop(self) -> None:
@@ -113,7 +115,7 @@ class Tuner:
     # -- on the agent of global rank 0
 
     def said(self, worker_id: str, message: session_pb2.WorkerMessage, now_s: float) -> None:
-        """A worker here has spoken."""
+        """Takes a message of a worker here, and passes its measurement on."""
         if not self.is_on or message.WhichOneof("kind") != "progress":
             return
         job = self._job
@@ -126,7 +128,7 @@ class Tuner:
     # -- on the leader
 
     def saw(self, changes: tuple[Change, ...], now_s: float, *, leads: bool) -> None:
-        """Of the job's keys. leads: this agent does."""
+        """Takes changes of the job's keys. leads: this agent does."""
         if not self.is_on:
             return
         for change in changes:
@@ -217,7 +219,7 @@ class Tuner:
             self._ask(study, space)
 
     def _place(self, record: Generation) -> Place:
-        """What this study's findings hold for."""
+        """Returns the conditions for which this study's findings hold."""
         world = world_of(record, self._job.seen.view.pinned_settings)
         return Place(model_of(record.fingerprint), world, network_of(self._ring_bytes_per_s(record)))
 
@@ -228,11 +230,11 @@ class Tuner:
         return Workers(record.node_count, record.world_size, algorithm, can)
 
     def _wants_qadam(self, record: Generation) -> bool:
-        """Whether some trial of a study has qadam."""
+        """Tells whether some trial of a study has qadam."""
         return "qadam" in (self._workers(record).algorithm, *self._allowed(record))
 
     def _allowed(self, record: Generation) -> tuple[str, ...]:
-        """Algorithms that the user allowed and the job can switch to."""
+        """Returns the algorithms that the user allowed and the job can switch to."""
         allowed, optimizers = self.options.algorithms, record.fingerprint.get("optimizers", "")
         found = tuple(name for name in allowed if takes(name, record.fingerprint))
         if len(found) < len(allowed):
@@ -314,13 +316,14 @@ class Tuner:
 
 
 def world_of(record: Generation, pinned: StepSettings) -> str:
-    """What a study's measurements hold for."""
+    """Returns in words what a study's measurements hold for."""
     world = f"{counted(record.world_size, 'worker')} on {counted(record.node_count, 'node')}"
     return world if pinned.is_empty else f"{world}{PINNED}{pinned}"
 
 
 def _written(study: Study) -> Study:
-    """What every measurement changes is written with the next change of the rest; a new leader counts it again."""
+    """Returns the study as it is written. What every measurement changes is written with the next change of the rest; a
+    new leader counts it again."""
     return replace(
         study, trained_s=0.0, lost_s=0.0, generation=0, steps=0, seconds=0.0, window_steps=0, window_s=0.0
     )

@@ -1,1 +1,1 @@
-"""What every part of the agent uses: errors, background operations, signals, timers, text."""
+"""Code that every part of the agent uses: errors, background operations, signals, timers, text."""

@@ -21,7 +21,7 @@ def effective_account() -> str:
 
 
 def user_at_host() -> str:
-    """The user who has logged in, as its variables or the accounts of this host name it, and the host."""
+    """Returns the user who has logged in, as its variables or the accounts of this host name it, and the host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):  # which one depends on the version of Python

@@ -60,12 +60,12 @@ OperationEnd = Succeeded[T] | Failed
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether `error` is unexpected: not one of the errors with which our own code reports trouble."""
+    """Tells whether `error` is unexpected: not one of the errors with which our own code reports trouble."""
     return isinstance(error, InternalError) or not isinstance(error, BaguaError)
 
 
 def describe(error: BaseException) -> str:
-    """`error` in a line: errors of our own tree speak for themselves, others need their type."""
+    """Describes `error` in a line: errors of our own tree speak for themselves, others need their type."""
     if isinstance(error, BaguaError):
         return str(error)
     text = str(error)
@@ -94,7 +94,8 @@ def background_thread(
     operation: Callable[[], T],
     on_end: Callable[[OperationEnd[T]], object],
 ) -> threading.Thread:
-    """A daemon thread, not started yet, with one operation. For threads that wait in a loop until they are stopped.
+    """Makes a daemon thread, not started yet, with one operation. For threads that wait in a loop until they are
+    stopped.
 
     `start` raises RuntimeError if the host allows no thread; the operation was not accepted then.
     """
@@ -124,7 +125,8 @@ class Background:
         self._stopping = False
 
     def run(self, what: str, operation: Callable[[], T], on_end: Callable[[OperationEnd[T]], object]) -> None:
-        """Returns at once; see the module's contract. If no thread can be started the end comes from this call."""
+        """Queues an operation and returns at once; see the module's contract. If no thread can be started the end comes
+        from this call."""
         task = _Task(what, operation, on_end)
         with self._changed:
             error = self._accept(task)
@@ -132,7 +134,7 @@ class Background:
             _deliver(what, Failed(error), on_end)
 
     def _accept(self, task: _Task) -> BaseException | None:
-        """Why the task will never run; None if it will. The lock is held."""
+        """Queues the task. Returns why it will never run; None if it will. The lock is held."""
         if self._stopping:
             return OperationDiscarded(f"{task.what}: {self._name} was stopped before")
         self._waiting.append(task)
@@ -152,7 +154,7 @@ class Background:
         return None
 
     def flush(self, timeout_s: float) -> bool:
-        """Whether every operation so far ended within timeout_s. For an executor of one thread."""
+        """Waits, and tells whether every operation so far ended within timeout_s. For an executor of one thread."""
         ended = threading.Event()
         self.run("flush", lambda: None, lambda _: ended.set())
         return ended.wait(timeout_s)

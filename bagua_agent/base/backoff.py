@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def delay_s(failed: int, first_s: float, longest_s: float) -> float:
-    """failed: tries in a row that failed. None: no delay; one: first_s; from then on doubled."""
+    """Returns the wait before the next try. failed: tries in a row that failed. No failure: no delay; one: first_s;
+    from then on doubled, up to longest_s."""
     if failed <= 0:
         return 0.0
     # bounded exponent: 2 ** 10000 is no float

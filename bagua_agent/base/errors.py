@@ -31,7 +31,7 @@ class InfrastructureLost(BaguaError):
 
 
 class StoreUnavailable(InfrastructureLost):
-    """No etcd endpoint did what was asked in the time given; trying again later is harmless."""
+    """Raised if no etcd endpoint did what was asked in the time given; trying again later is harmless."""
 
 
 class StoreFull(StoreUnavailable):
@@ -81,7 +81,8 @@ _PASSING = frozenset(
 
 
 def host_error(error: OSError, what: str, remedy: str) -> UserError | InfrastructureLost:
-    """What to raise for `error`: a full disk or an exhausted limit may pass, the rest is the user's to mend.
+    """Returns the error to raise for `error`: a full disk or an exhausted limit may pass, the rest is the user's to
+    mend.
 
     what: what can't be done. remedy: what the user can do about it.
     """

@@ -21,7 +21,8 @@ _POINTER_BYTES = 8
 def why_not_passed(
     arguments: Sequence[str], environment: Mapping[str, str], stack_bytes: int = USUAL_STACK_BYTES
 ) -> str | None:
-    """The reason with the next move, naming the argument by its place or the variable; None if all can be passed.
+    """Returns the reason with the next move, naming the argument by its place or the variable; None if all can be
+    passed.
 
     arguments: the program first. stack_bytes: the stack's limit where it will run, negative for none.
     """
@@ -48,7 +49,7 @@ def why_not_passed(
 
 
 def most_bytes_in_all(stack_bytes: int) -> int:
-    """With a pointer for each."""
+    """Returns how many bytes all arguments and variables may have together, with a pointer for each."""
     limit = stack_bytes // 4 if stack_bytes >= 0 else GREATEST_LIMIT_IN_ALL
     return min(max(limit, LEAST_LIMIT_IN_ALL), GREATEST_LIMIT_IN_ALL) - ROOM_OF_THE_AGENT_BYTES
 

@@ -53,13 +53,13 @@ _FORM = re.compile(
 
 
 class FailpointRaised(OutcomeUnknown):
-    """For the action `raise`: as if etcd had not answered. Before a write it was not done, after it it was."""
+    """Raised by the action `raise`, as if etcd had not answered. Before a write it was not done, after it it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """generation: the number of the record being written; None: whatever is written, and when. directory: for the
-    action `hold` alone."""
+    """One point that is set. generation: the number of the record being written; None: whatever is written, and when.
+    directory: for the action `hold` alone."""
 
     name: str
     action: str
@@ -69,7 +69,7 @@ class Failpoint:
 
 
 def parse(text: str) -> tuple[Failpoint, ...]:
-    """Raises UserError naming the part that is not a failpoint."""
+    """Parses the variable's text. Raises UserError naming the part that is not a failpoint."""
     points = []
     for part in filter(None, (p.strip() for p in text.split(";"))):
         match = _FORM.fullmatch(part)
@@ -86,7 +86,8 @@ def parse(text: str) -> tuple[Failpoint, ...]:
 
 
 class Failpoints:
-    """The points set for this agent; each fires in the thread that reaches it: once, but a hold ever again."""
+    """The points set for this agent. Each fires in the thread that reaches it: once, but a hold each time it is asked
+    for."""
 
     def __init__(self, text: str = "") -> None:
         self._points: dict[str, list[Failpoint]] = {}
@@ -98,7 +99,8 @@ class Failpoints:
         return Failpoints(environ.get(VARIABLE, ""))
 
     def reach(self, name: str, generation: int = 0) -> None:
-        """generation: the number of the record concerned, if it is about one. Raises FailpointRaised."""
+        """Fires the point of this name if it is set. generation: the number of the record concerned, if it is about
+        one. Raises FailpointRaised."""
         waiting = self._points.get(name)
         if not waiting:
             return
@@ -135,7 +137,8 @@ def _say(point: Failpoint, generation: int, more: str = "") -> None:
 
 
 def _is_held(point: Failpoint, generation: int) -> bool:
-    """Whether a test asked for a hold; returns when the test ends it. Raises FailpointRaised if it asks for that."""
+    """Waits while a test holds the point, and tells whether a test asked for a hold. Raises FailpointRaised if it asks
+    for that."""
     asked = Path(point.directory, point.name)
     standing = asked.with_name(f"{point.name}.{os.getpid()}")
     try:

@@ -10,5 +10,5 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 def is_id(text: str) -> bool:
-    """No slash, no control character, never "." or ".."."""
+    """Tells whether the text is an id: no slash, no control character, never "." or ".."."""
     return _ID.fullmatch(text) is not None and text not in (".", "..")

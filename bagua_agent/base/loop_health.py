@@ -14,14 +14,14 @@ ANSWER_TIMEOUT_S = 5.0
 
 
 class LoopHealth:
-    """put: gives the agent's loop a message."""
+    """Asks the agent's loop for a sign of life. put: gives the agent's loop a message."""
 
     def __init__(self, put: Callable[[HealthAsked], None]) -> None:
         self._put = put
         self._loop_has_begun = False
 
     def answer(self) -> Answer:
-        """200 or 503, with the reason."""
+        """Returns 200 or 503, with the reason."""
         asked = HealthAsked()
         self._put(asked)
         answered = asked.answered.wait(ANSWER_TIMEOUT_S if self._loop_has_begun else 0.1)

@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 class PidWatch(Generic[T]):
-    """From `start` to `stop`. on_end(watched): the process has ended; if it raises, that is our bug, which is logged.
+    """Watches processes from `start` to `stop`. on_end(watched): the process has ended; if it raises, that is our bug,
+    which is logged.
 
     on_failed: called once if the thread ends by an error; no end is reported from then on.
     """
@@ -30,7 +31,7 @@ class PidWatch(Generic[T]):
         on_end: Callable[[T], object],
         on_failed: Callable[[Failed], object] = lambda failed: None,
     ) -> None:
-        """name: of the thread."""
+        """Makes the watch, which `start` starts. name: of the thread."""
         self._name = name
         self._on_end = on_end
         self._on_failed = on_failed
@@ -44,7 +45,7 @@ class PidWatch(Generic[T]):
         self._thread.start()
 
     def add(self, watched: T, pidfd: int) -> None:
-        """A process that has ended already is reported too. pidfd: closed here."""
+        """Adds a process; one that has ended already is reported too. pidfd: closed here."""
         with self._lock:
             if self._wake_fd < 0:
                 os.close(pidfd)
@@ -53,7 +54,7 @@ class PidWatch(Generic[T]):
             os.eventfd_write(self._wake_fd, 1)
 
     def stop(self) -> None:
-        """No report comes after this returns. May be called twice; must not be called from `on_end`."""
+        """Ends the watch: no report comes after this returns. May be called twice; must not be called from `on_end`."""
         with self._lock:
             if self._wake_fd < 0:
                 return

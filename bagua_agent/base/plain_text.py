@@ -23,27 +23,29 @@ RESET = "\x1b[0m"
 
 
 def plain_line(text: str) -> str:
-    """One line: control characters, line ends and direction marks are shown as `\\x1b`, `\\n` or `\\u202e`."""
+    """Returns the text as one line: control characters, line ends and direction marks are shown as `\\x1b`, `\\n` or
+    `\\u202e`."""
     safe = _escaped(text)
     return safe + RESET if has_colour(safe) and not safe.endswith(RESET) else safe
 
 
 def plain_lines(text: str) -> str:
-    """Several lines. Those after the first are indented, so that none passes for a message of its own."""
+    """Returns the text as several lines. Those after the first are indented, so that none passes for a message of its
+    own."""
     first, *more = map(plain_line, text.split("\n"))
     return "\n".join([first, *(line if line.startswith(" ") else f"    {line}" for line in more)])
 
 
 def plain_bytes(data: bytes) -> bytes:
-    """What a worker wrote, with its line ends and carriage returns; what is no UTF-8 is shown as `\\xff`. Colours last
-    until the program that shows it ends them."""
+    """Returns what a worker wrote, with its line ends and carriage returns; what is no UTF-8 is shown as `\\xff`.
+    Colours last until the program that shows it ends them."""
     parts = _LINE_ENDS.split(data)
     parts[::2] = [_escaped(part.decode("utf-8", "backslashreplace")).encode() for part in parts[::2]]
     return b"".join(parts)
 
 
 def has_colour(text: str) -> bool:
-    """Of text that is plain: whether it may leave colours behind."""
+    """Tells whether a text that is plain may leave colours behind."""
     return "\x1b" in text
 
 
@@ -54,12 +56,13 @@ def _escaped(text: str) -> str:
 
 
 def in_utf8(text: str) -> str:
-    """For a record, which holds UTF-8 alone: bytes of a name or an argument that are none are shown as `\\udcff`."""
+    """Returns the text for a record, which holds UTF-8 alone: bytes of a name or an argument that are none are shown as
+    `\\udcff`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def unfinished(data: bytes) -> int:
-    """How many bytes at the end of `data` begin a character or a colour that its next bytes may complete."""
+    """Returns how many bytes at the end of `data` begin a character or a colour that its next bytes may complete."""
     begun = _BEGUN_SGR.search(data, max(0, len(data) - 40))
     if begun:
         return len(data) - begun.start()
@@ -74,24 +77,26 @@ def unfinished(data: bytes) -> int:
 
 
 def shortened(text: str, most: int = LONGEST_TEXT) -> str:
-    """For a text inside a record or a line: what others wrote must not fill either."""
+    """Returns the text, or its first `most` characters and its length, for a record or a line: what others wrote must
+    not fill either."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
 def some(items: Iterable[str], most: int = 8, joint: str = ", ") -> str:
-    """The first items, and how many more there are: a line with a thousand names is unreadable."""
+    """Returns the first items, and how many more there are: a line with a thousand names is unreadable."""
     every = list(items)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return joint.join(every[:most]) + more
 
 
 def counted(number: int, what: str, several: str = "") -> str:
-    """As "1 node", "2 nodes". several: the plural that is made otherwise."""
+    """Returns a number with its noun, as "1 node", "2 nodes". several: the plural that is made otherwise."""
     return f"{number} {what}" if number == 1 else f"{number} {several or what + 's'}"
 
 
 def duration(seconds: float) -> str:
-    """As "850 ms", "3.2 s", "54 s", "12 min", "3 h 5 min". A worker may report any rate from which it follows."""
+    """Describes a duration as "850 ms", "3.2 s", "54 s", "12 min", "3 h 5 min". A worker may report any rate from which
+    it follows."""
     if not seconds < _LONGEST_SHOWN_S:
         return "years"
     if seconds < 1:

@@ -9,5 +9,5 @@ import os
 
 
 def keep_quiet() -> None:
-    """Call it before gRPC is imported: it looks only then."""
+    """Silences gRPC's own log. Call it before gRPC is imported, which reads the variable only then."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

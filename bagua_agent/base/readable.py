@@ -15,7 +15,7 @@ S = TypeVar("S", bound="int | HasFileno")
 
 
 def readable(sources: Iterable[S], timeout_s: float | None = None) -> list[S]:
-    """Those that can be read or have ended, as soon as there are any; none after timeout_s."""
+    """Returns the sources that can be read or have ended, as soon as there are any; none after timeout_s."""
     by_descriptor = {source if isinstance(source, int) else source.fileno(): source for source in sources}
     poll = select.poll()
     for descriptor in by_descriptor:

@@ -23,7 +23,7 @@ LONGEST_RETRY_S = 30.0
 
 
 def retry_after_s(error: BaseException, failed: int) -> float:
-    """How long to wait after an attempt that failed with `error`, the failed-th in a row; pure.
+    """Returns how long to wait after an attempt that failed with `error`, the failed-th in a row; pure.
 
     An outage is over without notice, so it is tried evenly. A refusal or a bug hardly passes: it is tried ever more
     rarely, but without end, since the record is needed as soon as it can be written.
@@ -61,9 +61,9 @@ class DesiredWrites:
         self._writer.run(f"writing {what}", write, ended)
 
     def flush(self, timeout_s: float) -> bool:
-        """Whether every write so far was tried once by then; waits at most timeout_s."""
+        """Waits at most timeout_s, and tells whether every write so far was tried once by then."""
         return self._writer.flush(timeout_s)
 
     def stop(self) -> None:
-        """Writes that have not begun are given up; waits for the one under way, which is bounded."""
+        """Gives up writes that have not begun; waits for the one under way, which is bounded."""
         self._writer.stop()

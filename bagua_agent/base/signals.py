@@ -26,10 +26,10 @@ _END_TIMEOUT_S = 5.0
 
 
 class SignalsToInbox:
-    """Within the block, each of `names` calls `tell` with its number, in a thread of its own: it must not wait. To be
-    entered and left in the main thread.
+    """Turns signals into calls: within the block, each of `names` calls `tell` with its number, in a thread of its own,
+    which must not wait. To be entered and left in the main thread.
 
-    first: the first that came, for what runs before anybody reads messages.
+    first: the first signal that came, for what runs before messages are read.
     """
 
     def __init__(self, names: Sequence[str], tell: Callable[[int], None]) -> None:
@@ -43,7 +43,7 @@ class SignalsToInbox:
         self.first: int | None = None
 
     def wait(self, timeout_s: float) -> None:
-        """Until the first signal, at most timeout_s."""
+        """Waits until the first signal, at most timeout_s."""
         self._came.wait(timeout_s)
 
     def __enter__(self) -> SignalsToInbox:
@@ -85,7 +85,7 @@ class SignalsToInbox:
 
 
 def _only_be_there(number: int, frame: FrameType | None) -> None:
-    """Without a handler the signal would do what it does by default."""
+    """Does nothing. Without a handler the signal would do what it does by default."""
 
 
 def _number(name: str) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the command line, which is to start fast, reads no records
 
 
 def nodes_with_a_part(nodes: int, slots: int, replica_size: int) -> int:
-    """Of `nodes` nodes with `slots` workers each, those that have workers of a replica once as many replicas of
+    """Returns how many of `nodes` nodes with `slots` workers each have workers of a replica, once as many replicas of
     `replica_size` workers as possible are formed on the fewest nodes; the rest has only spares."""
     if replica_size <= slots:
         return nodes
@@ -25,8 +25,8 @@ def nodes_with_a_part(nodes: int, slots: int, replica_size: int) -> int:
 
 
 def whole_replicas(nodes: int, slots: int, replica_size: int) -> tuple[int, int]:
-    """The numbers of nodes next to `nodes`, below (0: none) and above, that all have a part of a replica; `nodes` twice
-    if it is one."""
+    """Returns the numbers of nodes next to `nodes`, below (0: none) and above, that all have a part of a replica;
+    `nodes` twice if it is one."""
     used = nodes_with_a_part(nodes, slots, replica_size)
     if used == nodes:
         return nodes, nodes
@@ -41,13 +41,13 @@ class Room:
     sizes: tuple[int, ...] = ()
 
     def fit(self, nodes: int) -> int:
-        """The largest allowed size that so many nodes permit. Below the smallest size: what there is, so that the
-        minimum decides."""
+        """Returns the largest allowed size that so many nodes permit. Below the smallest size: what there is, so that
+        the minimum decides."""
         most = min(nodes, self.most)
         return max((s for s in self.sizes if s <= most), default=most)
 
     def next_above(self, nodes: int) -> int | None:
-        """The smallest allowed size above `nodes`; None: there is none."""
+        """Returns the smallest allowed size above `nodes`; None: there is none."""
         if nodes >= self.most:
             return None
         return min(
@@ -55,7 +55,8 @@ class Room:
         )
 
     def awaits(self, nodes: int, spares: int) -> str:
-        """Why ready nodes are spare below the maximum: too few for the next size. Empty: another reason, or none."""
+        """Returns why ready nodes are spare below the maximum: too few for the next size. Empty: another reason, or
+        none."""
         size = self.next_above(nodes) if self.sizes and spares else None
         if size is None or nodes + spares >= size:
             return ""
@@ -65,8 +66,9 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class SizePolicy:
-    """sizes: allowed numbers of nodes, ascending; empty: each. start_size: nodes for which the first generation waits;
-    0: the minimum. cooldown_s: between two changes of the number of nodes, if the later one is voluntary."""
+    """The sizes that a job may have. sizes: allowed numbers of nodes, ascending; empty: each. start_size: nodes for
+    which the first generation waits; 0: the minimum. cooldown_s: between two changes of the number of nodes, if the
+    later one is voluntary."""
 
     sizes: tuple[int, ...] = ()
     start_size: int = 0
@@ -82,12 +84,13 @@ class SizePolicy:
 
     @staticmethod
     def of(record: pb.SizePolicy) -> SizePolicy:
-        """Raises ValueError for one that no launcher writes."""
+        """Reads the policy of a record. Raises ValueError for one that no launcher writes."""
         return SizePolicy(tuple(record.sizes), record.start_size, record.cooldown_s)
 
     @property
     def record(self) -> pb.SizePolicy | None:
-        """None where it says nothing, so that the record that holds it is as before there were sizes."""
+        """Returns the policy as a record; None where it says nothing, so that the record that holds it is as before
+        there were sizes."""
         from bagua_contract import membership_pb2
 
         return None if self == ANY_SIZE else membership_pb2.SizePolicy(**asdict(self))
@@ -97,28 +100,28 @@ class SizePolicy:
         return ", ".join(map(str, self.sizes))
 
     def forbidden(self, *nodes: int) -> int | None:
-        """The first of these numbers that is not an allowed size."""
+        """Returns the first of these numbers that is not an allowed size; None if all are allowed."""
         return next((n for n in nodes if self.sizes and n not in self.sizes), None)
 
     def bounds(self, least: int, most: int) -> tuple[int, int]:
-        """The range, its ends moved inwards to allowed sizes. A range that holds none was written by a client that
-        checks no sizes: it counts as it is."""
+        """Returns the range, its ends moved inwards to allowed sizes. A range that holds none was written by a client
+        that checks no sizes: it counts as it is."""
         inside = [s for s in self.sizes if least <= s <= most]
         return (inside[0], inside[-1]) if inside else (least, most)
 
     def room(self, least: int, most: int) -> Room:
-        """least, most: nodes that are wanted. Sizes below the least belong to it: a minimum that was raised stops no
-        worker, so a smaller generation goes on."""
+        """Returns the sizes that the next generation may have. least, most: nodes that are wanted. Sizes below the
+        least belong to it: a minimum that was raised stops no worker, so a smaller generation goes on."""
         holds_one = any(least <= s <= most for s in self.sizes)
         return Room(self.bounds(least, most)[1], self.sizes if holds_one else ())
 
     def waits(self, change: str) -> str:
-        """What is said of a voluntary change that the cooldown delays. The same text for as long as it does, since a
-        new text is a new line on the terminal."""
+        """Returns the text about a voluntary change that the cooldown delays. It is the same for as long as it does,
+        since a new text is a new line on the terminal."""
         return f"waiting for the cooldown of {self.cooldown_s:g} s since the last change ({change}); "
 
     def least_to_start(self, least: int, most: int) -> int:
-        """Nodes that the first generation needs."""
+        """Returns the number of nodes that the first generation needs."""
         return max(least, min(self.start_size, most))
 
 

@@ -44,10 +44,10 @@ class ServerTls(Protocol):
     """The server's side of TLS."""
 
     def wrap(self, connection: socket.socket) -> ssl.SSLSocket:
-        """Without the handshake. `connection` is of no use afterwards."""
+        """Wraps a connection, without the handshake. `connection` is of no use afterwards."""
 
     def refusal(self, connection: ssl.SSLSocket) -> Answer | None:
-        """What is answered instead, if the caller is not to be served."""
+        """Returns what is answered instead, if the caller is not to be served; else None."""
 
 
 class _Server(http.server.HTTPServer):
@@ -56,12 +56,12 @@ class _Server(http.server.HTTPServer):
         super().__init__(address, handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up or is too slow is none of the job's concern."""
+        """Logs a request that failed: a client that hangs up or is too slow is none of the job's concern."""
         log.debug("a request of %s was broken off", client_address, exc_info=True)
 
 
 class _ThreadedServer(socketserver.ThreadingMixIn, _Server):
-    """At most `most` requests at once; a connection beyond them is closed."""
+    """Serves at most `most` requests at once; a connection beyond them is closed."""
 
     def __init__(
         self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler], most: int
@@ -128,7 +128,7 @@ class SmallHttpServer:
 
     @property
     def port(self) -> int | None:
-        """None if it could not be opened."""
+        """The port; None if it could not be opened."""
         return None if self._server is None else self._server.server_port
 
     def start(self) -> None:
@@ -152,7 +152,7 @@ class SmallHttpServer:
             server.serve_forever()
 
     def _open_later(self) -> http.server.HTTPServer | None:
-        """Try again until the port is open. None: stopped before."""
+        """Tries again until the port is open. None: stopped before."""
         failed = 1
         while not self._stopping.wait(backoff.delay_s(failed, FIRST_RETRY_S, LONGEST_RETRY_S)):
             try:
@@ -182,7 +182,7 @@ def _open(
     *,
     or_any_port: bool,
 ) -> http.server.HTTPServer:
-    """Raises OSError."""
+    """Opens the port and returns the server. Raises OSError."""
     try:
         return _ThreadedServer((host, port), handler, threads) if threads else _Server((host, port), handler)
     except OSError as problem:

@@ -11,7 +11,7 @@ import sys
 
 
 def open_missing() -> None:
-    """Call it before anything is opened."""
+    """Opens /dev/null in place of missing streams. Call it before anything is opened."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

@@ -6,7 +6,8 @@ import time
 
 
 def time_of_day(time_unix_s: float) -> str:
-    """Local time, as HH:MM:SS. Of a record that others wrote: it may hold a time that no calendar has."""
+    """Returns the local time, as HH:MM:SS. The time may be of a record that others wrote, and be one that no calendar
+    has."""
     try:
         return time.strftime("%H:%M:%S", time.localtime(time_unix_s))
     except (OverflowError, ValueError, OSError):

@@ -9,7 +9,7 @@ Due = Callable[[float], object]
 
 
 class Timers:
-    """wake(): makes the loop look again; for timers that other threads set."""
+    """The timers of one loop. wake(): makes the loop look again; for timers that other threads set."""
 
     def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
         self._wake = wake
@@ -17,12 +17,12 @@ class Timers:
         self._timers: dict[str, tuple[float, Due]] = {}
 
     def set(self, name: str, at_s: float, due: Due) -> None:
-        """due(now_s) is called once from the loop, at at_s or soon after."""
+        """Sets a timer: due(now_s) is called once from the loop, at at_s or soon after."""
         with self._lock:
             self._timers[name] = (at_s, due)
 
     def set_once(self, name: str, at_s: float, due: Due) -> None:
-        """As `set`, but a timer of that name that is set already keeps its time."""
+        """Sets a timer as `set` does, but a timer of that name that is set already keeps its time."""
         with self._lock:
             self._timers.setdefault(name, (at_s, due))
 
@@ -31,7 +31,7 @@ class Timers:
             self._timers.pop(name, None)
 
     def set_from_thread(self, name: str, at_s: float, due: Due) -> None:
-        """As `set`, from another thread than the loop's."""
+        """Sets a timer as `set` does, from another thread than the loop's."""
         self.set(name, at_s, due)
         self._wake()
 

@@ -41,18 +41,20 @@ class HistoryKeeper:
         self._revisions: dict[str, int] = {}  # of events that stand
 
     def own(self, event: JobEvent) -> None:
-        """Something that happened here."""
+        """Writes an event that happened here."""
         self._writer.write(*self._encoded(event))
 
     def of_job(self, event: JobEvent) -> None:
-        """Something that every agent sees."""
+        """Takes an event that every agent sees: the leader writes it, and without a leader it is remembered for the
+        next one."""
         if self._leading:
             self._writer.write(*self._encoded(event))
         elif self._leader is None:
             self._owed.append(self._encoded(event))
 
     def leader_is(self, agent_id: str | None, leading: bool) -> None:
-        """agent_id: of the leader's key. leading: this agent was elected and knows it."""
+        """Follows a change of the leader. agent_id: of the leader's key. leading: this agent was elected and knows
+        it."""
         self._leader, self._leading = agent_id, leading
         if leading:
             for key, value in self._owed:
@@ -74,7 +76,7 @@ class HistoryKeeper:
             self._trim()
 
     def flush(self, timeout_s: float) -> bool:
-        """Whether everything is written; for the end only, since it waits."""
+        """Waits, and tells whether everything is written; for the end only, since it waits."""
         return self._writer.flush(timeout_s)
 
     def _trim(self) -> None:

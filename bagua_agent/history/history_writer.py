@@ -36,8 +36,8 @@ class _Removal:
 
 
 class HistoryWriter:
-    """Thread-safe; the thread runs from construction to `stop`. tell: gets each event too, with its key, whatever the
-    store does; it must not wait."""
+    """Writes events in a thread that runs from construction to `stop`. Thread-safe. tell: gets each event too, with its
+    key, whatever the store does; it must not wait."""
 
     def __init__(self, store: Store, tell: Callable[[str, bytes], object] = lambda key, value: None) -> None:
         self._store = store
@@ -50,7 +50,7 @@ class HistoryWriter:
         self._thread.start()
 
     def write(self, key: str, value: bytes) -> None:
-        """Once: an existing event is not overwritten."""
+        """Queues an event to be written once: an existing event is not overwritten."""
         self._tell(key, value)
         self._enqueue(_Write(key, value))
 
@@ -59,12 +59,12 @@ class HistoryWriter:
             self._enqueue(_Removal(tuple(keys[start : start + REMOVED_AT_ONCE])))
 
     def flush(self, timeout_s: float) -> bool:
-        """Whether nothing waits any more; waits at most timeout_s for it."""
+        """Waits at most timeout_s, and tells whether nothing waits any more."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout_s)
 
     def stop(self) -> None:
-        """What still waits is given up."""
+        """Stops the thread and gives up what still waits."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()

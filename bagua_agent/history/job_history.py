@@ -48,10 +48,9 @@ class EventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """name: of its key, unique in the job. time_unix_s: of the writer's clock, for people only; 0: not written yet.
-    generation, world_size: 0 if it is about none. text: one line. lost_s: of GENERATION_IN_FORCE, what the change took.
-    members: of GENERATION_FORMED, see ranks_by_node.
-    """
+    """One event of a job. name: of its key, unique in the job. time_unix_s: of the writer's clock, for people only; 0:
+    not written yet. generation, world_size: 0 if it is about none. text: one line. lost_s: of GENERATION_IN_FORCE, what
+    the change took. members: of GENERATION_FORMED, see ranks_by_node."""
 
     name: str
     kind: EventKind
@@ -66,7 +65,7 @@ class JobEvent:
     members: tuple[str, ...] = ()
 
     def encode(self, node_name: str, time_unix_s: float) -> bytes:
-        """node_name: the writer's, unless the event happened on another node."""
+        """Returns the value to store. node_name: the writer's, unless the event happened on another node."""
         return pb.Event(
             kind=self.kind.value,
             time_unix_s=time_unix_s,
@@ -98,7 +97,8 @@ def formed(generation: Generation, what_changed: str) -> JobEvent:
 
 
 def ranks_by_node(generation: Generation, most_nodes: int) -> tuple[str, ...]:
-    """Such as "h1: rank 0, 1", in the order of ranks; the last text counts the nodes that most_nodes leaves out."""
+    """Lists the ranks of each node, such as "h1: rank 0, 1", in the order of ranks; the last text counts the nodes that
+    most_nodes leaves out."""
     ranks: dict[str, list[int]] = {}
     for member in generation.members:
         ranks.setdefault(member.node_name, []).append(member.global_rank)
@@ -113,7 +113,7 @@ def _listed(ranks: list[int]) -> str:
 
 
 def in_force(generation: int, text: str, lost_s: float) -> JobEvent:
-    """Its first step is committed."""
+    """Makes the event of a generation whose first step is committed."""
     return JobEvent(
         f"in-force-{generation}",
         EventKind.GENERATION_IN_FORCE,
@@ -158,12 +158,12 @@ def scaled(revision: int, text: str) -> JobEvent:
 
 
 def tuned(revision: int, text: str) -> JobEvent:
-    """revision: at which the settings were written."""
+    """Makes the event of written settings. revision: at which the settings were written."""
     return JobEvent(f"tuned-{revision}", EventKind.TUNED, text)
 
 
 def tried(study: int, trials: int, text: str) -> JobEvent:
-    """study: its number. trials: that it has by now."""
+    """Makes the event of what happened in a study. study: its number. trials: that it has by now."""
     return JobEvent(
         f"study-{study}-{trials}-{hashlib.sha256(text.encode()).hexdigest()[:8]}", EventKind.TUNED, text
     )
@@ -205,7 +205,8 @@ def keys_lost(agent_id: str, loss: int) -> JobEvent:
 
 
 def agent_failed(node_name: str, failures: int, reason: str) -> JobEvent:
-    """A node could not start the job's agent, or it ended with an error. failures: in a row; 0: it was refused.
+    """Makes the event of a node that could not start the job's agent, or whose agent ended with an error. failures: in
+    a row; 0: it was refused.
 
     As many events of a node as it may fail in a row: later ones are written over those of the same count.
     """
@@ -221,7 +222,8 @@ def ended(outcome: str, reason: str) -> JobEvent:
 
 
 def events_of(values: Iterable[KeyValue], keys: JobKeys) -> list[JobEvent]:
-    """The events among `values`, in the order in which the store got them. What can't be read is passed over."""
+    """Returns the events among `values`, in the order in which the store got them. What can't be read is passed
+    over."""
     found = []
     for kv in values:
         name = keys.id_in(keys.events, kv.key)
@@ -232,7 +234,7 @@ def events_of(values: Iterable[KeyValue], keys: JobKeys) -> list[JobEvent]:
 
 
 def read_event(name: str, value: bytes) -> JobEvent | None:
-    """None for what this version can't read."""
+    """Reads an event; returns None for what this version can't read."""
     try:
         event = pb.Event.FromString(value)
         kind = EventKind(event.kind)
@@ -255,6 +257,6 @@ def read_event(name: str, value: bytes) -> JobEvent | None:
 
 
 def superfluous(revisions: dict[str, int], kept: int = KEPT) -> list[str]:
-    """Keys of the oldest events beyond `kept`. revisions: create revision by key."""
+    """Returns the keys of the oldest events beyond `kept`. revisions: create revision by key."""
     oldest = sorted(revisions, key=lambda key: (revisions[key], key))
     return oldest[: max(0, len(oldest) - kept)]

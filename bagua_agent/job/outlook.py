@@ -50,7 +50,8 @@ class JobOutlook:
         self.look_around()
 
     def followed(self, message: ScopeFollowed, now_s: float) -> None:
-        """Takes up an election that was held back, once the whole state was read. Raises JobReplaced."""
+        """Takes over a scope that is followed now. Once the whole state was read, checks for lost keys and takes up an
+        election that was held back. Raises JobReplaced."""
         self._sight.followed(message)
         self._job.seen.whole = self._sight.whole
         if not self._sight.whole:

@@ -18,8 +18,8 @@ STUCK = (
 
 
 class StoreOutage:
-    """The outages of etcd since this agent joined; begins connected. count: of outages. leading: the leader's word is
-    enough, so it writes both ends of an outage into the history."""
+    """Follows the outages of etcd; begins connected. count: of outages. leading: the leader's word is enough, so it
+    writes both ends of an outage into the history."""
 
     def __init__(self) -> None:
         self.connected = True

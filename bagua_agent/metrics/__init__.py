@@ -1,1 +1,1 @@
-"""What an agent measures of its job, for Prometheus."""
+"""The metrics of jobs and daemons, for Prometheus and OpenTelemetry."""

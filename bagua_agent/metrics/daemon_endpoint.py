@@ -28,8 +28,8 @@ NO_TARGETS = Answer(
 
 
 class DaemonAnswers:
-    """ask: gives the daemon's loop a question. queue_picture(now): None where this daemon does not schedule. targets():
-    see discovery.py; None where jobs serve no metrics."""
+    """The content of a daemon's pages. ask: gives the daemon's loop a question. queue_picture(now): None where this
+    daemon does not schedule. targets(): see discovery.py; None where jobs serve no metrics."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class DaemonAnswers:
         self._health = LoopHealth(ask)
 
     def answer(self, path: str) -> Answer | None:
-        """None for another path."""
+        """Returns the answer for a path; None for another path."""
         if path == "/metrics":
             picture = self._picture()
             if picture is None:
@@ -69,12 +69,12 @@ class DaemonAnswers:
 
 
 def daemon_exposition(picture: DaemonPicture) -> bytes:
-    """The metrics in Prometheus's text format."""
+    """Returns the metrics in Prometheus's text format."""
     return text_of(daemon_families(picture))
 
 
 def daemon_readiness(picture: DaemonPicture | None) -> Answer:
-    """Whether jobs can come to this node."""
+    """Answers whether jobs can come to this node."""
     if picture is None:
         return NO_PICTURE
     if not picture.in_touch:

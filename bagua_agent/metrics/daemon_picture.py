@@ -1,4 +1,5 @@
-"""What the metrics show of a daemon and, at the one that schedules, of the cluster and its queue, at one moment."""
+"""The picture that the metrics show of a daemon and, at the one that schedules, of the cluster and its queue, at one
+moment."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class QueuePicture:
 
 @dataclass(frozen=True, slots=True)
 class DaemonPicture:
-    """units: by state. troubles: faults that keep jobs from the node. in_touch: whether etcd's watch is connected.
-    queue: at the daemon that schedules; else None."""
+    """A daemon at one moment. units: by state. troubles: faults that keep jobs from the node. in_touch: whether etcd's
+    watch is connected. queue: at the daemon that schedules; else None."""
 
     node_name: str
     slots: int
@@ -44,7 +45,7 @@ class DaemonPicture:
 
 
 def picture_of(node: pb.Node, *, in_touch: bool) -> DaemonPicture:
-    """Of a daemon's own record, without the queue."""
+    """Returns the picture of a daemon's own record, without the queue."""
     alive = (pb.Unit.RUNNING, pb.Unit.LEAVING)
     states = Counter(unit.state for unit in node.units)
     return DaemonPicture(

@@ -14,7 +14,7 @@ from bagua_contract.addresses import joined, parted
 
 
 def targets(addresses: Mapping[str, str], node_name: str, node_host: str) -> bytes:
-    """The JSON of http_sd_configs, a target for each job.
+    """Returns the JSON of http_sd_configs, a target for each job.
 
     addresses: by job, HOST:PORT at which its agent listens; one that is not `is_address` gives no target. node_host: by
     which others call this node.
@@ -31,7 +31,7 @@ def targets(addresses: Mapping[str, str], node_name: str, node_host: str) -> byt
 
 
 def is_address(text: str) -> bool:
-    """Whether `text` is HOST:PORT. A damaged file of a job may hold anything."""
+    """Tells whether `text` is HOST:PORT. A damaged file of a job may hold anything."""
     try:
         parted(text)
     except ValueError:
@@ -40,7 +40,7 @@ def is_address(text: str) -> bool:
 
 
 def _callable(address: str, node_host: str) -> str:
-    """An agent that listens at every address is called at the node's."""
+    """Returns the address at which others call the agent: one that listens at every address is called at the node's."""
     host, port = parted(address)
     try:
         listens_at_all = not host or ipaddress.ip_address(host).is_unspecified

@@ -27,14 +27,14 @@ NO_PICTURE = Answer(
 
 
 class MetricsAnswers:
-    """The pages' content. put: gives the agent's loop a message."""
+    """The content of an agent's pages. put: gives the agent's loop a message."""
 
     def __init__(self, put: Callable[[object], None]) -> None:
         self._put = put
         self._health = LoopHealth(put)
 
     def answer(self, path: str) -> Answer | None:
-        """None for another path."""
+        """Returns the answer for a path; None for another path."""
         if path == "/metrics":
             picture = self._picture()
             return NO_PICTURE if picture is None else Answer(200, exposition(picture), CONTENT_TYPE_LATEST)
@@ -54,7 +54,7 @@ class MetricsAnswers:
 
 
 class MetricsEndpoint:
-    """Serves between `start` and `stop`.
+    """Serves the pages between `start` and `stop`.
 
     port: 0 takes a free one. put: gives the agent's loop a message. host: an address of this node; empty for all. tls:
     None serves plain HTTP.
@@ -68,7 +68,7 @@ class MetricsEndpoint:
 
     @property
     def port(self) -> int | None:
-        """None if it could not be opened."""
+        """The port; None if it could not be opened."""
         return self._server.port
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class MetricsEndpoint:
 
 
 def readiness(picture: JobPicture | None) -> Answer:
-    """Whether workers of this node train."""
+    """Answers whether workers of this node train."""
     if picture is None:
         return NO_PICTURE
     ranks = sorted(w.global_rank for w in picture.workers if w.global_rank is not None)
@@ -92,12 +92,12 @@ def readiness(picture: JobPicture | None) -> Answer:
 
 
 def exposition(picture: JobPicture) -> bytes:
-    """The metrics in Prometheus's text format."""
+    """Returns the metrics in Prometheus's text format."""
     return text_of(families(picture, net_counters(picture)))
 
 
 def text_of(collected: Iterable[Metric]) -> bytes:
-    """In Prometheus's text format."""
+    """Returns the metrics in Prometheus's text format."""
     registry = CollectorRegistry()
     registry.register(_Once(list(collected)))
     return generate_latest(registry)
@@ -112,7 +112,7 @@ class _Once(Collector):
 
 
 def net_counters(picture: JobPicture) -> dict[int, dict[str, int]]:
-    """Of the workers that have loaded Bagua-Net, by slot."""
+    """Returns the counters of the workers that have loaded Bagua-Net, by slot."""
     found = {}
     for worker in picture.workers:
         try:

@@ -61,7 +61,7 @@ class _Families:
 
 
 def families(picture: JobPicture, net: Mapping[int, Mapping[str, int]]) -> Iterator[Metric]:
-    """net: counters of Bagua-Net by slot, of the workers that have loaded it."""
+    """Yields the metrics of a job. net: counters of Bagua-Net by slot, of the workers that have loaded it."""
     make = _Families(picture.job_id, picture.node_name)
     alone: tuple[str, ...] = ()
     yield make.gauge("generation", "Number of the newest generation.", (), {alone: picture.generation})
@@ -127,7 +127,7 @@ def families(picture: JobPicture, net: Mapping[int, Mapping[str, int]]) -> Itera
 
 
 def _tuning(make: _Families, picture: JobPicture) -> Iterator[Metric]:
-    """Of the leader alone, once there is a trial."""
+    """Yields the metrics of tuning: of the leader alone, once there is a trial."""
     if picture.trials:
         alone: tuple[str, ...] = ()
         yield make.gauge("autotune_trials", "Trials of the study under way.", (), {alone: picture.trials})
@@ -143,7 +143,7 @@ def _tuning(make: _Families, picture: JobPicture) -> Iterator[Metric]:
 
 
 def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
-    """From the last report of each worker; a worker's counters begin at 0 when it starts."""
+    """Yields the metrics of the last report of each worker; a worker's counters begin at 0 when it starts."""
     told = {str(w.slot): w.progress for w in picture.workers if w.progress is not None}
     yield make.gauge(
         "worker_rank",
@@ -202,7 +202,7 @@ def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
 
 
 def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Iterator[Metric]:
-    """Samples, computing, and bytes. told: the last report by slot."""
+    """Yields samples, computing, and bytes. told: the last report by slot."""
     yield make.gauge(
         "total_steps",
         "Steps of all epochs that the script asked for; absent where this is unknown.",

@@ -1,4 +1,4 @@
-"""What the metrics show of a job, as one agent sees it at one moment.
+"""The picture that the metrics show of a job, as one agent sees it at one moment.
 
 The agent's loop makes a picture when a scrape asks for one, so a scrape reads no state that changes meanwhile.
 """
@@ -15,15 +15,15 @@ WAYS_TO_END = ("ok", "error", "signal")
 
 
 def how_it_ended(returncode: int) -> str:
-    """Of a worker's exit, one of WAYS_TO_END: by itself, by an error of its own, or by a signal."""
+    """Returns how a worker exited, one of WAYS_TO_END: by itself, by an error of its own, or by a signal."""
     return "ok" if returncode == 0 else "error" if returncode > 0 else "signal"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPicture:
-    """global_rank: None outside the generation in force. progress: its last report; None before the first.
-    replica_rank, shard_rank: in a job with replicas of several workers, in the generation in force; else None.
-    worker_id: empty where only numbers are wanted."""
+    """A worker of this node at one moment. global_rank: None outside the generation in force. progress: its last
+    report; None before the first. replica_rank, shard_rank: in a job with replicas of several workers, in the
+    generation in force; else None. worker_id: empty where only numbers are wanted."""
 
     slot: int
     pid: int
@@ -36,11 +36,14 @@ class WorkerPicture:
 
 @dataclass(frozen=True, slots=True)
 class JobPicture:
-    """generation: the newest record's number; 0: none yet. nodes: in it. wanted: the least and the most nodes.
+    """A job at one moment.
+
+    generation: the newest record's number; 0: none yet. nodes: in it. wanted: the least and the most nodes.
     generations: that this agent saw, by kind. exits: of its workers, by slot and how_it_ended. store_away_s: all
     outages of etcd, the present one included. replica_size: workers of a replica. present_nodes: whose agents are in
-    the job, at the leader, which alone sees them all in a large job; None elsewhere. restarts:
-    the job is in restart mode."""
+    the job, at the leader, which alone sees them all in a large job; None elsewhere. restarts: the job is in restart
+    mode.
+    """
 
     job_id: str
     node_name: str
@@ -64,7 +67,7 @@ class JobPicture:
 
     @property
     def replicas(self) -> int:
-        """In the newest generation."""
+        """The number of replicas in the newest generation."""
         return self.world_size // self.replica_size
 
 

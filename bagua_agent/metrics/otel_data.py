@@ -46,14 +46,14 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class Beginnings:
-    """When each counter began: a worker's begin at 0 again with its successor."""
+    """Remembers when each counter began: a worker's begin at 0 again with its successor."""
 
     def __init__(self, since_ns: int) -> None:
         self._since_ns = since_ns
         self._seen: dict[Series, tuple[float, int]] = {}  # newest value, beginning
 
     def of(self, series: Series, value: float, now_ns: int) -> int:
-        """The beginning of a counter that has `value` now."""
+        """Returns the beginning of a counter that has `value` now."""
         newest, began_ns = self._seen.get(series, (0.0, self._since_ns))
         if value < newest:
             began_ns = now_ns
@@ -65,7 +65,7 @@ class Beginnings:
 def metrics_data(
     families: Iterable[Family], resource: Resource, beginnings: Beginnings, now_ns: int
 ) -> MetricsData:
-    """Families without samples are left out."""
+    """Returns the families in OpenTelemetry's form. Families without samples are left out."""
     metrics = [
         Metric(family.name, family.documentation, "", data)
         for family in families
@@ -94,7 +94,7 @@ def _labels(all_labels: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _histograms(family: Family, beginnings: Beginnings, now_ns: int) -> Iterator[HistogramDataPoint]:
-    """Prometheus counts what is at most a bound; OpenTelemetry what lies between two."""
+    """Converts a histogram: Prometheus counts what is at most a bound; OpenTelemetry what lies between two."""
     below: dict[tuple[tuple[str, str], ...], list[tuple[float, float]]] = {}
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in family.samples:
@@ -121,7 +121,7 @@ def _histograms(family: Family, beginnings: Beginnings, now_ns: int) -> Iterator
 
 
 def log_record(event: JobEvent, resource: Resource, now_ns: int) -> ReadableLogRecord:
-    """An event of the job, as OpenTelemetry's events are: a log record with a name."""
+    """Makes a record of an event of the job, as OpenTelemetry's events are: a log record with a name."""
     attributes: dict[str, str | int | float] = {"bagua.node": event.node_name}
     if event.generation:
         attributes["bagua.generation"] = event.generation

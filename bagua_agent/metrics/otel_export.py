@@ -96,7 +96,7 @@ class OtelExport:
         self._thread.start()
 
     def event(self, key: str, value: bytes) -> None:
-        """Of the job, as it is written. From any thread."""
+        """Queues an event of the job, as it is written. From any thread."""
         event = read_event(key, value)
         if event is not None and self._logs is not None:
             with self._changed:
@@ -142,11 +142,12 @@ class OtelExport:
 
     @property
     def _has_events(self) -> bool:
-        """That are worth a request now: while they are not taken they are tried again with the metrics."""
+        """Tells whether there are events that are worth a request now: while they are not taken they are tried again
+        with the metrics."""
         return bool(self._events) and self._settings.events not in self._failing
 
     def _send_metrics(self) -> bool | None:
-        """Whether they arrived; None: nothing was sent."""
+        """Sends the metrics, and tells whether they arrived; None: nothing was sent."""
         if self._metrics is None:
             return None
         asked = PictureAsked()
@@ -193,6 +194,6 @@ class OtelExport:
 
 
 def _timeout_s(signal: str) -> float | None:
-    """None: the SDK reads it."""
+    """Returns the time limit of a request; None: the SDK reads it."""
     names = (f"OTEL_EXPORTER_OTLP_{signal}_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
     return None if any(os.environ.get(name) for name in names) else REQUEST_S

@@ -1,4 +1,5 @@
-"""Where an agent sends metrics and events by OpenTelemetry's protocol, by --otel or the standard's variables. Pure."""
+"""Decides where an agent sends metrics and events by OpenTelemetry's protocol, by --otel or the standard's variables.
+Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ OTEL_MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 @dataclass(frozen=True, slots=True)
 class OtelSettings:
-    """metrics, events: URLs; None: not sent. interval_s: between two exports of metrics; events are sent as they
-    come."""
+    """The destinations of an agent's export. metrics, events: URLs; None: not sent. interval_s: between two exports of
+    metrics; events are sent as they come."""
 
     metrics: str | None
     events: str | None
@@ -27,7 +28,8 @@ class OtelSettings:
 
     @staticmethod
     def of(option: str | None, environ: Mapping[str, str]) -> OtelSettings | None:
-        """option: of --otel, which comes first; then the variables decide. None: nothing is sent. Raises ValueError.
+        """Returns the settings; None: nothing is sent. option: of --otel, which comes first; then the variables decide.
+        Raises ValueError.
 
         Headers, certificates, compression and time-outs are the SDK's to read.
         """
@@ -63,7 +65,7 @@ def _url(option: str | None, environ: Mapping[str, str], signal: str, path: str)
 
 
 def without_user(url: str) -> str:
-    """For a line on a terminal: a URL may hold a password."""
+    """Returns the URL without its user, for a line on a terminal: a URL may hold a password."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
