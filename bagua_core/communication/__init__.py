@@ -1,1 +1,1 @@
-"""Collectives of one generation, buckets, and the reducer that drives them."""
+"""The collectives of one generation, buckets, and the reducer that drives them."""

@@ -1,4 +1,4 @@
-"""Orders large messages to several ranks: cut into slices that keep every link busy and overload none.
+"""Orders large messages to several ranks, and cuts them into slices that keep every link busy and overload none.
 
 All at once, every rank's messages meet at every receiver: queues in the network overflow, and flows that lost a packet
 end long after the others. In turns instead, rank r sends to r + 1, then to r + 2, ..., a slice at a time, and receives

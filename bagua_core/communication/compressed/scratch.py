@@ -21,8 +21,8 @@ class Block:
 
 
 class Scratch:
-    """Memory for messages, used by one thread at a time. A block into which an abandoned operation may still write is
-    not given back; the garbage collector frees it."""
+    """A pool of memory for messages, used by one thread at a time. A block into which an abandoned operation may still
+    write is not given back; the garbage collector frees it."""
 
     def __init__(self) -> None:
         self._free: list[torch.Tensor] = []

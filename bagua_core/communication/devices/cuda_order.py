@@ -1,4 +1,4 @@
-"""Streams and events of a CUDA device, by torch.
+"""Implements the order of a CUDA device's work by torch's streams and events.
 
 Every change of a thread's device goes through `torch.cuda.device`: on leaving it does not select a device on which the
 process has no context. `torch.cuda.stream` alone, `torch.cuda.set_device` and CuPy's `Device` do, and from CUDA 12 on

@@ -155,7 +155,7 @@ def _of_device(device: torch.device) -> DeviceOrder:
 
 
 class Handover:
-    """Device work that one thread has begun and another goes on with. Create it in the first thread."""
+    """A transfer of device work that one thread has begun and another goes on with. Create it in the first thread."""
 
     def __init__(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
         """Notes what the first thread's streams have been given. tensors: what the other thread reads or writes; None:

@@ -1,4 +1,4 @@
-"""Recognizes to which backward of autograd a gradient belongs, and calls at the end of that backward."""
+"""Recognizes the backward of autograd to which a gradient belongs, and calls a function at the end of that backward."""
 
 from __future__ import annotations
 

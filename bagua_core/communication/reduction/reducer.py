@@ -277,10 +277,10 @@ class Reducer(Contributions):
         self._backward_begins()
 
     def _backward_begins(self) -> None:
-        """Called once the step's values are set, before a gradient of this backward is taken."""
+        """Lets a subclass act once the step's values are set, before a gradient of this backward is taken."""
 
     def _turn_is_taken(self) -> None:
-        """Called when the first bucket of several models' is about to leave."""
+        """Lets a subclass act when the first bucket of several models' is about to leave."""
 
     def _launch_filled(self, *, ended: bool = False) -> None:
         """Launches the full buckets that are next in order. ended: the backward has ended."""
