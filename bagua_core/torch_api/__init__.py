@@ -1,12 +1,12 @@
-"""Scripts that were written for the original Bagua run by changing their import, on CPU as well:
+"""Runs scripts that were written for the original Bagua after a change of their import, on CPU as well:
 
     import bagua_core.torch_api as bagua
     bagua.init_process_group()
     model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
 
-Importing this package gives every torch module `with_bagua` and the attributes that tell of it (module_attributes.py),
-and takes note of optimizers as they are made; init_process_group() replaces functions of torch.distributed
-(torch_default_group.py). What works how, and what does not: docs/original-scripts.md.
+Importing this package gives every torch module `with_bagua` and the attributes that describe its wrapping
+(module_attributes.py), and takes note of optimizers as they are made; init_process_group() replaces functions of
+torch.distributed (torch_default_group.py). What works how, and what does not: docs/original-scripts.md.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ version: str = torch.__version__
 
 
 def next_step() -> int:
-    """Mark the steps of a loop that can't be told from its forwards and optimizers, such as one that trains a model in
-    eval mode: call it at the top of each iteration, in all of them. See bagua_core.next_step."""
+    """Marks a step of a loop whose steps can't be found from its forwards and optimizers, such as one that trains a
+    model in eval mode. Call it at the top of each iteration, in all of them. See bagua_core.next_step."""
     return this_script().steps.next_step()
 
 

@@ -1,4 +1,4 @@
-"""Names of the original that do not exist here, each with the way to go.
+"""Lists the names of the original that do not exist here, each with the way to go.
 
 Asking a module of this package for one of these raises NotOfferedError with the reason, asking for any other unknown
 name the usual AttributeError.
@@ -62,7 +62,7 @@ ABSENT: dict[str, str] = {
 
 
 def offer_alternatives() -> None:
-    """From now on each module that is named in ABSENT refuses its names."""
+    """Makes each module that is named in ABSENT refuse its names."""
     for where in {name.rpartition(".")[0] for name in ABSENT}:
         module: Any = importlib.import_module(".".join(filter(None, (_PACKAGE, where))))
         module.__getattr__ = functools.partial(_refuse, where)

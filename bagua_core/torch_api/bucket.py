@@ -1,4 +1,4 @@
-"""A bucket of gradients for algorithms that a script has written: they append operations, which run in order.
+"""Defines the bucket of gradients to which algorithms of a script append operations, which run in order.
 
 Owns the bucket as such a script sees it, and what each operation does. They run in the script's thread when the
 backward is through, the same on all workers. Before the first one the bucket holds the mean gradient of this worker's
@@ -41,7 +41,7 @@ class Turn:
 class Operation(ABC):
     @abstractmethod
     def run(self, turn: Turn) -> None:
-        """Raises CollectiveFailed."""
+        """Acts on the gradients in the bucket. Raises CollectiveFailed."""
 
     def reduced(self) -> None:  # noqa: B027 (most remember nothing)
         """The step is final."""
@@ -60,7 +60,7 @@ class PythonOp(Operation):
 
 
 class CentralizedOp(Operation):
-    """The sum over all workers, or their mean weighted by samples."""
+    """Replaces the gradients by their sum over all workers, or by their mean weighted by samples."""
 
     def __init__(self, summing: BucketOperation, average: bool) -> None:
         self._summing = summing
@@ -81,8 +81,11 @@ class CentralizedOp(Operation):
 
 
 class BaguaBucket:
-    """name: unique in the model. tensors: the parameters, whose .grad lies in the bucket. conveyor: None for a bucket
-    of one of the runtime's algorithms, which takes no operations."""
+    """A bucket of gradients, with the operations that a script has appended to it.
+
+    name: unique in the model. tensors: the parameters, whose .grad lies in the bucket. conveyor: None for a bucket of
+    one of the runtime's algorithms, which takes no operations.
+    """
 
     def __init__(
         self, name: str, tensors: Sequence[nn.Parameter], bucket: Bucket, conveyor: Conveyor | None
@@ -94,7 +97,7 @@ class BaguaBucket:
         self.operations: list[Operation] = []
 
     def _for_operations(self) -> Conveyor:
-        """Raises UnsupportedAlgorithmError."""
+        """Returns the conveyor for operations. Raises UnsupportedAlgorithmError for a bucket that takes none."""
         if self._conveyor is None:
             raise UnsupportedAlgorithmError(
                 f"bucket {self.name} belongs to one of the runtime's own algorithms, which takes no further "
@@ -103,7 +106,7 @@ class BaguaBucket:
         return self._conveyor
 
     def flattened_tensor(self) -> torch.Tensor:
-        """[elements of all tensors]: the gradients themselves, not a copy. Only good within an operation."""
+        """Returns [elements of all tensors]: the gradients themselves, not a copy. Only good within an operation."""
         return self._bucket.flat[: self._bucket.plan.elements]
 
     def bytes(self) -> int:
@@ -115,8 +118,11 @@ class BaguaBucket:
         return self
 
     def append_python_op(self, python_function: Callable[[str], Any], group: Any = None) -> BaguaBucket:
-        """python_function(name of the bucket): may change the gradients in place and call collectives, as long as all
-        workers call the same. A step that failed may be in the middle of it: then collectives return what they got."""
+        """Appends a call of python_function(name of the bucket). Returns the bucket.
+
+        The function may change the gradients in place and call collectives, as long as all workers call the same. A
+        step that failed may be in the middle of it: then collectives return what they got.
+        """
         self._for_operations()
         self.operations.append(PythonOp(python_function, self.name))
         return self
@@ -129,8 +135,11 @@ class BaguaBucket:
         compression: str | None = None,
         group: Any = None,
     ) -> BaguaBucket:
-        """The mean over all workers (average), weighted by samples, or the sum. scattergather: how it travels if it is
-        compressed. compression: None or "MinMaxUInt8". Raises ValueError."""
+        """Appends the mean of the gradients over all workers, weighted by samples (average), or their sum. Returns the
+        bucket.
+
+        scattergather: how it travels if it is compressed. compression: None or "MinMaxUInt8". Raises ValueError.
+        """
         if compression not in (None, MIN_MAX_UINT8):
             raise ValueError(f'compression={compression!r} is unknown; use "{MIN_MAX_UINT8}" or None')
         if compression and not scattergather:
@@ -145,18 +154,18 @@ class BaguaBucket:
         return self
 
     def append_decentralized_synchronous_op(self, *args: Any, **kwargs: Any) -> BaguaBucket:
-        """Refused."""
+        """Raises UnsupportedAlgorithmError: a bucket holds gradients, and this operation shares weights."""
         raise _refused("append_decentralized_synchronous_op", "decentralized.DecentralizedAlgorithm")
 
     def append_low_precision_decentralized_synchronous_op(self, *args: Any, **kwargs: Any) -> BaguaBucket:
-        """Refused."""
+        """Raises UnsupportedAlgorithmError: a bucket holds gradients, and this operation shares weights."""
         raise _refused(
             "append_low_precision_decentralized_synchronous_op",
             "decentralized.LowPrecisionDecentralizedAlgorithm",
         )
 
     def append_asynchronous_model_average_op(self, *args: Any, **kwargs: Any) -> BaguaBucket:
-        """Refused."""
+        """Raises UnsupportedAlgorithmError: a bucket holds gradients, and this operation shares weights."""
         raise _refused(
             "append_asynchronous_model_average_op", "async_model_average.AsyncModelAverageAlgorithm"
         )

@@ -1,4 +1,4 @@
-"""The script's own checkpoints, in the files of the original's save_checkpoint and load_checkpoint.
+"""Saves and loads the script's own checkpoints, in the files of the original's save_checkpoint and load_checkpoint.
 
 Owns the layout: <path>/iter_<iteration>/mp_rank_00_model_states.pt, and beside it latest_checkpointed_iteration.txt.
 Rank 0 writes. A reader sees a whole checkpoint or the one before: each file is renamed into place, the tracker last.
@@ -28,7 +28,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer | None = None,
     lr_scheduler: Any = None,
 ) -> None:
-    """Rank 0 writes its states; returns on every worker when they are there. All workers must call it.
+    """Saves rank 0's states and returns on every worker when they are written. All workers must call it.
 
     Where the algorithm lets replicas differ, what is saved is rank 0's. Raises OSError.
     """
@@ -55,8 +55,10 @@ def load_checkpoint(
     lr_scheduler: Any = None,
     strict: bool = True,
 ) -> int:
-    """Load the newest checkpoint and return its iteration; 0 if there is none. All workers must call it, between two
-    steps. strict: as in Module.load_state_dict. Raises ValueError, OSError, and what torch.load raises.
+    """Loads the newest checkpoint and returns its iteration; 0 if there is none. All workers must call it, between two
+    steps.
+
+    strict: as in Module.load_state_dict. Raises ValueError, OSError, and what torch.load raises.
     """
     tracker = Path(checkpoints_path) / TRACKER
     if not tracker.is_file():

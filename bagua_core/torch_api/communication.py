@@ -1,8 +1,8 @@
-"""Collectives in the form that scripts of the original call them: one tensor that is sent, one that is received into.
+"""Provides collectives in the form of the original: one tensor that is sent, one that is received into.
 
-Owns init_process_group, who a worker is, and the order of arguments. Tensors may lie on the CPU. Ranks are those of
-get_rank(), within a group those of the group. Outside its group a worker returns at once, as in the original.
-The layout of tensors is group_communicator.py, groups are process_group.py.
+Owns init_process_group, the functions for a worker's ranks, and the order of arguments. Tensors may lie on the CPU.
+Ranks are those of get_rank(), within a group those of the group. Outside its group a worker returns at once, as in the
+original. The layout of tensors is group_communicator.py, groups are process_group.py.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def init_process_group(
     local_world_size: int = -1,
     elastic: bool = False,
 ) -> None:
-    """Join the job; under plain `python`, be a world of one. From now on ranks and world size are known.
+    """Joins the job, or under plain `python` a world of one. From now on ranks and world size are known.
 
     store, rank, world_size, local_world_size: the job decides them; those given must agree with it. elastic: the script
     draws from ElasticDataLoader or calls next_step(), so workers may come and go, and ranks are known from the first
@@ -111,26 +111,27 @@ def init_process_group(
 
 
 def get_rank() -> int:
-    """Global rank of this worker; it may change when a worker is lost."""
+    """Returns the global rank of this worker; it may change when a worker is lost."""
     script = this_script()
     script.world.join()
     return script.engine.asked_place()[0]
 
 
 def get_world_size() -> int:
-    """Workers of the job by now."""
+    """Returns the number of workers that the job has now."""
     script = this_script()
     script.world.join()
     return script.engine.asked_place()[1]
 
 
 def get_local_rank() -> int:
-    """Index of this worker's device on its node; fixed for the life of the process. 0 under --virtual-local-rank."""
+    """Returns the index of this worker's device on its node; fixed for the life of the process. 0 under
+    --virtual-local-rank."""
     return this_script().engine.local_rank
 
 
 def get_local_size() -> int:
-    """Places for workers on this node."""
+    """Returns the number of slots on this node; 1 outside a job."""
     if not WorkerEnvironment.is_present(os.environ):
         return 1
     return WorkerEnvironment.decode(os.environ).slots
@@ -140,7 +141,8 @@ def get_local_size() -> int:
 
 
 def _with_comm(method: Callable[..., None]) -> Callable[..., None]:
-    """`method` of the communicator that a last argument `comm` means, by default of all workers."""
+    """Returns a function that calls `method` on the communicator that its last argument `comm` means, by default all
+    workers."""
     own = inspect.signature(method)
     comm_argument = inspect.Parameter("comm", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
     whole = own.replace(parameters=[*list(own.parameters.values())[1:], comm_argument])
@@ -182,6 +184,7 @@ barrier = _with_comm(GroupCommunicator.barrier)
 
 
 def broadcast_object(obj: _Value, src: int = 0, comm: Comm = None) -> _Value:
-    """A copy of rank src's value: numbers, strings, containers, tensors; no pickle travels (StateCodecError)."""
+    """Returns a copy of rank src's value: numbers, strings, containers, tensors; no pickle travels
+    (StateCodecError)."""
     member = member_of(comm)
     return obj if member is None else member.broadcast_object(obj, src)

@@ -1,4 +1,4 @@
-"""The counterpart of torch's DistributedDataParallel, under the name and with the arguments that scripts know.
+"""Provides the counterpart of torch's DistributedDataParallel, under the name and with the arguments that scripts know.
 
 Whatever can't be done is refused when the model is wrapped: nothing falls back to anything else.
 """
@@ -21,13 +21,15 @@ from bagua_core.torch_api.wrapping import Wrapped, check_group, check_ignored, r
 
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
-    """`module`, trained by all workers of the job together.
+    """Trains `module` on all workers of the job together.
 
-    device_ids: None, or the one device that inputs are moved to. bucket_cap_mb: None for BAGUA_DEFAULT_BUCKET_SIZE,
-    which is 25 MiB. optimizers: those that step on its parameters; if none are given, those that the script makes.
-    algorithm: as in with_bagua. check_reduction, gradient_as_bucket_view:
-    there is nothing to switch on, gradients always lie in buckets. A module that is wrapped already leaves its former
-    wrapper, as in with_bagua.
+    device_ids: None, or the one device that inputs are moved to.
+    bucket_cap_mb: None for BAGUA_DEFAULT_BUCKET_SIZE, which is 25 MiB.
+    optimizers: those that step on its parameters; if none are given, those that the script makes.
+    algorithm: as in with_bagua.
+    check_reduction, gradient_as_bucket_view: there is nothing to switch on, gradients always lie in buckets.
+
+    A module that is wrapped already leaves its former wrapper, as in with_bagua.
     Raises ValueError, SparseGradientError, ModelsDifferError.
     """
 
@@ -86,7 +88,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 def _only_device(
     device_ids: Sequence[int | torch.device] | None, output_device: int | torch.device | None, dim: int
 ) -> torch.device | None:
-    """Where inputs go; None: they stay. Raises ValueError."""
+    """Returns the device that inputs are moved to; None: they stay where they are. Raises ValueError."""
     if dim != 0:
         raise ValueError(f"dim={dim}: a batch is never split inside a worker; leave it out")
     if device_ids is not None and len(device_ids) > 1:

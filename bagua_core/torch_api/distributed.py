@@ -1,4 +1,4 @@
-"""BaguaModule: any torch module, since every one has with_bagua."""
+"""Exports BaguaModule: any torch module, since every one has with_bagua."""
 
 from __future__ import annotations
 

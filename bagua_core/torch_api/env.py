@@ -12,6 +12,6 @@ __all__ = ["get_default_bucket_size", "get_local_rank", "get_local_size", "get_r
 
 
 def get_default_bucket_size() -> int:
-    """Bytes of a bucket of gradients, from BAGUA_DEFAULT_BUCKET_SIZE, which --default_bucket_size sets."""
+    """Returns the bytes of a bucket of gradients, from BAGUA_DEFAULT_BUCKET_SIZE, which --default_bucket_size sets."""
     given = default_bucket_size_in(os.environ)
     return DEFAULT_BUCKET_CAP_MB * 1024 * 1024 if given is None else given

@@ -1,4 +1,4 @@
-"""The exceptions of this surface; their messages name the alternative for a script."""
+"""Defines the exceptions of this surface; their messages name the alternative for a script."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = [
 
 
 class NotLaunchedError(UserError, RuntimeError):
-    """Several processes were started, but by something that this runtime knows nothing of."""
+    """Raised if several processes were started by a launcher that this runtime does not know."""
 
 
 class ModelsDifferError(UserError, ValueError):
-    """Workers built different models, or wrapped them differently."""
+    """Raised if workers built different models, or wrapped them differently."""
 
 
 class CommunicatorAborted(UserError, RuntimeError):
-    """The script has called abort() on this communicator."""
+    """Raised by a communicator on which the script has called abort()."""
 
 
 class NoOptimizerError(UserError, RuntimeError):
-    """Nothing says when a step of this model ends."""
+    """Raised if nothing says when a step of the model ends, because no optimizer of it is known."""
 
 
 class UnsupportedAlgorithmError(UserError, TypeError):
-    """A script's own algorithm needs what only the core's interface offers."""
+    """Raised if a script's own algorithm needs what only the core's interface offers."""
 
 
 class NotOfferedError(UserError, ImportError):
-    """A part of the original that does not exist here."""
+    """Raised for a part of the original that does not exist here."""
 
 
 def not_offered(what: str, instead: str) -> NotOfferedError:

@@ -1,4 +1,4 @@
-"""The `comm` argument of collectives: the collectives of one group, in the original's form.
+"""Provides the collectives of one group in the original's form: the object that their `comm` argument takes.
 
 Owns the layout of tensors: one that is sent, one that is received into, any shape, as many elements as all parts
 together. What a collective does, and what a lost worker means for it, is bagua_core/collectives.py. Ranks are places in
@@ -22,7 +22,7 @@ _Value = TypeVar("_Value")
 
 
 class GroupCommunicator:
-    """group None: all workers, and it follows the job's membership."""
+    """Runs collectives among the members of `group`. None: all workers, and it follows the job's membership."""
 
     def __init__(self, group: collectives.Group | None) -> None:
         self._group = group
@@ -30,7 +30,7 @@ class GroupCommunicator:
 
     @property
     def group(self) -> collectives.Group | None:
-        """Raises CommunicatorAborted after abort()."""
+        """The group whose members take part; None: all workers. Raises CommunicatorAborted after abort()."""
         if self._is_aborted:
             raise CommunicatorAborted(
                 "abort() was called on this communicator; make another with new_group()"
@@ -49,7 +49,7 @@ class GroupCommunicator:
         return this_script().engine.local_rank
 
     def abort(self) -> None:
-        """Refuse every further collective with CommunicatorAborted. One under way ends as it would have: the runtime
+        """Refuses every further collective with CommunicatorAborted. One under way ends as it would have: the runtime
         itself ends what waits for a lost worker."""
         self._is_aborted = True
 
@@ -68,71 +68,71 @@ class GroupCommunicator:
     def allreduce(
         self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
     ) -> None:
-        """recv_tensor: `op` over all members' send_tensor."""
+        """Writes `op` over all members' send_tensor to recv_tensor."""
         self._fill(recv_tensor, collectives.allreduce(send_tensor, op, self.group))
 
     def allreduce_inplace(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
-        """As allreduce, into `tensor`."""
+        """Writes `op` over all members' `tensor` to `tensor`."""
         self.allreduce(tensor, tensor, op)
 
     def reduce(
         self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM
     ) -> None:
-        """As allreduce; recv_tensor is written on rank `dst` alone."""
+        """Writes `op` over all members' send_tensor to recv_tensor on rank `dst` alone."""
         result = collectives.reduce(send_tensor, dst, op, self.group)
         if result is not None:
             self._fill(recv_tensor, result)
 
     def reduce_inplace(self, tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM) -> None:
-        """As reduce; `tensor` is written on rank `dst` alone."""
+        """Writes `op` over all members' `tensor` to `tensor` on rank `dst` alone."""
         self.reduce(tensor, tensor, dst, op)
 
     def reduce_scatter(
         self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
     ) -> None:
-        """recv_tensor: this member's part of `op` over all members' send_tensor."""
+        """Writes this member's part of `op` over all members' send_tensor to recv_tensor."""
         self._fill(recv_tensor, collectives.reduce_scatter(self._rows(send_tensor), op, self.group))
 
     def reduce_scatter_inplace(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
-        """This member's part is written to the beginning of `tensor`."""
+        """Writes this member's part of `op` over all members' `tensor` to the beginning of `tensor`."""
         self.reduce_scatter(tensor, _leading(tensor, self._rows(tensor).shape[1]), op)
 
     def allreduce_coalesced_inplace(
         self, tensors: Sequence[torch.Tensor], op: ReduceOp = ReduceOp.SUM
     ) -> None:
-        """As allreduce_inplace of each, in one message for each data type."""
+        """Calls allreduce_inplace for each of `tensors`, in one message for each data type."""
         _coalesced(tensors, lambda flat: self.allreduce_inplace(flat, op))
 
     # -- moving tensors
 
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> None:
-        """In place."""
+        """Writes rank src's `tensor` to `tensor` on every member."""
         self._fill(tensor, collectives.broadcast(tensor, src, self.group))
 
     def broadcast_coalesced(self, tensors: Sequence[torch.Tensor], src: int = 0) -> None:
-        """As broadcast of each, in one message for each data type."""
+        """Broadcasts each of `tensors` in place, in one message for each data type."""
         _coalesced(tensors, lambda flat: self.broadcast(flat, src))
 
     def broadcast_object(self, obj: _Value, src: int = 0) -> _Value:
         return collectives.broadcast_object(obj, src, self.group)
 
     def allgather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
-        """recv_tensor: all members' send_tensor, by rank."""
+        """Writes all members' send_tensor, by rank, to recv_tensor."""
         self._fill(recv_tensor, collectives.allgather(send_tensor, self.group))
 
     def allgather_inplace(self, tensor: torch.Tensor) -> None:
-        """Each member brings its part of `tensor` and gets the others'."""
+        """Sends this member's part of `tensor` to all members, and fills the other parts with theirs."""
         self.allgather(self._rows(tensor)[self.rank()], tensor)
 
     def gather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int) -> None:
-        """As allgather; recv_tensor is written on rank `dst` alone."""
+        """Writes all members' send_tensor, by rank, to recv_tensor on rank `dst` alone."""
         result = collectives.gather(send_tensor, dst, self.group)
         if result is not None:
             self._fill(recv_tensor, result)
 
     def gather_inplace(self, tensor: torch.Tensor, count: int, dst: int) -> None:
-        """count: elements of each member. On `dst` the tensor has room for all, and its own are at its place among
-        them; elsewhere they are at the beginning."""
+        """Gathers `count` elements of each member on rank `dst`. There the tensor has room for all, and its own are at
+        its place among them; elsewhere they are at the beginning."""
         rank, members = self._place()
         if rank != dst:
             self.gather(_leading(tensor, count), tensor, dst)
@@ -141,13 +141,13 @@ class GroupCommunicator:
         self.gather(room.view(members, count)[rank], room, dst)
 
     def scatter(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int) -> None:
-        """recv_tensor: this member's part of rank src's send_tensor, which is not looked at elsewhere."""
+        """Writes this member's part of rank src's send_tensor, which is ignored elsewhere, to recv_tensor."""
         parts = self._rows(send_tensor) if self.rank() == src else None
         self._fill(recv_tensor, collectives.scatter(recv_tensor.reshape(-1), parts, src, self.group))
 
     def scatter_inplace(self, tensor: torch.Tensor, count: int, src: int) -> None:
-        """count: elements of each member. On `src` the tensor holds all, and stays as it is; elsewhere the part
-        arrives at its beginning."""
+        """Scatters `count` elements to each member from rank `src`. There the tensor holds all, and stays as it is;
+        elsewhere the part arrives at its beginning."""
         rank, members = self._place()
         if rank != src:
             self.scatter(tensor, _leading(tensor, count), src)
@@ -156,11 +156,11 @@ class GroupCommunicator:
         self.scatter(parts, torch.empty_like(parts[:count]), src)
 
     def alltoall(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
-        """Part r of send_tensor goes to rank r; part r of recv_tensor is what came from there."""
+        """Sends part r of send_tensor to rank r, and writes what came from rank r to part r of recv_tensor."""
         self._fill(recv_tensor, collectives.alltoall(self._rows(send_tensor), self.group))
 
     def alltoall_inplace(self, tensor: torch.Tensor) -> None:
-        """As alltoall, into `tensor`."""
+        """Sends part r of `tensor` to rank r, and writes what came from rank r to that part."""
         self.alltoall(tensor, tensor)
 
     def alltoall_v(
@@ -172,7 +172,8 @@ class GroupCommunicator:
         recv_counts: Sequence[int],
         recv_displs: Sequence[int],
     ) -> None:
-        """send_counts[r] elements from send_displs[r] on go to rank r; recv_counts[r] from there lie at recv_displs[r].
+        """Sends send_counts[r] elements from send_displs[r] on to rank r; writes recv_counts[r] from there at
+        recv_displs[r].
 
         Displacements may have one entry more, the end of the last part, as in the original's examples.
         Raises ValueError if other counts arrive.
@@ -191,27 +192,27 @@ class GroupCommunicator:
                 room[at : at + n] = part
 
     def alltoall_v_inplace(self, tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int]) -> None:
-        """As alltoall_v, into `tensor`: what comes from a rank replaces what goes there."""
+        """Runs alltoall_v within `tensor`: what comes from a rank replaces what goes there."""
         self.alltoall_v(tensor, counts, displs, tensor, counts, displs)
 
     # -- between two workers, and all
 
     def send(self, tensor: torch.Tensor, dst: int) -> None:
-        """To rank `dst`, which calls recv."""
+        """Sends `tensor` to rank `dst`, which calls recv."""
         collectives.send(tensor, dst, group=self.group)
 
     def recv(self, tensor: torch.Tensor, src: int) -> None:
-        """Into `tensor`."""
+        """Receives what rank `src` sends into `tensor`."""
         self._fill(tensor, collectives.recv(tensor, src, group=self.group))
 
     def barrier(self) -> None:
-        """Return when every member has called it."""
+        """Returns when every member has called it."""
         collectives.barrier(self.group)
 
     # -- layout
 
     def _fill(self, received: torch.Tensor, result: torch.Tensor) -> None:
-        """Raises ValueError if they differ in number of elements."""
+        """Copies `result` to `received`. Raises ValueError if they differ in number of elements."""
         if received.numel() != result.numel():
             raise ValueError(
                 f"{result.numel()} elements arrived and recv_tensor has {received.numel()}; it needs as many as all "
@@ -221,7 +222,7 @@ class GroupCommunicator:
             received.copy_(result.reshape(received.shape))
 
     def _rows(self, tensor: torch.Tensor) -> torch.Tensor:
-        """tensor as [members, elements of each]. Raises ValueError."""
+        """Returns `tensor` as [members, elements of each]. Raises ValueError if it can't be split evenly."""
         members = self.nranks()
         if tensor.numel() % members:
             raise ValueError(
@@ -231,7 +232,7 @@ class GroupCommunicator:
 
 
 def _leading(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """The first `count` elements of `tensor`, as a view. Raises ValueError."""
+    """Returns the first `count` elements of `tensor`, as a view. Raises ValueError."""
     if not tensor.is_contiguous() or tensor.numel() < count:
         raise ValueError(
             f"{count} elements are needed at the beginning of a contiguous tensor, not {tuple(tensor.shape)}"
@@ -240,7 +241,7 @@ def _leading(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _cut(what: str, members: int, counts: Sequence[int], displs: Sequence[int]) -> list[tuple[int, int]]:
-    """(displacement, count) of each member's part. Raises ValueError."""
+    """Returns (displacement, count) of each member's part. Raises ValueError."""
     if len(counts) != members or len(displs) not in (members, members + 1):
         raise ValueError(
             f"{what}_counts has {len(counts)} entries and {what}_displs {len(displs)}; each needs one for each of the "
@@ -250,7 +251,7 @@ def _cut(what: str, members: int, counts: Sequence[int], displs: Sequence[int]) 
 
 
 def _coalesced(tensors: Sequence[torch.Tensor], act: Callable[[torch.Tensor], None]) -> None:
-    """Run `act` on all `tensors` of one data type at a time, flattened into one, and write the results back."""
+    """Runs `act` on all `tensors` of one data type at a time, flattened into one, and writes the results back."""
     by_type: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_type.setdefault(tensor.dtype, []).append(tensor)

@@ -1,4 +1,4 @@
-"""The attributes of a model that was wrapped in place: hooks before and behind its forward, and no_sync.
+"""Provides the attributes of a model that was wrapped in place: hooks before and behind its forward, and no_sync.
 
 All stay with that very model: a copy or a pickle of it comes with objects that do nothing.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BeforeForward:
-    """The core's part of a forward, before the model's own. A copy or a pickle of the model comes without it."""
+    """Runs the core's part of a forward, before the model's own. A copy or a pickle of the model comes without it."""
 
     def __init__(self, model: nn.Module, handle: Wrapped, after: AfterForward) -> None:
         self._model = weakref.ref(model)
@@ -55,7 +55,7 @@ class AfterForward:
         self._kept = contextlib.ExitStack()
 
     def forward_begins(self, fillers: FillerBuffers | None) -> None:
-        """fillers: None for a forward of samples."""
+        """Saves the buffers before the forward of a filler. fillers: None for a forward of samples."""
         self._kept.close()  # of a forward that an interrupt ended
         self._fillers = fillers
         if fillers is not None:
@@ -84,7 +84,7 @@ def _nothing_at_forward() -> Callable[..., None]:
 
 
 class NoSync:
-    """model.no_sync of a model that was wrapped in place. A copy of the model has none to hold back."""
+    """Provides `model.no_sync` for a model that was wrapped in place. A copy of the model has none to hold back."""
 
     def __init__(self, no_sync: Callable[[], AbstractContextManager[None]]) -> None:
         self._no_sync = no_sync

@@ -25,12 +25,13 @@ class LoopSteps:
         self._any_stepped = False
 
     def counts(self, training: bool) -> bool:
-        """Whether a forward that computes gradients belongs to a step. Evaluation without no_grad does not: it may be
-        one rank's alone."""
+        """Tells whether a forward that computes gradients belongs to a step. Evaluation without no_grad does not: it
+        may be one rank's alone."""
         return training or self._engine.in_step or self.marked_by_script
 
     def forward_begins(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """A forward that counts is about to run, of a model with these optimizers."""
+        """Handles the begin of a forward that counts: the first one of a step begins it. optimizers: of the forward's
+        model."""
         engine = self._engine
         if self.marked_by_script:
             return
@@ -43,7 +44,8 @@ class LoopSteps:
         self._due.update(optimizers)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Its step() has returned, whether it acted or not."""
+        """Ends the step if `optimizer`, whose step() has returned, was the last one due. It counts whether it acted or
+        not."""
         if self.marked_by_script or not (self._begun and self._engine.in_step):
             return
         self._any_stepped = True
@@ -52,11 +54,12 @@ class LoopSteps:
             self._announce()
 
     def leave_to_script(self) -> None:
-        """It says that it marks its steps itself: one that it forgets is then an error of its own, not a guess here."""
+        """Stops finding steps, for the script marks them itself: one that it forgets is then an error of its own, not a
+        guess here."""
         self.marked_by_script = True
 
     def next_step(self) -> int:
-        """The script marks its steps by itself. See bagua_core.next_step."""
+        """Begins a step that the script marks by itself. See bagua_core.next_step."""
         self.leave_to_script()
         return self._engine.next_step()
 

@@ -1,5 +1,5 @@
-"""Attributes that the original gave every torch module: bagua_algorithm, bagua_buckets, bagua_optimizers and
-bagua_module_name.
+"""Provides the attributes that the original gave every torch module: bagua_algorithm, bagua_buckets, bagua_optimizers
+and bagua_module_name.
 
 They are descriptors of nn.Module, so copies and pickles of a model come without what they tell. On a model that was not
 wrapped they are None and raise nothing, and none is a `property`: torch.compile reads every attribute of a module, and
@@ -24,7 +24,7 @@ _names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
-    """Doing it twice is harmless."""
+    """Adds the attributes to nn.Module. Doing it twice is harmless."""
     for name, tell in (
         ("bagua_algorithm", _algorithm),
         ("bagua_optimizers", _optimizers),
@@ -35,7 +35,7 @@ def install() -> None:
 
 
 class _Told:
-    """What a wrapped model's handle says."""
+    """A descriptor that reads its value from a wrapped model's handle."""
 
     def __init__(self, tell: Callable[[Wrapped], Any]) -> None:
         self._tell = tell
@@ -46,7 +46,7 @@ class _Told:
 
 
 class _Name:
-    """None before the model is wrapped, unless the script has set it."""
+    """A descriptor for a model's name. It is None before the model is wrapped, unless the script has set it."""
 
     def __get__(self, model: nn.Module | None, owner: type | None = None) -> str | None:
         if model is None:
@@ -61,7 +61,7 @@ class _Name:
 
 
 def _algorithm(handle: Wrapped) -> Any:
-    """What the model was wrapped with; of an algorithm of the script's own, its AlgorithmImpl."""
+    """Returns the algorithm that the model was wrapped with; of an algorithm of the script's own, its AlgorithmImpl."""
     return handle.algorithm
 
 
@@ -70,5 +70,6 @@ def _optimizers(handle: Wrapped) -> list[torch.optim.Optimizer]:
 
 
 def _buckets(handle: Wrapped) -> list[BaguaBucket]:
-    """In the order in which they leave. Of the runtime's algorithms they only tell which parameters share a bucket."""
+    """Returns the buckets in the order in which they leave. Those of the runtime's algorithms only tell which
+    parameters share a bucket."""
     return handle.buckets()

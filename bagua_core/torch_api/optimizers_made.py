@@ -18,7 +18,7 @@ _NOTED = "_bagua_noted"
 
 
 def take_note() -> None:
-    """From now on every optimizer is noted. Doing it twice is harmless."""
+    """Makes torch record every optimizer from now on. Doing it twice is harmless."""
     original = torch.optim.Optimizer.__init__
     if getattr(original, _NOTED, False):
         return
@@ -34,7 +34,8 @@ def take_note() -> None:
 
 
 def optimizers_of(parameters: Iterable[torch.Tensor]) -> list[torch.optim.Optimizer]:
-    """Those that step on any of `parameters`, in the order in which they were made: the same on all workers."""
+    """Returns the optimizers that step on any of `parameters`, in the order in which they were made: the same on all
+    workers."""
     wanted = {id(p) for p in parameters}
     return [
         optimizer

@@ -1,4 +1,4 @@
-"""Groups of workers under the original's names, and which communicator a call means.
+"""Provides groups of workers under the original's names, and decides which communicator a call means.
 
 Owns BaguaProcessGroup and its communicators: of all members, of those on this node, of one member of each node. A
 worker outside a group gets CommMember.NON_COMM_MEMBER instead of a communicator, and collectives on that return at
@@ -23,20 +23,20 @@ _numbers = itertools.count()
 
 
 class comm:
-    """WORLD: all workers."""
+    """Holds WORLD, the value of `comm` that means all workers."""
 
     WORLD = object()
 
 
 class CommMember:
-    """NON_COMM_MEMBER: what a worker outside a group gets for a communicator."""
+    """Holds WORLD, and NON_COMM_MEMBER, which a worker outside a group gets for a communicator."""
 
     WORLD = comm.WORLD
     NON_COMM_MEMBER = object()
 
 
 class BaguaProcessGroup:
-    """group None: all workers, and it follows the job's membership."""
+    """A group of workers and its communicators. group: None for all workers, and it follows the job's membership."""
 
     def __init__(self, group: collectives.Group | None = None) -> None:
         self.group = group
@@ -46,7 +46,7 @@ class BaguaProcessGroup:
 
     @property
     def ranks(self) -> list[int]:
-        """Global ranks as they were when the group was made; of all workers: those of now."""
+        """The global ranks of the members, as they were when the group was made; of all workers: those of now."""
         if self.group is not None:
             return list(self.group.ranks)
         this_script().world.join()
@@ -54,7 +54,7 @@ class BaguaProcessGroup:
 
     @property
     def intra_ranks(self) -> list[int]:
-        """Those of `ranks` on this worker's node."""
+        """The global ranks of the members on this worker's node."""
         nodes = _nodes()
         own = nodes[this_script().engine.place_of_script()[0]]
         return [rank for rank in self.ranks if nodes[rank] == own]
@@ -68,7 +68,7 @@ class BaguaProcessGroup:
         return sorted(first.values())
 
     def rank(self) -> int:
-        """This worker's place in the group; -1 outside."""
+        """Returns this worker's place in the group; -1 outside."""
         found = self.get_global_communicator()
         return found.rank() if isinstance(found, GroupCommunicator) else -1
 
@@ -76,15 +76,17 @@ class BaguaProcessGroup:
         return len(self.ranks)
 
     def get_global_communicator(self) -> Any:
-        """The `comm` argument of collectives; CommMember.NON_COMM_MEMBER outside the group."""
+        """Returns the communicator of all members, a `comm` argument of collectives; CommMember.NON_COMM_MEMBER outside
+        the group."""
         return self._communicator("global")
 
     def get_intra_node_communicator(self) -> Any:
-        """Of the members on this worker's node."""
+        """Returns the communicator of the members on this worker's node."""
         return self._communicator("intra")
 
     def get_inter_node_communicator(self) -> Any:
-        """Of one member of each node, the one of lowest rank; CommMember.NON_COMM_MEMBER for the others."""
+        """Returns the communicator of one member of each node, the one of lowest rank; CommMember.NON_COMM_MEMBER for
+        the others."""
         return self._communicator("inter")
 
     def _communicator(self, kind: str) -> Any:
@@ -104,7 +106,7 @@ Comm = BaguaProcessGroup | GroupCommunicator | collectives.Group | object | None
 
 
 def _nodes() -> list[str]:
-    """The node of each rank, as the generation in force lists them."""
+    """Returns the node of each rank, as the generation in force lists them."""
     script = this_script()
     script.world.join()
     member = script.engine.member
@@ -115,14 +117,14 @@ def _nodes() -> list[str]:
 
 
 def communicator_of(group: collectives.Group | None) -> Any:
-    """A new communicator; CommMember.NON_COMM_MEMBER for a worker outside `group`."""
+    """Returns a new communicator; CommMember.NON_COMM_MEMBER for a worker outside `group`."""
     if group is not None and group.rank is None:
         return CommMember.NON_COMM_MEMBER
     return GroupCommunicator(group)
 
 
 def member_of(given: Comm) -> GroupCommunicator | None:
-    """The communicator that `comm=` names; None if this worker is not in it. Raises TypeError."""
+    """Returns the communicator that `comm=` names; None if this worker is not in it. Raises TypeError."""
     if given is None or given is CommMember.WORLD:
         given = DEFAULT_GROUP
     if isinstance(given, BaguaProcessGroup):
@@ -142,19 +144,20 @@ DEFAULT_GROUP = BaguaProcessGroup()
 
 
 def is_initialized() -> bool:
-    """Whether init_process_group() was called."""
+    """Tells whether init_process_group() was called."""
     return script_world.is_initialized()
 
 
 def _get_default_group() -> BaguaProcessGroup:
-    """All workers. Raises RuntimeError before init_process_group()."""
+    """Returns the group of all workers. Raises RuntimeError before init_process_group()."""
     if not is_initialized():
         raise RuntimeError("the default process group is not there yet; call init_process_group() first")
     return DEFAULT_GROUP
 
 
 def new_group(ranks: Sequence[int] | None = None, stream: Any = None) -> BaguaProcessGroup:
-    """A group for `comm`; None: all workers. stream: ignored; collectives return when they are done.
+    """Returns a new group for `comm`, of `ranks`; None: all workers. stream: ignored; collectives return when they are
+    done.
 
     Any worker may make it, a member or not. A group is its workers: once one of them is lost its collectives raise
     PeerLostError. Raises ValueError.
@@ -164,8 +167,8 @@ def new_group(ranks: Sequence[int] | None = None, stream: Any = None) -> BaguaPr
 
 
 def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
-    """The group that torch.distributed.new_group() returned. Raises ValueError for one that torch made by itself and
-    does not know any more."""
+    """Returns the group for one that torch.distributed.new_group() returned. Raises ValueError for one that torch made
+    by itself and does not know any more."""
     if isinstance(group, BaguaProcessGroup):
         return group
     if group is None:
@@ -174,7 +177,8 @@ def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
 
 
 def get_communicator(group_name: str, comm_name: str) -> Any:
-    """comm_name: "global", "inter" or "intra". Raises ValueError."""
+    """Returns a communicator of the group with this name. comm_name: "global", "inter" or "intra". Raises
+    ValueError."""
     if comm_name not in ("global", "inter", "intra"):
         raise ValueError(f'comm_name={comm_name!r} is unknown; use "global", "inter" or "intra"')
     found = _groups.get(group_name)

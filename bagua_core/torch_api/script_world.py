@@ -35,8 +35,10 @@ LOOK_AGAIN_S = 1.0  # a fallback only: news wakes the threads that wait for it
 
 
 class ScriptWorld:
-    """One per engine. joined: this worker's ranks are known. elastic: see the module. is_initialized:
-    init_process_group was called."""
+    """The world of the script of one engine, and whether this worker is in it.
+
+    joined: this worker's ranks are known. elastic: see the module. is_initialized: init_process_group was called.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -45,7 +47,7 @@ class ScriptWorld:
         self.is_initialized = False
 
     def begin(self, elastic: bool) -> None:
-        """What init_process_group asks for. Raises NotLaunchedError, LateWorkerError, ValueError, RuntimeError."""
+        """Does what init_process_group asks for. Raises NotLaunchedError, LateWorkerError, ValueError, RuntimeError."""
         self._begin(elastic)
         self.is_initialized = True
 
@@ -63,8 +65,8 @@ class ScriptWorld:
         self.elastic = elastic
 
     def join(self) -> None:
-        """Become a member now, at the latest. Blocks until the job has its first workers; one that comes later ends
-        here (SystemExit). Raises LateWorkerError, ValueError."""
+        """Makes this worker a member now, at the latest. Blocks until the job has its first workers; one that comes
+        later ends here (SystemExit). Raises LateWorkerError, ValueError."""
         engine, member = self._engine, self._engine.member
         if self.joined or self.elastic or member is None:
             return
@@ -94,7 +96,7 @@ def say(text: str) -> None:
 
 
 def absent_here(record: Generation, environment: WorkerEnvironment) -> int:
-    """The number of this node's workers that are not in `record`."""
+    """Returns the number of this node's workers that are not in `record`."""
     return environment.slots - sum(1 for m in record.members if m.agent_id == environment.agent_id)
 
 
@@ -119,7 +121,7 @@ class Arrival(Enum):
 
 
 def arrival(news: News, worker_id: str) -> Arrival:
-    """The action of a ready worker that can begin at the first batch only, after the leader's decision."""
+    """Returns the action of a ready worker that can begin at the first batch only, after the leader's decision."""
     if news.close or news.leave or news.refused:
         return Arrival.BEGIN
     record = news.generation
@@ -133,9 +135,9 @@ def arrival(news: News, worker_id: str) -> Arrival:
 
 
 def await_beginning(member: Member, worker_id: str) -> None:
-    """Return when this worker begins together with all others. SystemExit(0) if they do without it.
+    """Returns when this worker begins together with all others. Raises SystemExit(0) if they begin without it.
 
-    Raises LateWorkerError if they can't.
+    Raises LateWorkerError if they can't go on.
     """
     member._say_ready()
     while True:
@@ -162,7 +164,7 @@ _LATE = "it came when the others had begun, and a plain loop takes in no late wo
 
 
 class BeforeModels:
-    """Stands in the engine for the models to come: generations are made before there are any, and must bring
+    """The model that the engine has until the script wraps its own: generations are made before that, and must bring
     all that these may need. Ends a worker that was left out: its loop has made no progress, the others' have."""
 
     module = nn.Module()
@@ -209,7 +211,7 @@ class BeforeModels:
         return None
 
     def detach(self) -> None:
-        """See step_interface.Model: there are no hooks."""
+        """Does nothing, for there are no hooks; see step_interface.Model."""
 
     def communicator_changed(self) -> None:
         engine = self._engine
@@ -250,5 +252,5 @@ def this_script() -> Script:
 
 
 def is_initialized() -> bool:
-    """Whether the script has called init_process_group."""
+    """Tells whether the script has called init_process_group."""
     return any(script.world.is_initialized for script in _scripts.values())

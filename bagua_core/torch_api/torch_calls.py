@@ -1,4 +1,4 @@
-"""torch.distributed's collectives, with its arguments and order, as collectives of the job's workers.
+"""Provides torch.distributed's collectives, with its arguments and order, as collectives of the job's workers.
 
 Owns the translation of arguments: torch's operations, its lists of tensors, ranks within a group. When these functions
 are in torch's namespace is torch_default_group.py. With async_op the operation is over when the call returns. A worker
@@ -33,7 +33,7 @@ class Done:
 
 
 def _run(group: Any, async_op: bool, act: Callable[[GroupCommunicator], None]) -> Done | None:
-    """A worker outside `group` returns at once."""
+    """Runs `act` on this worker's communicator of `group`. A worker outside `group` returns at once."""
     member = member_of(group)
     if member is not None:
         act(member)
@@ -44,7 +44,7 @@ _OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT", "BOR", "BAND", "BXOR")
 
 
 def _op(op: Any) -> ReduceOp:
-    """torch's operation as this runtime's. Raises ValueError."""
+    """Returns torch's operation as this runtime's. Raises ValueError."""
     if isinstance(op, ReduceOp):
         return op
     for name in _OPERATIONS:
@@ -54,7 +54,7 @@ def _op(op: Any) -> ReduceOp:
 
 
 def _place(group: Any, global_rank: int | None, group_rank: int | None, default: int | None = 0) -> int:
-    """A rank within `group`, of which torch's calls name either. Raises ValueError."""
+    """Returns the peer's rank within `group`; torch's calls name that or the global rank. Raises ValueError."""
     if group_rank is not None:
         return group_rank
     named = default if global_rank is None else global_rank
@@ -193,7 +193,8 @@ def all_to_all_single(
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """Splits count rows; without any, all parts are equal."""
+    """Exchanges rows of `input` among all members into `output`. Splits count rows; without any, all parts are
+    equal."""
 
     def act(member: GroupCommunicator) -> None:
         if not input_split_sizes and not output_split_sizes:
@@ -217,7 +218,7 @@ def broadcast_object_list(
     device: Any = None,
     group_src: int | None = None,
 ) -> None:
-    """No pickle travels; see bagua.broadcast_object."""
+    """Replaces the values of object_list by rank src's. No pickle travels; see bagua.broadcast_object."""
 
     def act(member: GroupCommunicator) -> None:
         object_list[:] = member.broadcast_object(object_list, _place(group, src, group_src))
@@ -226,7 +227,7 @@ def broadcast_object_list(
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-    """No pickle travels; see bagua.broadcast_object."""
+    """Replaces the values of object_list by all members' `obj`. No pickle travels; see bagua.broadcast_object."""
 
     def act(member: GroupCommunicator) -> None:
         object_list[:] = [member.broadcast_object(obj, source) for source in range(member.nranks())]
@@ -252,7 +253,7 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Returns the sender's rank, as torch does. Raises ValueError without one."""
+    """Receives into `tensor` and returns the sender's rank, as torch does. Raises ValueError if no sender is named."""
     peer = _place(group, src, group_src, None)
 
     def act(member: GroupCommunicator) -> None:
@@ -263,7 +264,7 @@ def recv(
 
 
 def _write_each(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor] | torch.Tensor) -> None:
-    """Raises ValueError if they are not as many, or of other sizes."""
+    """Copies each result to its tensor. Raises ValueError if they are not as many, or of other sizes."""
     if len(tensors) != len(results):
         raise ValueError(
             f"{len(results)} parts arrived for {len(tensors)} tensors; there must be one for each member"

@@ -32,8 +32,8 @@ _owner_pid = 0
 
 
 def take_over() -> None:
-    """Replace the functions. In a job, a default group that the script has made by itself stays unused from now on;
-    in a world of one it is left to torch. Doing it twice is harmless."""
+    """Replaces the functions. In a job, a default group that the script has made by itself stays unused from now on; in
+    a world of one it is left to torch. Doing it twice is harmless."""
     global _owner_pid
     if _torchs_own or not dist.is_available():
         return
@@ -50,7 +50,7 @@ def take_over() -> None:
 
 
 def give_back() -> None:
-    """Put torch's own functions back where they were replaced."""
+    """Puts torch's own functions back where they were replaced."""
     atexit.unregister(give_back)
     for name, function in _torchs_own.items():
         setattr(dist, name, function)
@@ -61,29 +61,32 @@ def give_back() -> None:
 
 
 def is_initialized() -> bool:
-    """False in a child of the worker, such as a DataLoader process, which has no part in the job."""
+    """Tells whether this process is the worker that replaced the functions. False in a child of the worker, such as a
+    DataLoader process, which has no part in the job."""
     return os.getpid() == _owner_pid
 
 
 def get_rank(group: Any = None) -> int:
-    """-1 outside `group`."""
+    """Returns this worker's rank in `group`; -1 outside it."""
     member = member_of(group)
     return -1 if member is None else member.rank()
 
 
 def get_world_size(group: Any = None) -> int:
-    """-1 outside `group`."""
+    """Returns the number of members of `group`; -1 outside it."""
     member = member_of(group)
     return -1 if member is None else member.nranks()
 
 
 def get_backend(group: Any = None) -> str:
-    """Which tensors torch's users would bring; the runtime takes those of the CPU and of GPUs with either."""
+    """Returns the backend of torch for the tensors that its users would bring: "nccl" if there is a GPU, else "gloo".
+    The runtime takes those of the CPU and of GPUs with either."""
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
 def init_process_group(*args: Any, rank: int = -1, world_size: int = -1, **kwargs: Any) -> None:
-    """The job is joined already. rank, world_size: if given, the job's. Raises ValueError."""
+    """Checks the arguments alone, for the job is joined already. rank, world_size: if given, the job's. Raises
+    ValueError."""
     for name, given, found in (("rank", rank, get_rank()), ("world_size", world_size, get_world_size())):
         if given not in (-1, found):
             raise ValueError(
@@ -93,7 +96,7 @@ def init_process_group(*args: Any, rank: int = -1, world_size: int = -1, **kwarg
 
 
 def destroy_process_group(group: Any = None) -> None:
-    """Without `group`: torch's own functions are back from now on. The job goes on."""
+    """Puts torch's own functions back, if no `group` is given. The job goes on."""
     if group is not None:
         return
     give_back()
@@ -103,7 +106,7 @@ def destroy_process_group(group: Any = None) -> None:
 
 
 def make_group(ranks: Sequence[int] | None = None, *args: Any, **kwargs: Any) -> BaguaProcessGroup:
-    """torch.distributed.new_group. Backend, timeout and options are ignored."""
+    """Returns a new group, as torch.distributed.new_group. Backend, timeout and options are ignored."""
     return new_group(ranks)
 
 
@@ -115,7 +118,8 @@ def _refused(name: str, instead: str) -> Callable[..., Any]:
 
 
 def _beside_hooks(name: str) -> Callable[..., Any]:
-    """Of torch_calls.py, but for the collectives of communication hooks, which are torch's functions on a HookGroup."""
+    """Returns the function of this name in torch_calls.py; on a HookGroup, of a communication hook, it calls torch's
+    own."""
     ours = getattr(torch_calls, name)
 
     @functools.wraps(ours)

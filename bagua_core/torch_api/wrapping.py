@@ -1,4 +1,4 @@
-"""Wraps a model in place: it keeps its type, and trains together with its peers.
+"""Wraps a model in place: the model keeps its type, and trains together with its peers.
 
 Owns the way from this surface's `with_bagua` and DistributedDataParallel to the core's, the calls around forward and
 optimizer, and the agreement of workers that joined before they had a model. When steps begin and end is loop_steps.py.
@@ -32,7 +32,7 @@ from bagua_core.torch_api.script_world import Script, this_script
 
 
 class Unforwarded(nn.Module):
-    """`model` as the core sees it where the script goes on calling the model itself."""
+    """Holds `model` for the core where the script goes on calling the model itself."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -43,8 +43,10 @@ class Unforwarded(nn.Module):
 
 
 class Wrapped:
-    """One model in the hands of the runtime. parallel: the core's side of it. algorithm: as the script named it.
-    is_released: the model was wrapped again since."""
+    """The handle of one wrapped model.
+
+    parallel: the core's side of it. algorithm: as the script named it. is_released: the model was wrapped again since.
+    """
 
     def __init__(
         self,
@@ -66,11 +68,11 @@ class Wrapped:
 
     @property
     def exchange(self) -> Any:
-        """What the algorithm does for this model; see communication/reduction/exchange.py."""
+        """The exchange of the algorithm for this model; see communication/reduction/exchange.py."""
         return self.parallel._exchange
 
     def buckets(self) -> list[BaguaBucket]:
-        """See module_attributes.py."""
+        """Returns the model's `bagua_buckets`; see module_attributes.py."""
         if self._own is not None:
             return list(self._own.bagua_buckets)
         exchange = self.exchange
@@ -82,11 +84,11 @@ class Wrapped:
         ]
 
     def counts(self, training: bool) -> bool:
-        """Whether the forward that begins now is the runtime's affair."""
+        """Tells whether the runtime takes part in the forward that begins now."""
         return torch.is_grad_enabled() and self.script.steps.counts(training)
 
     def forward_begins(self, inputs: tuple[Any, ...]) -> None:
-        """Before the core's part of a forward that counts. Raises NoOptimizerError."""
+        """Prepares a forward that counts, before the core's part of it. Raises NoOptimizerError."""
         if not self.parallel.optimizers:
             self._adopt_optimizers()
         self.script.steps.forward_begins(self.parallel.optimizers)
@@ -107,7 +109,8 @@ class Wrapped:
             self._observe(optimizer)
 
     def _observe(self, optimizer: torch.optim.Optimizer) -> None:
-        """Learn of each step() of it, outside the gate that decides whether it acts."""
+        """Replaces the optimizer's step() by one that reports each call, outside the gate that decides whether it
+        acts."""
         if optimizer in self._observed:
             return
         self._observed.add(optimizer)
@@ -135,12 +138,12 @@ _wrapped: weakref.WeakKeyDictionary[nn.Module, Wrapped] = weakref.WeakKeyDiction
 
 
 def find_wrapped(model: nn.Module) -> Wrapped | None:
-    """None for a model that was not handed over."""
+    """Returns the handle of `model`; None for a model that was not wrapped."""
     return _wrapped.get(model)
 
 
 def wrapped(model: nn.Module) -> Wrapped:
-    """Raises ValueError for a model that was not handed over."""
+    """Returns the handle of `model`. Raises ValueError for a model that was not wrapped."""
     found = find_wrapped(model)
     if found is None:
         raise ValueError(f"this {type(model).__name__} was not wrapped; call with_bagua on it first")
@@ -152,7 +155,7 @@ def register(model: nn.Module, handle: Wrapped) -> None:
 
 
 def release(model: nn.Module) -> None:
-    """End the wrapping that `model` has, if it has one: another algorithm follows. All workers must come here at the
+    """Ends the wrapping that `model` has, if it has one: another algorithm follows. All workers must come here at the
     same place. Raises ValueError in a step, and in a script that workers may join at any time."""
     handle = _wrapped.get(model)
     if handle is None:
@@ -170,7 +173,7 @@ def release(model: nn.Module) -> None:
 
 
 def _prepare_release(kind: str, script: Script) -> None:
-    """See release."""
+    """Makes sure that all workers may release the model here. Raises ValueError as `release` does."""
     if script.world.elastic or script.steps.marked_by_script:
         raise ValueError(
             f"this {kind} is wrapped already, and a worker that joins now would begin with its first algorithm; "
@@ -197,7 +200,7 @@ def check_ignored(model: nn.Module) -> None:
 
 
 def check_group(process_group: object) -> None:
-    """Raises ValueError for a part of the workers."""
+    """Raises ValueError for a group that is only a part of the workers."""
     if process_group is None:
         return
     if isinstance(process_group, BaguaProcessGroup) and len(process_group.ranks) == DEFAULT_GROUP.size():
@@ -216,12 +219,15 @@ def with_bagua(
     process_group: BaguaProcessGroup | None = None,
     do_flatten: bool = True,
 ) -> nn.Module:
-    """Train this model together with all workers of the job; returns the very same model.
+    """Trains this model together with all workers of the job from now on; returns the very same model.
 
-    optimizers: those that step on its parameters. algorithm: of bagua_core.torch_api.algorithms, of
-    bagua_core.algorithms, or the name of one. process_group: None, or that of all. do_flatten: gradients lie in buckets
-    anyway. In a plain loop a model may be wrapped again with another algorithm, between two steps: all workers then
-    go on with rank 0's parameters. Raises ValueError, TypeError, SparseGradientError, ModelsDifferError.
+    optimizers: those that step on its parameters.
+    algorithm: of bagua_core.torch_api.algorithms, of bagua_core.algorithms, or the name of one.
+    process_group: None, or the group of all workers.
+    do_flatten: gradients lie in buckets anyway.
+
+    In a plain loop a model may be wrapped again with another algorithm, between two steps: all workers then go on with
+    rank 0's parameters. Raises ValueError, TypeError, SparseGradientError, ModelsDifferError.
     """
     script = this_script()
     script.world.join()
@@ -235,7 +241,7 @@ def with_bagua(
 def attach(
     script: Script, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], algorithm: Any
 ) -> Wrapped:
-    """with_bagua for a given script."""
+    """Wraps `model` for a given script, as with_bagua does. Returns its handle."""
     own, chosen = reified(algorithm, model, optimizers)
     parallel = DistributedDataParallel(
         # None: the optimizers that the script makes are found at the first forward
@@ -260,7 +266,7 @@ def attach(
 def reified(
     algorithm: Any, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[ScriptModel | None, Any]:
-    """The core's algorithm, and for one that the script has written the model as that one sees it."""
+    """Returns the core's algorithm, and for one that the script has written the model as that one sees it."""
     if not isinstance(algorithm, Algorithm):
         return None, algorithm  # a name, or one of the core's; whatever it is, the core checks it
     return prepared(algorithm, model, optimizers)
@@ -270,7 +276,7 @@ def reified(
 
 
 def _agree(script: Script, handle: Wrapped) -> None:
-    """All workers take over rank 0's model and optimizers, once it is sure that these fit. Raises ModelsDifferError."""
+    """Copies rank 0's model and optimizers to all workers, once it is sure that these fit. Raises ModelsDifferError."""
     if not script.world.joined:
         return  # they become equal when the job's first generation is entered
     rank, world_size = script.engine.place_of_script()

@@ -1,4 +1,4 @@
-"""The algorithms under the names that scripts of the original know them by, one module for each."""
+"""Provides the algorithms under the names that scripts of the original know them by, one module for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every worker trains by itself, and models meet in the background."""
+"""Provides asynchronous model averaging: every worker trains by itself, and models are averaged in the background."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bagua_core.torch_api.algorithms.base import BuiltIn
 
 
 class AsyncModelAverageAlgorithm(BuiltIn):
-    """See bagua_core.algorithms.AsyncModelAverage. Nothing needs to be ended by hand: a round under way when the script
-    ends is given up, and the replicas are averaged."""
+    """Declares bagua_core.algorithms.AsyncModelAverage; see there. Nothing needs to be ended by hand: a round under way
+    when the script ends is given up, and the replicas are averaged."""
 
     equal_states = False
 
@@ -25,12 +25,12 @@ class AsyncModelAverageAlgorithm(BuiltIn):
         )
 
     def abort(self, model: nn.Module) -> None:
-        """Begin no further round for `model`; one under way still comes in. Parameters change only when a training
+        """Begins no further round for `model`; one under way still comes in. Parameters change only when a training
         forward begins, so evaluation is safe either way. Raises ValueError."""
         _exchange_of(model).pause()
 
     def resume(self, model: nn.Module) -> None:
-        """After `abort`."""
+        """Lets rounds for `model` begin again after `abort`."""
         _exchange_of(model).resume()
 
 

@@ -1,4 +1,4 @@
-"""The base classes of algorithms, for scripts that name one or write their own.
+"""Defines the base classes of algorithms, for scripts that name one or write their own.
 
 Owns the two base classes. A declaration (`Algorithm`) holds arguments; `reify` makes of it the `AlgorithmImpl` of one
 model, whose hooks say what happens to the gradients in a bucket. The runtime's own algorithms are declarations too, but
@@ -32,23 +32,23 @@ class AlgorithmImpl:
         self.process_group = process_group
 
     def need_reset(self) -> bool:
-        """Whether init_operations is to be called anew; asked once a step, before its first forward."""
+        """Tells whether init_operations is to be called anew; called once a step, before its first forward."""
         return False
 
     def init_tensors(self, bagua_ddp: ScriptModel) -> Any:
-        """Not to be overridden."""
+        """Belongs to the runtime and must not be overridden."""
         raise NotImplementedError
 
     def tensors_to_buckets(self, tensors: Any, do_flatten: bool) -> Any:
-        """Not to be overridden."""
+        """Belongs to the runtime and must not be overridden."""
         raise NotImplementedError
 
     def init_backward_hook(self, bagua_ddp: ScriptModel) -> Any:
-        """Not to be overridden."""
+        """Belongs to the runtime and must not be overridden."""
         raise NotImplementedError
 
     def init_operations(self, bagua_ddp: ScriptModel, bucket: BaguaBucket) -> None:
-        """Append to `bucket` what is to be done with the gradients in it, in this order."""
+        """Appends the operations on the gradients in `bucket` to it, in the order in which they are to run."""
         raise NotImplementedError(f"{type(self).__name__} has no init_operations, so nothing would be shared")
 
     def init_forward_pre_hook(self, bagua_ddp: ScriptModel) -> Callable[[Any], None]:
@@ -71,7 +71,7 @@ def _ignore(*_: Any) -> None:
 
 
 class Algorithm:
-    """A declaration; one may be given to several models. A script's own overrides `reify`."""
+    """The declaration of an algorithm; one may be given to several models. A script's own overrides `reify`."""
 
     equal_states: bool = True
     """Whether all workers hold the same parameters after each step. A script's own algorithm that lets them differ says
@@ -83,12 +83,12 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} has no reify")
 
     def core(self) -> core.Algorithm | None:
-        """The core's algorithm of the same meaning; None: it runs through its hooks."""
+        """Returns the core's algorithm of the same meaning; None: the algorithm runs through its hooks."""
         return None
 
     @classmethod
     def init(cls, name: str, **kwargs: Any) -> Algorithm:
-        """The declaration registered under `name`, with these arguments. Raises UnknownAlgorithmError."""
+        """Returns the declaration registered under `name`, with these arguments. Raises UnknownAlgorithmError."""
         if name not in cls._registered:
             known = ", ".join(sorted(cls._registered))
             raise core.UnknownAlgorithmError(f"Algorithm.init({name!r}) is unknown; use one of {known}")
@@ -96,17 +96,18 @@ class Algorithm:
 
     @classmethod
     def register(cls, name: str, declaration: Callable[..., Algorithm]) -> None:
-        """Let `init` find it. A name that is taken is replaced."""
+        """Registers `declaration` under `name` for `init`. A name that is taken is replaced."""
         cls._registered[name] = declaration
 
 
 class _Registry:
-    """The algorithms that Algorithm.init finds, as the original's object of this name showed them."""
+    """Holds the algorithms that Algorithm.init finds, as the original's object of this name showed them."""
 
     def register(
         self, name: str, algorithm: Callable[..., Algorithm], description: str | None = None
     ) -> None:
-        """Raises ValueError for a name that is taken; Algorithm.register replaces it."""
+        """Registers `algorithm` under `name`. Raises ValueError for a name that is taken; Algorithm.register replaces
+        it."""
         if name in Algorithm._registered:
             raise ValueError(
                 f"{name!r} is registered already; choose another name, or call Algorithm.register"
@@ -114,7 +115,7 @@ class _Registry:
         Algorithm.register(name, algorithm)
 
     def get(self, name: str) -> Callable[..., Algorithm]:
-        """Raises KeyError."""
+        """Returns the declaration registered under `name`. Raises KeyError."""
         if name not in Algorithm._registered:
             raise KeyError(f"{name!r} is unknown; use one of {', '.join(self.available_algorithms())}")
         return Algorithm._registered[name]
@@ -148,5 +149,5 @@ class BuiltIn(Algorithm):
 
 
 def is_own(algorithm: Algorithm) -> bool:
-    """Whether it is run through its hooks: its `reify` is not one of this package."""
+    """Tells whether `algorithm` is run through its hooks: its `reify` is not one of this package."""
     return not type(algorithm).reify.__module__.startswith("bagua_core.torch_api.")

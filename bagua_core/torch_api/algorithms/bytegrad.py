@@ -1,4 +1,4 @@
-"""Gradients in eight bits. Its implementation through hooks is here too, for scripts that build on it."""
+"""Provides gradients in eight bits. The implementation through hooks is here too, for scripts that build on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ByteGradAlgorithmImpl(AlgorithmImpl):
 
 
 class ByteGradAlgorithm(BuiltIn):
-    """See bagua_core.algorithms.ByteGrad."""
+    """Declares bagua_core.algorithms.ByteGrad; see there."""
 
     def __init__(self, hierarchical: bool = True, average: bool = True) -> None:
         self.hierarchical = hierarchical

@@ -1,4 +1,4 @@
-"""Averaging of weights, in full precision or in eight bits."""
+"""Provides the averaging of weights, in full precision or in eight bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from bagua_core.torch_api.algorithms.base import BuiltIn
 
 
 class DecentralizedAlgorithm(BuiltIn):
-    """See bagua_core.algorithms.Decentralized; peer_selection_mode: "all", "shift_one", or a function."""
+    """Declares bagua_core.algorithms.Decentralized; see there. peer_selection_mode: "all", "shift_one", or a
+    function."""
 
     equal_states = False
 
@@ -26,7 +27,7 @@ class DecentralizedAlgorithm(BuiltIn):
 
 
 class LowPrecisionDecentralizedAlgorithm(BuiltIn):
-    """See bagua_core.algorithms.LowPrecisionDecentralized."""
+    """Declares bagua_core.algorithms.LowPrecisionDecentralized; see there."""
 
     equal_states = False
 

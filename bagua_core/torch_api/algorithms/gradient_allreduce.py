@@ -1,4 +1,4 @@
-"""Plain data parallelism. Its implementation through hooks is here too, for scripts that build on it."""
+"""Provides plain data parallelism. The implementation through hooks is here too, for scripts that build on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
 
 
 class GradientAllReduceAlgorithm(BuiltIn):
-    """See bagua_core.algorithms.GradientAllreduce."""
+    """Declares bagua_core.algorithms.GradientAllreduce; see there."""
 
     def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
         self.hierarchical = hierarchical

@@ -2,7 +2,7 @@
 
 Owns the way from an AlgorithmImpl to an exchange of the core: gradients fill the reducer's buckets, and when the
 backward is through the operations that the script has appended run one after the other, in the script's thread and in
-one order on all workers. Nothing overlaps with the backward; who wants that writes for the core.
+one order on all workers. Nothing overlaps with the backward; an algorithm that needs that is written for the core.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ScriptModel:
         )
 
     def init_operations(self) -> None:
-        """Raises UnsupportedAlgorithmError for a bucket without any."""
+        """Makes the operations of all buckets anew. Raises UnsupportedAlgorithmError for a bucket without any."""
         for bucket in self.bagua_buckets:
             bucket.clear_ops()
             self.impl.init_operations(self, bucket)
@@ -79,7 +79,7 @@ def _check(impl: AlgorithmImpl) -> None:
 def prepared(
     algorithm: Algorithm, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[ScriptModel | None, CoreAlgorithm]:
-    """The core's algorithm for a declaration; for a script's own also the model as its hooks see it."""
+    """Returns the core's algorithm for a declaration; for a script's own also the model as its hooks see it."""
     built_in = None if is_own(algorithm) else algorithm.core()
     if built_in is not None:
         return None, built_in
@@ -146,7 +146,7 @@ class OwnExchange(Reducer):
 
 
 class Operations(BucketOperation):
-    """All that a script has appended, bucket by bucket."""
+    """Runs all operations that a script has appended, bucket by bucket."""
 
     acts_alone = True
 

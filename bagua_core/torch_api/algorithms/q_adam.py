@@ -1,4 +1,4 @@
-"""Adam whose momentum travels compressed after a warm-up: the optimizer, and the algorithm that knows it."""
+"""Provides Adam whose momentum travels compressed after a warm-up: the optimizer, and the algorithm that knows it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["QAdamAlgorithm", "QAdamOptimizer"]
 
 
 class QAdamAlgorithm(BuiltIn):
-    """See bagua_core.algorithms.QAdam."""
+    """Declares bagua_core.algorithms.QAdam; see there."""
 
     def __init__(self, q_adam_optimizer: QAdamOptimizer, hierarchical: bool = True, bits: int = 8) -> None:
         self._core = core.QAdam(q_adam_optimizer, hierarchical=hierarchical, bits=bits)

@@ -1,4 +1,4 @@
-"""Additions around training."""
+"""Provides the original's additions around training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cache of values by key, under the original's name and arguments."""
+"""Provides a cache of values by key, under the original's name and arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bagua_core.torch_api.contrib.utils.store import Store
 
 
 class CacheLoader(cache_loader.CacheLoader):
-    """See bagua_core.CacheLoader, whose other arguments it takes too; here the backend is Redis by default."""
+    """A bagua_core.CacheLoader, whose other arguments it takes too, with Redis as the default backend."""
 
     def __init__(
         self, backend: str = "redis", dataset_name: str = "", writer_buffer_size: int = 1, **kwargs: Any
@@ -18,5 +18,5 @@ class CacheLoader(cache_loader.CacheLoader):
 
     @property
     def store(self) -> Store:
-        """The same values, by set, get, mset and mget."""
+        """The same values as a Store, with set, get, mset and mget."""
         return Store(self)

@@ -1,4 +1,4 @@
-"""A data set whose samples are computed once, under the original's name and arguments."""
+"""Provides a data set whose samples are computed once, under the original's name and arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bagua_core.cache.cache_plan import DEFAULT_BUFFER_SIZE
 
 
 class CachedDataset(cached_dataset.CachedDataset):
-    """See bagua_core.CachedDataset, whose other arguments it takes too; here the backend is Redis by default."""
+    """A bagua_core.CachedDataset, whose other arguments it takes too, with Redis as the default backend."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Where do scripts written for the original find fuse_optimizer? It is the core's own."""
+"""Exports the core's fuse_optimizer under the original's name."""
 
 from __future__ import annotations
 

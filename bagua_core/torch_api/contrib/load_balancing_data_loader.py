@@ -1,4 +1,4 @@
-"""Samplers that give all replicas samples of like complexity at the same time, under the original's names.
+"""Provides samplers that give all replicas samples of like complexity at the same time, under the original's names.
 
 For plain scripts with torch's DataLoader and a fixed number of replicas; no launcher is needed. In elastic jobs
 ElasticDataLoader balances itself (its `balance` argument). Which samples come together is decided by
@@ -23,7 +23,7 @@ from bagua_core.torch_api import communication
 
 
 class LoadBalancingDistributedSampler(Sampler[int]):
-    """Indices for one replica; whatever the others draw at the same place is about as complex.
+    """Yields the indices of one replica; whatever the others draw at the same place is about as complex.
 
     sampler = LoadBalancingDistributedSampler(dataset, complexity_fn=lambda sample: len(sample[0]))
     loader = DataLoader(dataset, batch_size=8, sampler=sampler)
@@ -46,7 +46,9 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         cache_dir: str | Path | None = None,
         cache_key: str = "",
     ) -> None:
-        """complexity_fn: of a sample, at least 0; called when the first index is drawn, once for every sample.
+        """Takes the data set and how its samples are ordered.
+
+        complexity_fn: of a sample, at least 0; called when the first index is drawn, once for every sample.
         num_replicas, rank: of torch's default process group, or the job's workers, or 1 and 0.
         random_level: 0 (best balance) to 1 (hardly any); how much chance has in which samples come together.
         complexities, cache_dir, cache_key: see bagua_core.Balance.
@@ -79,11 +81,11 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Call it before every epoch, or all epochs have one order."""
+        """Sets the epoch. Call it before every epoch, or all epochs have one order."""
         self.epoch = epoch
 
     def rows(self) -> list[list[int]]:
-        """What all replicas use side by side in this epoch: a list of `num_replicas` indices for each place."""
+        """Returns what all replicas use side by side in this epoch: a list of `num_replicas` indices for each place."""
         if self._rows is None or self._rows[0] != self.epoch:
             rows = side_by_side(
                 self.complexities(),
@@ -98,13 +100,13 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         return self._rows[1]
 
     def complexities(self) -> list[float]:
-        """Of every sample, by index."""
+        """Returns the complexity of every sample, by index."""
         self._complexities.complete()
         return self._complexities.of(range(len(self.dataset)))
 
 
 class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
-    """Batches of varying size, the same number on every replica.
+    """Yields batches of varying size, the same number on every replica.
 
     Either `batch_fn` makes each replica's batches from its indices, or `budget` does: every step then has samples of at
     most `budget` times the replicas, dealt out so that all have about the same.
@@ -122,10 +124,14 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         budget: float | None = None,
         max_batch_size: int | None = None,
     ) -> None:
-        """batch_fn: from a replica's indices in order to a list of batches; every replica calls it for all, so it must
-          be the same. drop_last: with batch_fn, end with the replica that has the fewest batches, else the others' are
-          used again; with a budget, leave out steps that have fewer samples than replicas.
-        budget: complexity of a replica's batch. max_batch_size: its most samples.
+        """Takes the sampler, and either batch_fn or budget.
+
+        batch_fn: from a replica's indices in order to a list of batches; every replica calls it for all, so it must be
+        the same.
+        drop_last: with batch_fn, end with the replica that has the fewest batches, else the others' are used again;
+        with a budget, leave out steps that have fewer samples than replicas.
+        budget: complexity of a replica's batch.
+        max_batch_size: its most samples.
 
         Raises TypeError, ValueError.
         """
@@ -149,11 +155,11 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         return iter(self._made())
 
     def __len__(self) -> int:
-        """Batches of this epoch."""
+        """Returns the number of batches of this epoch."""
         return len(self._made())
 
     def set_epoch(self, epoch: int) -> None:
-        """Call it before every epoch, on every replica."""
+        """Sets the epoch. Call it before every epoch, on every replica."""
         self.sampler.set_epoch(epoch)
         self._batches = None
 
@@ -199,7 +205,7 @@ def _is_jobs_world() -> bool:
 
 
 def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """Raises ValueError for a rank that there is not."""
+    """Returns (number of replicas, this replica's rank). Raises ValueError for a rank that does not exist."""
     replicas, own = 1, 0
     if num_replicas is None or rank is None:
         if dist.is_available() and dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Batch normalization with the statistics of the global batch, under the original's names.
+"""Provides batch normalization with the statistics of the global batch, under the original's names.
 
 In a step of a wrapped model it is the core's layer. Outside one, where the core's layer takes this worker's samples
 alone, a training forward and its backward exchange their sums by collectives of the script, so all workers must run
@@ -15,7 +15,7 @@ from bagua_core.torch_api.script_world import this_script
 
 
 class SyncBatchNorm(sync_batchnorm.SyncBatchNorm):
-    """See bagua_core.SyncBatchNorm."""
+    """A bagua_core.SyncBatchNorm that also takes the samples of all workers outside steps."""
 
     def _peers(self) -> sync_batchnorm.Peers | None:
         within = super()._peers()
@@ -28,12 +28,12 @@ class SyncBatchNorm(sync_batchnorm.SyncBatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module) -> nn.Module:
-        """See convert."""
+        """Returns `module` with every BatchNorm layer replaced; see convert."""
         return cls.convert(module)
 
 
 class _OutsideSteps:
-    """All workers; run again among those that are left if one is lost."""
+    """Exchanges sums among all workers; a collective is run again among those that are left if one is lost."""
 
     weight = 1.0  # all samples count alike
 

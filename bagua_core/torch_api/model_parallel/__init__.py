@@ -1,4 +1,4 @@
-"""Mixtures of experts, under the original's names."""
+"""Provides mixtures of experts, under the original's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixture of experts whose experts are on every worker.
+"""Provides a mixture of experts whose experts are on every worker.
 
 The original put num_local_experts on each worker and sent tokens to them. A lost worker would take its experts with it,
 and a job that goes on without a worker needs its whole state on those that are left. So every worker holds all experts
@@ -23,15 +23,18 @@ JITTER = 1e-2
 
 
 def is_moe_param(parameter: torch.Tensor) -> bool:
-    """Whether a parameter belongs to one worker alone: none does."""
+    """Tells whether a parameter belongs to one worker alone: none does."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Where tokens go. experts_TK, weights_TK: of each token the experts that take it, and what their outputs count; a
-    weight of 0 where the expert is full. balance_loss: grows with the difference between experts. counts_E: tokens that
-    chose an expert first."""
+    """The experts to which tokens go.
+
+    experts_TK, weights_TK: of each token the experts that take it, and what their outputs count; a weight of 0 where
+    the expert is full. balance_loss: grows with the difference between experts. counts_E: tokens that chose an expert
+    first.
+    """
 
     experts_TK: torch.Tensor
     weights_TK: torch.Tensor
@@ -46,7 +49,8 @@ def route(
     noise_TE: torch.Tensor | None = None,
     used_T: torch.Tensor | None = None,
 ) -> Routes:
-    """The k best experts of each token, as far as they have room for `capacity` tokens; earlier tokens go first.
+    """Returns the routes to the k best experts of each token, as far as they have room for `capacity` tokens; earlier
+    tokens go first.
 
     noise_TE: added where the last of the k choices is made. used_T: 0 for tokens that no expert should take.
     Source: GShard (arXiv 2006.16668), algorithm 1.
@@ -80,11 +84,15 @@ def route(
 
 
 class MoE(nn.Module):
-    """num_local_experts for each worker that there is now, all of them on every worker, copies of `expert`.
+    """A mixture of num_local_experts for each worker that there is now, all of them on every worker, copies of
+    `expert`.
 
-    hidden_size: of inputs [..., hidden_size] and outputs. k: 1 or 2 experts take a token. capacity_factor: an expert
-    takes k * tokens / experts times this, min_capacity at least (k = 1); what no expert has room for comes out as zero.
-    noisy_gate_policy: None, "Jitter" or "RSample", in training. disable_alltoall: ignored, there is none.
+    hidden_size: of inputs [..., hidden_size] and outputs.
+    k: 1 or 2 experts take a token.
+    capacity_factor: an expert takes k * tokens / experts times this, min_capacity at least (k = 1); what no expert has
+    room for comes out as zero.
+    noisy_gate_policy: None, "Jitter" or "RSample", in training.
+    disable_alltoall: ignored, there is none.
     Raises ValueError.
     """
 

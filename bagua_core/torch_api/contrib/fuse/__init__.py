@@ -1,1 +1,1 @@
-"""As in the original's later versions."""
+"""The package that holds fuse_optimizer in the original's later versions."""

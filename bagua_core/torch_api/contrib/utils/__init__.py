@@ -1,1 +1,1 @@
-"""Stores that scripts may use by themselves."""
+"""Provides stores that scripts may use by themselves."""

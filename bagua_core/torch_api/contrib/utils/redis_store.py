@@ -1,4 +1,4 @@
-"""Values in Redis by key, under the original's name and arguments."""
+"""Provides values in Redis by key, under the original's name and arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dictionary of values in a cache, under the original's name for such a store."""
+"""Provides a dictionary of values in a cache, under the original's name for such a store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bagua_core.cache.cache_loader import CacheLoader
 
 
 class Store:
-    """The values of one cache by key. A lost or full server is said once and raises nothing."""
+    """Holds the values of one cache by key. A lost or full server is reported once and raises nothing."""
 
     def __init__(self, loader: CacheLoader) -> None:
         self._loader = loader
@@ -21,7 +21,7 @@ class Store:
         self._loader.put_many(dictionary)
 
     def get(self, key: str) -> Any:
-        """None where there is nothing, or its server is lost."""
+        """Returns the value of `key`; None where there is nothing, or its server is lost."""
         return self.mget([key])[0]
 
     def mget(self, keys: Sequence[str]) -> list[Any]:
@@ -34,9 +34,9 @@ class Store:
         self._loader.clear()
 
     def status(self) -> bool:
-        """Whether every server answers."""
+        """Tells whether every server answers."""
         return self._loader.is_whole()
 
     def shutdown(self) -> None:
-        """Let go of the cache; a server that was started here ends with its last user."""
+        """Lets go of the cache; a server that was started here ends with its last user."""
         self._loader.close()
