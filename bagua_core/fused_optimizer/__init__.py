@@ -1,4 +1,4 @@
-"""Any torch optimizer, stepping on few blocks instead of many parameters. A script uses it as
+"""Makes any torch optimizer step on few blocks instead of many parameters. A script uses it as
 bagua_core.fuse_optimizer."""
 
 from __future__ import annotations

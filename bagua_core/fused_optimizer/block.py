@@ -1,10 +1,9 @@
-"""One block: how do its members' parameters, gradients and states lie, and how does what a step did come home to
-them?
+"""One block: how its members' parameters, gradients and states lie in memory, and how the results of a step come back
+to the members.
 
 The optimizer works on `flats`, tensors over the members' own memory: one flat for several members, or several for one
 that is cut. Each member's state stays what the optimizer's `state` holds for it, its tensors views of the block's
-memory; what all share (a count of steps) is kept once per flat and written home to each member's own copy after a
-step.
+memory; what all share (a count of steps) is kept once per flat and written home to each member's own copy after a step.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _dtype_of: Any = operator.attrgetter("dtype")
 
 
 class Gradients(Enum):
-    """Which of a block's gradients are there, as plain memory of the parameters' dtype?"""
+    """The presence of a block's gradients, as plain memory of the parameters' dtype."""
 
     ALL = auto()
     NONE = auto()
@@ -48,8 +47,10 @@ class Gradients(Enum):
 
 @dataclass(slots=True)
 class _Kept:
-    """Gradients that the script keeps from step to step, which lie in order; pointers: where; flat: over all of
-    them."""
+    """Gradients that the script keeps from step to step, which lie in order.
+
+    pointers: their addresses; flat: over all of them.
+    """
 
     gradients: list[Tensor]
     pointers: list[int]
@@ -72,8 +73,9 @@ def _presence(gradients: Sequence[Tensor | None], dtype: torch.dtype) -> Gradien
 
 @dataclass(eq=False)
 class Block:
-    """members: the parameters. homes: the optimizer's state of each. kind: of the state, see state_layout.
+    """Parameters on which the optimizer steps together.
 
+    members: the parameters. homes: the optimizer's state of each. kind: of the state, see state_layout.
     moves: whether gradients that the script keeps may be given other memory.
     wholes: by name, [elements] of a state. vectors: by name, [members] of what they share, each member's own copy.
     """
@@ -108,8 +110,10 @@ class Block:
     # -- states
 
     def _pack(self) -> None:
-        """What the members have already comes together; of an equal kind, so the first one's names are all of
-        them."""
+        """Brings together the states that the members have already.
+
+        They are of an equal kind, so the first one's names are all of them.
+        """
         for name, value in list(self.homes[0].items()):
             if is_elementwise(value, self.members[0]):
                 self._take_whole(name, self._together(name))
@@ -123,7 +127,7 @@ class Block:
         self.note_versions()
 
     def _together(self, name: Any) -> Tensor:
-        """[elements]: a state of all members; their own memory if it is in order."""
+        """Returns a state of all members as [elements]: their own memory if it is in order."""
         held: list[Tensor] = [home[name] for home in self.homes]
         alike = all(is_like(t, m) for t, m in zip(held, self.members, strict=True))
         if alike and (lying := lying_in_order(held)) is not None:
@@ -134,7 +138,7 @@ class Block:
         return whole
 
     def _take_whole(self, name: Any, whole: Tensor) -> None:
-        """From now on the members' state `name` is this memory."""
+        """Makes this memory the members' state `name` from now on."""
         self.wholes[name] = whole
         for state, piece in zip(self.states, cut(whole, self.pieces), strict=True):
             state[name] = piece
@@ -151,23 +155,24 @@ class Block:
             home[name] = own
 
     def note_versions(self) -> None:
-        """What the members share is as it should be now."""
+        """Records that what the members share is as it should be now."""
         self._versions = [(vector, vector._version) for vector in self.vectors.values()]
 
     @property
     def is_stateless(self) -> bool:
-        """The optimizer keeps nothing for its members, so a step reads each gradient once, and that is about all."""
+        """Whether the optimizer keeps nothing for its members, so that a step reads each gradient once and does little
+        else."""
         return self.has_stepped and not self.homes[0]
 
     @property
     def is_untouched(self) -> bool:
-        """Nobody but this block has written to what the members share. (Their elements may be written by anybody.)"""
+        """Whether only this block has written to what the members share. (Any code may write to their elements.)"""
         return all(vector._version == version for vector, version in self._versions)
 
     # -- gradients
 
     def take_gradients(self) -> Gradients:
-        """Give the flats the members' gradients: as they lie if they lie in order, else copied."""
+        """Gives the flats the members' gradients: as they lie if they lie in order, else copied."""
         gradients = list(map(_grad_of, self.members))
         kept = self._kept
         if kept is None or not kept.still_holds(gradients):
@@ -187,8 +192,11 @@ class Block:
         return Gradients.ALL
 
     def is_better_left(self) -> bool:
-        """A step without states, and its gradients are not those of the step before, nor in a bucket, by a look at the
-        first two: they would have to be copied, which costs as much as the step."""
+        """Tells whether the gradients would have to be copied for a step without states: that costs as much as the
+        step.
+
+        They are not those of the step before, nor in a bucket, by a look at the first two.
+        """
         if len(self.members) == 1 or not self.is_stateless:
             return False
         first, second = self.members[0].grad, self.members[1].grad
@@ -200,7 +208,7 @@ class Block:
         return second.data_ptr() - first.data_ptr() != self._byte_offsets[1]
 
     def _flat_gradient(self, gradients: list[Tensor]) -> Tensor:
-        """Of gradients that are new in each step, as after zero_grad(set_to_none=True)."""
+        """Returns [elements] of gradients that are new in each step, as after zero_grad(set_to_none=True)."""
         if len(gradients) == 1 and is_like(gradients[0], self.members[0]):
             return flat_of(gradients[0])
         self.copied = True
@@ -210,7 +218,10 @@ class Block:
         return self._gathered.gather(gradients)
 
     def _kept_by_script(self, gradients: list[Tensor]) -> _Kept | None:
-        """Where the script keeps its gradients (in buckets, or by zero_grad(set_to_none=False)) they need no copy."""
+        """Returns the gradients if the script keeps them in order, so that they need no copy; else None.
+
+        A script keeps them in buckets, or by zero_grad(set_to_none=False).
+        """
         if len(gradients) == 1:
             return None
         begin, second = gradients[0].data_ptr(), gradients[1].data_ptr()
@@ -228,8 +239,7 @@ class Block:
         return self._kept
 
     def _brought_together(self, gradients: list[Tensor]) -> Tensor | None:
-        """Give kept gradients memory in which they lie in order, if nothing but they looks at the memory they
-        have."""
+        """Gives kept gradients memory in which they lie in order, if nothing but they looks at the memory they have."""
         if not self._moves or not all(map(may_move, gradients)):
             return None
         flat = torch.empty_like(self.whole)
@@ -243,8 +253,10 @@ class Block:
         return [viewed(flat, b, m) for b, m in zip(self._begins, self.members, strict=True)]
 
     def forget_gradients(self, are_written: bool = False) -> None:
-        """The script's gradients must not live longer for having been looked at. What a step writes to them comes back;
-        are_written: it did so in a way that tensors do not notice."""
+        """Lets go of the script's gradients, which must not live longer for having been looked at.
+
+        What a step writes to them comes back; are_written: it did so in a way that tensors do not notice.
+        """
         if self._gathered is not None:
             self._gathered.give_back(are_written)
         for flat in self.flats:
@@ -253,16 +265,20 @@ class Block:
     # -- after a step
 
     def take_states(self, by_flat: Mapping[Tensor, State]) -> bool:
-        """States that the optimizer began for flats that had none. Returns whether it did, even if it left them
-        empty."""
+        """Takes the states that the optimizer began for flats that had none.
+
+        Returns whether the optimizer began any, even if it left them empty.
+        """
         if self.states[0] or self.flats[0] not in by_flat:
             return False
         self.states = [by_flat[flat] for flat in self.flats]
         return True
 
     def bring_home(self) -> bool:
-        """What the optimizer wrote to its flats and their states becomes the members'. Returns whether that put
-        another object into a member's state. Raises NotBlockwise."""
+        """Makes what the optimizer wrote to its flats and their states the members'.
+
+        Returns whether that put another object into a member's state. Raises NotBlockwise.
+        """
         for flat, piece in zip(self.flats, cut(self.whole, self.pieces), strict=True):
             if flat.data_ptr() != piece.data_ptr():  # it was given new memory, by `p.data = ...`
                 piece.copy_(flat.detach())
@@ -286,8 +302,10 @@ class Block:
         return changed
 
     def _keep_memory(self, name: Any) -> bool:
-        """Copy a state that the optimizer replaced into the memory that the members look at. False if it cannot
-        be."""
+        """Copies a state that the optimizer replaced into the memory that the members look at.
+
+        Returns False if it cannot be.
+        """
         for state, piece in zip(self.states, cut(self.wholes[name], self.pieces), strict=True):
             value = state[name]
             if value.data_ptr() != piece.data_ptr() or value.dtype != piece.dtype:
@@ -298,7 +316,7 @@ class Block:
         return True
 
     def _adopt(self, name: Any, value: Any) -> None:
-        """A state that was not there before, or of another sort."""
+        """Takes over a state that was not there before, or that is of another sort."""
         if isinstance(value, Tensor):
             if is_scalar_tensor(value):
                 self._share(name, value)
@@ -318,7 +336,7 @@ class Block:
             home[name] = value
 
     def take_shared(self, state: State) -> None:
-        """For the flats: values that the members share, from the state of another parameter that stands for them."""
+        """Gives the flats the values that the members share, from the state of a parameter that stands for them."""
         for name, value in state.items():
             if isinstance(value, Tensor) and not is_scalar_tensor(value):
                 continue
@@ -327,8 +345,10 @@ class Block:
 
 
 def flatten(members: Sequence[Tensor]) -> Tensor:
-    """[elements] holding the members' values, which are views of it from now on, where they lay if that was in
-    order."""
+    """Returns [elements] holding the members' values, which are views of it from now on.
+
+    They stay where they lay if that was in order.
+    """
     lying = lying_in_order(members)
     if lying is not None:
         return lying

@@ -16,11 +16,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
-    """All in elements.
+    """The sizes of blocks, all in elements.
 
     pack_below: parameters smaller than this share a block. pack_up_to: of a block of several. cut_above: parameters
-    larger than this are several blocks, each no larger. takes_all: whether a parameter of a size in between is a
-    block of its own, instead of being left to the optimizer as it is.
+    larger than this are several blocks, each no larger. takes_all: whether a parameter of a size in between is a block
+    of its own, instead of being left to the optimizer as it is.
     """
 
     pack_below: int
@@ -67,16 +67,20 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """places: of the members, in the order in which they lie. pieces: elements of each part of a member that is
-    cut."""
+    """A planned block.
+
+    places: of the members, in the order in which they lie. pieces: elements of each part of a member that is cut.
+    """
 
     places: tuple[int, ...]
     pieces: tuple[int, ...]
 
 
 def plan_blocks(candidates: Sequence[Candidate]) -> list[BlockPlan]:
-    """Members whose gradients lie in one memory, as in a bucket, are taken in that order: no gradient is copied
-    then."""
+    """Plans the blocks of the candidates.
+
+    Members whose gradients lie in one memory, as in a bucket, are taken in that order: no gradient is copied then.
+    """
     by_kind: dict[Hashable, list[Candidate]] = {}
     for candidate in candidates:
         by_kind.setdefault(candidate.kind, []).append(candidate)
@@ -93,7 +97,7 @@ def plan_blocks(candidates: Sequence[Candidate]) -> list[BlockPlan]:
 
 
 def _runs(small: Sequence[Candidate]) -> Iterable[list[Candidate]]:
-    """By the memory of their gradients, if several share it; the others in registration order."""
+    """Yields parameters by the memory of their gradients, if several share it; the others in registration order."""
     by_memory: dict[int, list[Candidate]] = {}
     for one in small:
         if one.gradient is not None:
@@ -124,7 +128,7 @@ def _packed(run: Iterable[Candidate], sizes: BlockSizes) -> list[BlockPlan]:
 
 
 def _pieces(elements: int, most: int) -> tuple[int, ...]:
-    """As equal as can be: the last piece is not a small rest."""
+    """Divides a parameter's elements into pieces as equal as can be: the last piece is not a small rest."""
     count = -(-elements // most)
     size = -(-elements // count)
     return tuple(min(size, elements - begin) for begin in range(0, elements, size))

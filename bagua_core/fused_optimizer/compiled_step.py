@@ -39,7 +39,8 @@ class NotCompilable(BaguaError, ValueError):
 
 
 def why_no_compiler(device: torch.device) -> str | None:
-    """None if torch.compile can build code for `device`. On the CPU it calls $CXX, by default g++."""
+    """Returns why torch.compile cannot build code for `device`; None if it can. On the CPU it calls $CXX, by default
+    g++."""
     command = (shlex.split(os.environ.get("CXX", "")) or ["g++"])[0]
     if device.type == "cpu" and shutil.which(command) is None:
         return f"there is no C++ compiler {command} on PATH; install g++ or set CXX"
@@ -47,8 +48,10 @@ def why_no_compiler(device: torch.device) -> str | None:
 
 
 def close(expected: Tensor, got: Tensor) -> bool:
-    """Within rounding, but for few elements. fp16 has so small a range that most random elements leave it, so any two
-    tensors of it count as close."""
+    """Tells whether the tensors are equal within rounding, but for few elements.
+
+    fp16 has so small a range that most random elements leave it, so any two tensors of it count as close.
+    """
     rounding = _ROUNDING.get(expected.dtype)
     if rounding is None:
         return True
@@ -62,7 +65,10 @@ def _called_again() -> NoReturn:
 
 @dataclass(eq=False)
 class _Representative:
-    """state: what the optimizer's own step has made of it, once it has run."""
+    """A parameter of some random elements that stands for blocks that are alike.
+
+    state: what the optimizer's own step has made of it, once it has run.
+    """
 
     group: int
     parameter: torch.nn.Parameter
@@ -72,7 +78,10 @@ class _Representative:
 
 
 class CompiledStep:
-    """compilations: how often torch.compile has compiled a step of this optimizer."""
+    """Runs an optimizer's step on blocks, compiled.
+
+    compilations: how often torch.compile has compiled a step of this optimizer.
+    """
 
     def __init__(self) -> None:
         self.compilations = 0
@@ -86,14 +95,14 @@ class CompiledStep:
         self._refusal = ""  # why the last graph was not compiled
 
     def begin(self, optimizer: torch.optim.Optimizer, loss: Any) -> None:
-        """Prepare a step. loss: of the closure, None without one."""
+        """Prepares a step. loss: of the closure, None without one."""
         self._representatives = {}
         self._before = StandIn(optimizer)
         _copy_in_place(self._before)
         self._loss = loss
 
     def expect(self, stand_in: StandIn, group: int, block: Block) -> None:
-        """`block`, whose gradients are gathered, takes part in this step."""
+        """Adds `block`, whose gradients are gathered, to this step."""
         elements = min(
             ELEMENTS, block.whole.numel()
         )  # torch.compile has code of its own for a single element
@@ -107,8 +116,10 @@ class CompiledStep:
         one.blocks.append(block)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compile whatever this step needs, and compare what is new with the optimizer's own step. Changes neither
-        the optimizer nor its blocks. Raises NotCompilable."""
+        """Compiles what this step needs, and compares what is new with the optimizer's own step.
+
+        Changes neither the optimizer nor its blocks. Raises NotCompilable.
+        """
         if any(one.parameter.is_complex() for one in self._representatives.values()):
             raise NotCompilable("it computes in complex numbers")
         stand_in = StandIn(optimizer)
@@ -144,7 +155,7 @@ class CompiledStep:
         self._checked = self.compilations
 
     def run(self, stepped: Sequence[Block]) -> None:
-        """The step, on the blocks' elements; and on what they share, as their representative has it now."""
+        """Runs the step on the blocks' elements, and gives them what they share as their representative has it now."""
         going = set(stepped)
         for one in self._representatives.values():
             for block in one.blocks:
@@ -180,7 +191,10 @@ class CompiledStep:
 
 
 class _Carrier:
-    """The tensors that the compiled code is bound to stay the same objects; their memory is exchanged."""
+    """An optimizer of the script's class with one flat parameter.
+
+    The tensors that the compiled code is bound to stay the same objects; their memory is exchanged.
+    """
 
     def __init__(self, script: torch.optim.Optimizer, like: Tensor, backend: Callable[..., Any]) -> None:
         self.parameter = torch.empty_like(
@@ -215,8 +229,11 @@ class _Carrier:
         state: State,
         loss: Any,
     ) -> State:
-        """Step in the memory of `parameter`, `gradient` and the elementwise tensors of `state`. script: the optimizer
-        whose options and attributes count; not changed. Returns states that the step replaced by other tensors."""
+        """Steps in the memory of `parameter`, `gradient` and the elementwise tensors of `state`.
+
+        script: the optimizer whose options and attributes count; not changed. Returns states that the step replaced by
+        other tensors.
+        """
         optimizer, options = self.optimizer, self.optimizer.param_groups[0]
         attributes = vars(optimizer)
         for name, value in vars(script).items():
@@ -254,8 +271,11 @@ class _Carrier:
         return replaced
 
     def _put(self, holder: dict[Any, Any], where: str, name: Any, value: Any) -> None:
-        """A copy of `value`. A number that has changed since the first step becomes a tensor, as torch.compile would
-        compile the step anew for each number."""
+        """Puts a copy of `value` into `holder`.
+
+        A number that has changed since the first step becomes a tensor, as torch.compile would compile the step anew
+        for each number.
+        """
         key = where, name
         if type(value) in (int, float):
             if key not in self._numbers:
@@ -274,7 +294,10 @@ class _Carrier:
 
 
 def _why_not_elementwise(graph: torch.fx.GraphModule) -> str:
-    """A value made of many elements, as a norm over all parameters, would be another one for each block."""
+    """Returns why the graph does not work on each element by itself; empty if it does.
+
+    A value made of many elements, as a norm over all parameters, would be another one for each block.
+    """
 
     def tensors(nodes: Iterable[torch.fx.Node]) -> list[Tensor]:
         values = tree_leaves([node.meta.get("example_value") for node in nodes])
@@ -291,8 +314,10 @@ def is_elementwise(value: Any) -> bool:
 
 
 def _random_one(block: Block, elements: int) -> tuple[torch.nn.Parameter, State]:
-    """A parameter with a gradient, of all magnitudes, in a state that shares what the block's does. States are not
-    negative, as some must be."""
+    """Returns a parameter with a gradient, of all magnitudes, in a state that shares what the block's does.
+
+    No state is negative, because some must not be.
+    """
     generator = torch.Generator().manual_seed(len(block.states[0]))
 
     def drawn(dtype: torch.dtype) -> Tensor:
@@ -318,7 +343,7 @@ def _copied_one(parameter: Tensor, state: State) -> tuple[Tensor, State]:
 
 
 def _copy_in_place(stand_in: StandIn) -> None:
-    """What is changed in place there must not be the script's."""
+    """Copies what the stand-in holds: what is changed in place there must not be the script's."""
     attributes = vars(stand_in.optimizer)
     for name, value in attributes.items():
         if name not in OF_THE_SCRIPT:

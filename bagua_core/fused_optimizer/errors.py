@@ -1,4 +1,4 @@
-"""What can go wrong when an optimizer is fused?"""
+"""The errors that fusing an optimizer can raise."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ class FusedOptimizerError(UserError, ValueError):
 
 
 class PerParameterError(FusedOptimizerError):
-    """strict=True, and the optimizer's step depends on where one parameter ends and the next begins."""
+    """The optimizer's step depends on where one parameter ends and the next begins, and strict=True was given."""

@@ -1,5 +1,5 @@
-"""Flat memory: tells whether tensors lie one after the other already and whether they may be moved, and gathers
-gradients that are new in each step.
+"""Tells whether tensors lie one after the other already and whether they may be moved, and gathers gradients that are
+new in each step.
 
 A flat tensor has one dimension and holds its members' elements in the order in which they lie in each member's own
 memory. Gradients that are new in each step are copied into one flat tensor for a block, used again in every step. On
@@ -24,19 +24,19 @@ _users_of_memory: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_
 
 
 def is_like(tensor: Tensor, parameter: Tensor) -> bool:
-    """Its elements lie in memory as those of `parameter`, without gaps."""
+    """Tells whether the elements lie in memory as those of `parameter`, without gaps."""
     return tensor.stride() == parameter.stride() or (
         tensor.is_contiguous() and parameter.is_contiguous()
     )  # strides of dimensions of size 1 say nothing
 
 
 def flat_of(tensor: Tensor) -> Tensor:
-    """[elements] over the same memory. tensor: dense."""
+    """Returns [elements] over the same memory. tensor: dense."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def cut(flat: Tensor, pieces: Sequence[int]) -> list[Tensor]:
-    """Views of `flat` of so many elements each."""
+    """Returns views of `flat` of so many elements each."""
     if len(pieces) == 1:
         return [flat.detach()]  # a tenth of what a split takes, and most blocks are in one piece
     found: list[Tensor] = list(torch.split(flat, list(pieces)))
@@ -44,14 +44,15 @@ def cut(flat: Tensor, pieces: Sequence[int]) -> list[Tensor]:
 
 
 def viewed(flat: Tensor, begin: int, parameter: Tensor) -> Tensor:
-    """The part of `flat` from element `begin` on, with the shape and memory order of `parameter`."""
+    """Returns the part of `flat` from element `begin` on, with the shape and memory order of `parameter`."""
     return flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset() + begin)
 
 
 def lying_in_order(tensors: Sequence[Tensor]) -> Tensor | None:
-    """[elements of all] over their own memory if they lie one after the other in one memory, else None.
+    """Returns [elements of all] over their own memory if they lie one after the other in one memory, else None.
 
-    tensors: dense, of one dtype."""
+    tensors: dense, of one dtype.
+    """
     first = tensors[0]
     width, at = first.element_size(), first.data_ptr()
     memory = first.untyped_storage()
@@ -65,7 +66,7 @@ def lying_in_order(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def own_memory(tensor: Tensor) -> Tensor:
-    """`tensor`, or a copy if it begins anywhere but where its memory begins.
+    """Returns `tensor`, or a copy if it begins anywhere but where its memory begins.
 
     For tensors to which sparse ones are added: torch (2.13) counts the offset twice then, and writes beyond the memory.
     """
@@ -73,7 +74,7 @@ def own_memory(tensor: Tensor) -> Tensor:
 
 
 def may_move(parameter: Tensor) -> bool:
-    """Whether nothing else is known to look at its memory, so that it can be given another.
+    """Tells whether nothing else is known to look at the parameter's memory, so that it can be given another.
 
     A view of a larger one (a bucket, a recurrent network's weights), or memory shared with other processes, stays.
     """
@@ -86,7 +87,10 @@ def may_move(parameter: Tensor) -> bool:
 
 
 class Gathered:
-    """flat: [elements], to be written to. views: of it, one for each gradient, of its shape and memory order."""
+    """Copies of gradients in one flat tensor.
+
+    flat: [elements], to be written to. views: of it, one for each gradient, of its shape and memory order.
+    """
 
     def __init__(self, flat: Tensor, views: Sequence[Tensor]) -> None:
         self._flat = flat
@@ -95,7 +99,7 @@ class Gathered:
         self._last: tuple[list[Tensor], int] | None = None  # the gradients, and the copy's version
 
     def gather(self, gradients: list[Tensor]) -> Tensor:
-        """gradients: of the views' shapes and dtype."""
+        """Copies the gradients into the flat tensor and returns it. gradients: of the views' shapes and dtype."""
         if self._at_once is not None and _are_plain(gradients):
             self._at_once(gradients)
         else:
@@ -104,8 +108,10 @@ class Gathered:
         return self._flat
 
     def give_back(self, are_written: bool) -> None:
-        """The step is over: gradients get what it wrote to their copies, and are let go. are_written: it wrote, in a
-        way that tensors do not notice."""
+        """Gives the gradients what the step wrote to their copies, and lets them go; the step is over.
+
+        are_written: it wrote, in a way that tensors do not notice.
+        """
         if self._last is not None:
             gradients, version = self._last
             if are_written or self._flat._version != version:
@@ -114,7 +120,7 @@ class Gathered:
 
 
 def _are_plain(tensors: list[Tensor]) -> bool:
-    """Whether each is nothing but memory in the usual order; a subclass may have none."""
+    """Tells whether each is nothing but memory in the usual order; a subclass may have none."""
     return set(map(type, tensors)) == {Tensor} and all(map(Tensor.is_contiguous, tensors))
 
 

@@ -15,7 +15,10 @@ _NAME = "foreach"
 
 
 class ForeachStep:
-    """same(optimizer, group): whether that group's step gives the same bits with foreach=True."""
+    """Sets foreach=True on groups for one step.
+
+    same(optimizer, group): whether that group's step gives the same bits with foreach=True.
+    """
 
     def __init__(self, same: Callable[[torch.optim.Optimizer, int], bool]) -> None:
         self._same = same
@@ -23,8 +26,10 @@ class ForeachStep:
         self._changed: list[dict[str, Any]] = []
 
     def begin(self, optimizer: torch.optim.Optimizer, switches: Sequence[Hashable]) -> None:
-        """Only groups whose script has left the option open, and not where a scaler has the step unscale gradients.
-        switches: of each group, see options.py."""
+        """Sets foreach=True where that gives the same bits. switches: of each group, see options.py.
+
+        Only on groups whose script has left the option open, and not where a scaler has the step unscale gradients.
+        """
         if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
             return
         for number, group in enumerate(optimizer.param_groups):
@@ -34,7 +39,7 @@ class ForeachStep:
                 self._changed.append(group)
 
     def end(self) -> None:
-        """The step is over, or raised; also called where none was begun."""
+        """Resets the groups when the step is over, or raised; also called where none was begun."""
         for group in self._changed:
             group[_NAME] = None
         self._changed.clear()

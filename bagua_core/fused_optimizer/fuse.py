@@ -1,4 +1,4 @@
-"""What does a script get from fuse_optimizer? The very optimizer it has, whose step works on few tensors from now
+"""Provides fuse_optimizer: it returns the very optimizer that the script has, whose step works on few tensors from now
 on."""
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ def fuse_optimizer(
     compile: bool = False,
     strict: bool = False,
 ) -> Optimizer:
-    """Make `optimizer` step on blocks of parameters instead of on each parameter; returns the very same object.
+    """Makes `optimizer` step on blocks of parameters instead of on each parameter; returns the very same object.
 
-    Any torch optimizer that works on each element by itself, found out by a trial on small parameters. Results are
-    those of the optimizer alone; its state_dict, groups, hooks and `isinstance` are as before. `fuse_step` is another
-    name of its step. A copy or a pickle of it is not fused. Doing it twice is harmless.
+    It takes any torch optimizer that works on each element by itself, found out by a trial on small parameters. Results
+    are those of the optimizer alone; its state_dict, groups, hooks and `isinstance` are as before. `fuse_step` is
+    another name of its step. A copy or a pickle of it is not fused. Doing it twice is harmless.
 
     do_flatten: parameters below a size may be given other memory, in which they lie one after the other; False leaves
-    all where they are, and fuses only those that lie so already or are larger than a block. check_flatten: look
-    before each step whether parameters still lie where they did. False takes it for granted. compile: compile the
-    step by torch.compile, equal within rounding; on the CPU that needs a C++ compiler, without which it warns and does
-    not compile. strict: raise PerParameterError for an optimizer that works on parameters as wholes (LAMB, Muon),
-    instead of warning once and stepping its parameters as they are. Raises TypeError, FusedOptimizerError (twice, with
-    other settings; compile with an optimizer's own fused=True), PerParameterError.
+    all where they are, and fuses only those that lie so already or are larger than a block. check_flatten: look before
+    each step whether parameters still lie where they did. False takes it for granted. compile: compile the step by
+    torch.compile, equal within rounding; on the CPU that needs a C++ compiler, without which it warns and does not
+    compile. strict: raise PerParameterError for an optimizer that works on parameters as wholes (LAMB, Muon), instead
+    of warning once and stepping its parameters as they are. Raises TypeError, FusedOptimizerError (twice, with other
+    settings; compile with an optimizer's own fused=True), PerParameterError.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
@@ -107,7 +107,7 @@ def is_fused(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _can_compile(optimizer: torch.optim.Optimizer) -> bool:
-    """Warns where there is no compiler. Raises FusedOptimizerError."""
+    """Tells whether the step can be compiled. Warns if there is no compiler. Raises FusedOptimizerError."""
     for group in optimizer.param_groups:
         if group.get("fused"):
             raise FusedOptimizerError(
@@ -162,8 +162,10 @@ def _verdict(optimizer: torch.optim.Optimizer, group: int, switched: Hashable) -
 
 
 class _Judgement:
-    """For each group, whether its parameters may share blocks; tried once for each way in which options are
-    switched, and each precision."""
+    """Decides for each group whether its parameters may share blocks.
+
+    It is tried once for each way in which options are switched, and each precision.
+    """
 
     def __init__(self, strict: bool) -> None:
         self._strict = strict
@@ -171,7 +173,7 @@ class _Judgement:
         self._has_warned = False
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> Sequence[bool]:
-        """Raises PerParameterError."""
+        """Returns for each group whether its parameters may share blocks. Raises PerParameterError."""
         return [self._of(optimizer, number) for number in range(len(optimizer.param_groups))]
 
     def _of(self, optimizer: torch.optim.Optimizer, group: int) -> bool:

@@ -1,9 +1,9 @@
-"""How does the optimizer's own step come to work on blocks, once for each step of the script?
+"""Makes the optimizer's own step work on blocks, once for each step of the script.
 
 Hooks that torch calls around every step hand the step to a stand-in with blocks for parameters; what is called how
 often, by a scheduler, a scaler or the runtime, stays as it was. Owns the layout in force, what is under way, and the
-choice of what to do with a block in a step whose gradients are not all there: absent ones must stay as they are,
-never count as zero. How to lay out next is layout_choice.py's.
+choice of what to do with a block in a step whose gradients are not all there: absent ones must stay as they are, never
+count as zero. layout_choice.py decides how to lay out next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ Fusable = Callable[
 
 @dataclass
 class _UnderWay:
-    """compiled: runs the step on the blocks after the stand-in has run it on their representatives, if not None."""
+    """The step under way.
+
+    compiled: runs the step on the blocks after the stand-in has run it on their representatives, if not None.
+    """
 
     stand_in: StandIn
     compiled: CompiledStep | None
@@ -45,9 +48,11 @@ class _UnderWay:
 
 
 class FusedStep:
-    """moves: whether parameters may be given other memory. looks_at_memory: look, before each step, whether the
-    script has moved them since. sizes: of blocks; the device's if None. otherwise: for steps in which blocks are of
-    no use."""
+    """The hooks around an optimizer's step that let it work on blocks.
+
+    moves: whether parameters may be given other memory. looks_at_memory: look, before each step, whether the script has
+    moved them since. sizes: of blocks; the device's if None. otherwise: for steps in which blocks are of no use.
+    """
 
     def __init__(
         self,
@@ -81,7 +86,7 @@ class FusedStep:
 
     @property
     def layout(self) -> Layout | None:
-        """As of the last step; for whoever wants to know what is fused."""
+        """The layout of the last step, which says what is fused."""
         return self._layout
 
     @property
@@ -90,7 +95,7 @@ class FusedStep:
 
     @property
     def compiled(self) -> CompiledStep | None:
-        """None where the step is not to be compiled, or cannot be."""
+        """The compiled step; None if the step is not to be compiled, or cannot be."""
         return self._compiled
 
     # -- torch's hooks around a step, and before a state_dict
@@ -98,7 +103,10 @@ class FusedStep:
     def before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """args: the optimizer itself first, as torch hands them over. Returns them with the stand-in in its place."""
+        """Prepares a step, and returns its arguments with the stand-in in the optimizer's place.
+
+        args: the optimizer itself first, as torch hands them over. None leaves the step to the optimizer as it is.
+        """
         self._begun_s = None
         if torch.compiler.is_compiling():
             return None  # whoever compiles the step as it is traces the parameters as they are
@@ -138,7 +146,7 @@ class FusedStep:
             self._layout = None
 
     def before_state_dict(self, optimizer: torch.optim.Optimizer) -> None:
-        """What a step that raised has left in options is nothing to be kept."""
+        """Resets what a step that raised has left in options, which must not be kept."""
         if self._otherwise is not None:
             self._otherwise.end()
 
@@ -147,7 +155,7 @@ class FusedStep:
     def _prepare(
         self, optimizer: torch.optim.Optimizer, compiled: CompiledStep | None, loss: Any = None
     ) -> _UnderWay | None:
-        """None if there is nothing that blocks could be used for in this step."""
+        """Prepares the stand-in; returns None if there is nothing that blocks could be used for in this step."""
         layout = self._laid_out(optimizer)
         found = {block: self._gradients_of(optimizer, block) for block in layout.blocks}
         self._idles = bool(found) and set(found.values()) == {Gradients.NOT_WORTH_COPYING}
@@ -177,7 +185,8 @@ class FusedStep:
         return under_way
 
     def _is_idle(self) -> bool:
-        """Blocks were of no use in the step before, and still are not, so nothing else need be looked at."""
+        """Tells whether blocks were of no use in the step before, and still are not: then nothing else need be looked
+        at."""
         self._idles = (
             self._idles
             and self._layout is not None
@@ -186,7 +195,10 @@ class FusedStep:
         return self._idles
 
     def _leave(self, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
-        """Blocks are of no use, and in steps that are not looked into a gradient may become sparse."""
+        """Gives the members of blocks memories of their own again.
+
+        Blocks are of no use, and in steps that are not looked into a gradient may become sparse.
+        """
         for member in (m for block in layout.blocks for m in block.members):
             self._moved.undo(member, optimizer.state.get(member, {}))
         self._is_left = True
@@ -246,7 +258,8 @@ class FusedStep:
         return layout.why_stale(optimizer, self._looks_at_memory) is not None
 
     def _check(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the compiled step gives what the optimizer's own does. Warns if not, and compiles no further one."""
+        """Tells whether the compiled step gives what the optimizer's own does. Warns if not, and compiles no further
+        one."""
         assert self._compiled is not None
         try:
             self._compiled.check(optimizer)
@@ -319,7 +332,7 @@ class FusedStep:
             self._layout = None
 
     def _gradients_again(self, optimizer: torch.optim.Optimizer) -> None:
-        """A closure was called again within a step. Raises FusedOptimizerError."""
+        """Takes the gradients again when a closure was called again within a step. Raises FusedOptimizerError."""
         under_way = self._under_way
         if under_way is None:
             return

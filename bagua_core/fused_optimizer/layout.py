@@ -1,4 +1,4 @@
-"""What does the optimizer step on now: which blocks, and which parameters as they are? And does that still hold?
+"""Decides what the optimizer steps on now, blocks or parameters as they are, and tells whether that still holds.
 
 Owns the blocks of one optimizer. `lay_out` decides anew, from where parameters, gradients and states lie at that
 moment; what has not moved since is not copied.
@@ -29,8 +29,10 @@ from bagua_core.fused_optimizer.state_layout import (
 
 
 class Moved:
-    """Parameters that were given memory of a block: what else lies in that memory is no reason to leave them
-    there."""
+    """Remembers the parameters that were given memory of a block.
+
+    What else lies in that memory is no reason to leave them there.
+    """
 
     def __init__(self) -> None:
         self._memory: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of Tensor to (address, bytes)
@@ -43,7 +45,7 @@ class Moved:
         return bool(known == self._name(parameter)) or may_move(parameter)
 
     def undo(self, parameter: Tensor, state: dict[Any, Any]) -> None:
-        """Give it and its state memories of their own, if they lie in a block's: see own_memory."""
+        """Gives the parameter and its state memories of their own, if they lie in a block's: see own_memory."""
         if self._memory.get(parameter) != self._name(parameter):  # type: ignore[no-untyped-call]
             return
         parameter.data = own_memory(parameter.data)
@@ -58,7 +60,10 @@ class Moved:
 
 
 class Layout:
-    """groups: for each of the optimizer's, its blocks and the parameters that it steps on as they are."""
+    """The blocks and the single parameters that an optimizer steps on.
+
+    groups: for each of the optimizer's, its blocks and the parameters that it steps on as they are.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, groups: list[list[Block | Tensor]]) -> None:
         self.groups = groups
@@ -71,18 +76,18 @@ class Layout:
         self.note_states(optimizer)
 
     def note_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """As they are now they fit the blocks."""
+        """Records the states as they are now: they fit the blocks."""
         self._state: Any = optimizer.state
         self._entries: list[Any] = list(self._state.values())
         self._homes = [home for block in self.blocks for home in block.homes]
         self._values = list(chain.from_iterable(map(dict.values, self._homes)))
 
     def _counted_attributes(self) -> list[int]:
-        """By member, where the step may read them."""
+        """Returns the number of attributes of each member, if the step may read them."""
         return list(map(len, map(vars, self._members))) if self._reads_attributes else []
 
     def why_stale(self, optimizer: torch.optim.Optimizer, looks_at_memory: bool) -> str | None:
-        """What changed behind the blocks, if anything did."""
+        """Returns what changed behind the blocks; None if nothing did."""
         groups = optimizer.param_groups
         if len(groups) != len(self._parameters) or not all(
             len(group["params"]) == len(known) and all(map(operator.is_, group["params"], known))
@@ -118,9 +123,12 @@ def lay_out(
     gradients_stay: bool = False,
     sizes: BlockSizes | None = None,
 ) -> Layout:
-    """fusable: for each group, whether its parameters may share blocks. moves: whether parameters may be given other
+    """Lays the optimizer's parameters out anew.
+
+    fusable: for each group, whether its parameters may share blocks. moves: whether parameters may be given other
     memory. compiled: whether the step on the blocks is. cuts, cuts_states: whether large ones are cut, without states
-    and with. gradients_stay: whether the script keeps them from step to step. sizes: those of the device if None."""
+    and with. gradients_stay: whether the script keeps them from step to step. sizes: those of the device if None.
+    """
     usual = functools.partial(sizes_for, compiled=compiled, gradients_stay=gradients_stay)
     groups: list[list[Block | Tensor]] = []
     for group, may in zip(optimizer.param_groups, fusable, strict=True):

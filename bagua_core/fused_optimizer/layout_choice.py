@@ -47,7 +47,7 @@ class CutOrNot:
         return self._steps == STEPS_TO_SETTLE
 
     def took(self, seconds: float) -> bool:
-        """A step as `cuts` says has taken so long. Returns whether `cuts` is another from now on."""
+        """Counts a step, done as `cuts` says, that took so long. Returns whether `cuts` is another from now on."""
         if self.is_settled:
             return False
         if self._steps % STEPS_OF_A_TURN:
@@ -65,11 +65,14 @@ class CutOrNot:
 
 
 class LayoutChoice:
-    """cuts_stateless, cuts_states: whether large parameters are cut, without states and with. gradients_stay: whether
-    the script keeps them from step to step, as far as compiled blocks go by it.
+    """Learns from steps how blocks are best laid out.
+
+    cuts_stateless, cuts_states: whether large parameters are cut, without states and with. gradients_stay: whether the
+    script keeps them from step to step, as far as compiled blocks go by it.
 
     cutting: whether those with states are; always if None. alone: whether no other process steps copies of these
-    parameters."""
+    parameters.
+    """
 
     def __init__(self, cutting: CutOrNot | None = None, alone: Callable[[], bool] = is_alone) -> None:
         self.cutting = cutting
@@ -87,11 +90,12 @@ class LayoutChoice:
         return bool(self._stay)
 
     def options_changed(self) -> None:
-        """What the optimizer keeps for a parameter may be another thing from now on."""
+        """Cuts parameters without states again: what the optimizer keeps for a parameter may be another thing from now
+        on."""
         self.cuts_stateless = True
 
     def learn(self, stepped: Sequence[Block], compiled: bool) -> bool:
-        """After a step on these blocks. Returns whether they are better laid out anew."""
+        """Learns from a step on these blocks. Returns whether they are better laid out anew."""
         anew = compiled and self._alone() and self._learn_gradients(stepped)
         if self.cuts_stateless and any(len(block.pieces) > 1 and block.is_stateless for block in stepped):
             self.cuts_stateless = False  # what passes over memory once gains nothing from the cache
@@ -99,7 +103,10 @@ class LayoutChoice:
         return anew
 
     def _learn_gradients(self, stepped: Sequence[Block]) -> bool:
-        """Compiled blocks are larger where large gradients need not be copied to come together."""
+        """Learns whether the script keeps gradients from step to step. Returns whether to lay out anew.
+
+        Compiled blocks are larger where large gradients need not be copied to come together.
+        """
         copies = any(block.copies_what_stays for block in stepped)
         if self._stay is False and not copies and all(block.gradients_stay for block in stepped):
             self._stay = True
@@ -110,8 +117,10 @@ class LayoutChoice:
         return False
 
     def took(self, seconds: float, stepped: Sequence[Block]) -> bool:
-        """The whole of a step that was not compiled. Returns whether it is better laid out anew. Only those count in
-        which all of the parameters that are cut or not had gradients."""
+        """Counts the whole time of a step that was not compiled. Returns whether it is better laid out anew.
+
+        Only those steps count in which all of the parameters that are cut or not had gradients.
+        """
         cutting = self.cutting
         if cutting is None or cutting.is_settled or not self._alone():
             return False

@@ -1,4 +1,4 @@
-"""Which of a group's options switch a rule on or off, and which only say how strongly it acts?
+"""Tells which of a group's options switch a rule on or off, and which only say how strongly it acts.
 
 What an optimizer does with the elements of a parameter was tried out under certain switches; it says nothing about
 others.
@@ -20,7 +20,10 @@ def without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def switches(group: Mapping[str, Any]) -> Hashable:
-    """Equal as long as no option changes its type, its truth or its words: a number counts as zero or not zero."""
+    """Returns a key that stays equal as long as no option changes its type, its truth or its words.
+
+    A number counts as zero or not zero.
+    """
     return tuple((name, _switch(value)) for name, value in group.items() if name not in _PER_PARAMETER)
 
 
@@ -38,7 +41,7 @@ def _switch(value: Any) -> Hashable:
 
 
 class SwitchWatch:
-    """Does a step begin under the same switches as the one before? found: those of each group, as last taken.
+    """Tells whether a step begins under the same switches as the one before. found: those of each group, as last taken.
 
     Most steps change no option at all, which the objects themselves tell in a fraction of the time that it takes to
     work out switches.
@@ -51,7 +54,7 @@ class SwitchWatch:
         ] = []  # names and values; kept, so that no other object can be the same
 
     def has_changed(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Since `take`."""
+        """Tells whether the switches have changed since `take`."""
         if self._objects and _are_the_same(_objects(groups), self._objects):
             return False
         if [switches(group) for group in groups] != self.found:
@@ -60,7 +63,7 @@ class SwitchWatch:
         return False
 
     def take(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """What they are now is what they are compared with."""
+        """Records the switches as they are now, for comparison."""
         self.found = [switches(group) for group in groups]
         told = all(_tells_by_itself(v) for group in groups for v in without_parameters(group).values())
         self._objects = _objects(groups) if told else []
@@ -78,7 +81,7 @@ def _are_the_same(some: list[tuple[Any, ...]], others: list[tuple[Any, ...]]) ->
 
 
 def _tells_by_itself(value: Any) -> bool:
-    """Whether its switch is the same as long as it is the same object: a list may change inside."""
+    """Tells whether the value's switch is the same as long as it is the same object: a list may change inside."""
     kind = type(value)
     if kind is tuple:
         return all(map(_tells_by_itself, value))
@@ -86,7 +89,8 @@ def _tells_by_itself(value: Any) -> bool:
 
 
 def for_each_parameter(group: Mapping[str, Any]) -> str | None:
-    """The name of an option that seems to hold something for each parameter, in their order."""
+    """Returns the name of an option that seems to hold something for each parameter, in their order; None if there is
+    none."""
     count = len(group["params"])
     for name, value in without_parameters(group).items():
         if isinstance(value, (list, tuple)) and len(value) == count > 0:

@@ -1,7 +1,7 @@
-"""Who steps on the blocks? An optimizer of the same class and with the same attributes, but with other parameters.
+"""The optimizer that steps on the blocks: of the same class and with the same attributes, but with other parameters.
 
-Owns which attributes pass to the stand-in and what of them comes back. The script's optimizer keeps its own
-parameters, groups, states and hooks throughout, whatever happens in the step.
+Owns which attributes pass to the stand-in and what of them comes back. The script's optimizer keeps its own parameters,
+groups, states and hooks throughout, whatever happens in the step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ OF_THE_SCRIPT = frozenset(
 
 
 class StandIn:
-    """optimizer: the stand-in. options: by group, as it was given them."""
+    """Makes and holds a stand-in for the script's optimizer.
+
+    optimizer: the stand-in. options: by group, as it was given them.
+    """
 
     def __init__(self, script: torch.optim.Optimizer) -> None:
         one: Any = object.__new__(type(script))
@@ -65,14 +68,17 @@ class StandIn:
             self.optimizer.state[parameter] = state
 
     def names(self) -> tuple[list[Any], list[Any]]:
-        """Of what the step keeps for all parameters together: begun before any parameter's state, and after."""
+        """Returns the names of what the step keeps for all parameters together: begun before any parameter's state, and
+        after."""
         keys = list(self.optimizer.state)
         first = next((place for place, key in enumerate(keys) if isinstance(key, Tensor)), len(keys))
         return keys[:first], [key for key in keys[first:] if not isinstance(key, Tensor)]
 
     def give_back_state(self, script: torch.optim.Optimizer, names: Iterable[Any]) -> bool:
-        """What the step keeps under these names is the script's optimizer's too. Returns whether that put another
-        object there."""
+        """Gives the script's optimizer what the step keeps under these names.
+
+        Returns whether that put another object there.
+        """
         own = self.optimizer.state
         wrote = False
         for name in names:
@@ -82,7 +88,8 @@ class StandIn:
         return wrote
 
     def give_back(self, script: torch.optim.Optimizer) -> bool:
-        """And so is what it wrote to options and attributes. Returns whether options were written."""
+        """Gives the script's optimizer what the step wrote to options and attributes. Returns whether options were
+        written."""
         wrote = False
         for group, given, own in zip(
             script.param_groups, self.options, self.optimizer.param_groups, strict=True
@@ -99,7 +106,10 @@ class StandIn:
 
 
 def plain_step(kind: type) -> Callable[..., Any]:
-    """The class's step without what torch's Optimizer puts around it to call hooks and to switch gradients off."""
+    """Returns the class's step without what torch's Optimizer puts around it.
+
+    That calls hooks and switches gradients off.
+    """
     step: Any = kind.step  # type: ignore[attr-defined]
     of_torch = sys.modules[
         torch.optim.Optimizer.__module__

@@ -1,4 +1,4 @@
-"""What of an optimizer's state can lie in a block? One value for each element, or one that all members share.
+"""Tells what of an optimizer's state can lie in a block: one value for each element, or one that all members share.
 
 Pure over one parameter and its state. What fits neither way leaves the parameter to the optimizer as it is.
 """
@@ -29,7 +29,7 @@ class NotBlockwise(BaguaError, ValueError):
 
 
 def is_elementwise(value: Any, parameter: Tensor) -> bool:
-    """One value for each element of `parameter`."""
+    """Tells whether `value` is a tensor with one value for each element of `parameter`."""
     return (
         isinstance(value, Tensor)
         and value.shape == parameter.shape
@@ -43,12 +43,13 @@ def is_scalar_tensor(value: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """A value that cannot be changed in place, so that many may hold it."""
+    """Tells whether `value` cannot be changed in place, so that many may hold it."""
     return value is None or isinstance(value, (bool, int, float, str))
 
 
 def kind_of_state(parameter: Tensor, state: Mapping[Any, Any]) -> Hashable:
-    """Equal for parameters whose states can share a block: the same names, types and shared values.
+    """Returns a key that is equal for parameters whose states can share a block: the same names, types and shared
+    values.
 
     Reads scalar tensors, which waits for a GPU. Raises NotBlockwise.
     """
@@ -73,17 +74,17 @@ def _kind(name: Any, value: Any, parameter: Tensor) -> Hashable:
 
 
 def attributes_of_script(parameter: Tensor) -> list[str]:
-    """Names of the attributes on it that a step may read, as an optimizer does that looks for `p.lr_scale`."""
+    """Returns the names of attributes on it that a step may read, as an optimizer does that looks for `p.lr_scale`."""
     return [n for n in vars(parameter) if n not in _MARKS and not n.startswith(_PREFIXES_OF_MARKS)]
 
 
 def reads_attributes(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step may read attributes of parameters; torch's own optimizers read none."""
+    """Tells whether the optimizer's step may read attributes of parameters; torch's own optimizers read none."""
     return not type(optimizer).__module__.startswith("torch.optim.")
 
 
 def why_not_in_a_block(parameter: Tensor, *, reads_attributes: bool) -> str | None:
-    """None if its memory can be a block or a part of one, whatever its state is."""
+    """Returns why the parameter's memory cannot be a block or a part of one; None if it can, whatever its state is."""
     if type(parameter) not in (Tensor, torch.nn.Parameter):
         return f"it is a {type(parameter).__name__}"
     if parameter.layout is not torch.strided or parameter.is_quantized or parameter.device.type == "meta":

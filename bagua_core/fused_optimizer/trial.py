@@ -1,4 +1,4 @@
-"""Does an optimizer work on each element by itself, so that parameters may share blocks? Found out by trying.
+"""Finds out by trying whether an optimizer works on each element by itself, so that parameters may share blocks.
 
 Two optimizers like the script's take the same steps on small parameters, one as it is, one on blocks; parameters and
 states must come out equal. What the trial cannot see: a rule that sets in only where none of its steps leads (see
@@ -27,7 +27,7 @@ from bagua_core.fused_optimizer.trial_instance import HoldsParameters, attribute
 
 @dataclass(frozen=True, slots=True)
 class TrialVerdict:
-    """reason: why not; empty if it is elementwise."""
+    """The result of a trial. reason: why the optimizer is not elementwise; empty if it is."""
 
     is_elementwise: bool
     reason: str = ""
@@ -41,7 +41,7 @@ _COARSE = (0.1, 0.03)
 
 
 def _schedule() -> list[tuple[int, int]]:
-    """(steps counted so far, how far to set the count ahead before this one) for each step of a trial."""
+    """Returns (steps counted so far, how far to set the count ahead before this one) for each step of a trial."""
     schedule = [(taken, 0) for taken in range(trial_tensors.NATURAL_STEPS)]
     counted = trial_tensors.NATURAL_STEPS
     for jump in trial_tensors.JUMPS:
@@ -53,7 +53,7 @@ def _schedule() -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """count: of parameters. steps: as _schedule has them."""
+    """A part of a trial. count: of parameters. steps: as _schedule has them."""
 
     count: int
     steps: Sequence[tuple[int, int]]
@@ -69,7 +69,10 @@ _CONFIRMING_PHASES = (
 
 
 def judge(optimizer: torch.optim.Optimizer, group: int) -> TrialVerdict:
-    """For the options that the group has now. Changes nothing of the optimizer, nor of the global random numbers."""
+    """Tries the optimizer with the options that the group has now, and returns the verdict.
+
+    Changes nothing of the optimizer, nor of the global random numbers.
+    """
     own = optimizer.param_groups[group]
     if own.get("differentiable"):
         return TrialVerdict(False, "its step is differentiated")
@@ -105,7 +108,7 @@ def judge(optimizer: torch.optim.Optimizer, group: int) -> TrialVerdict:
 
 
 def same_with_foreach(optimizer: torch.optim.Optimizer, group: int) -> bool:
-    """Whether foreach=True gives the same bits, for a group whose judge has found nothing against it."""
+    """Tells whether foreach=True gives the same bits, for a group whose judge has found nothing against it."""
     given = optimizer.param_groups[group].get("foreach")
     return all(
         _same_with_foreach(optimizer, group, given, dtype, device)
@@ -136,14 +139,14 @@ def _same_with_foreach(
 
 
 def kinds_of(parameters: Sequence[Tensor]) -> list[tuple[torch.dtype, torch.device]]:
-    """In which precisions, and where, a group's parameters are; at least one."""
+    """Returns the precisions and the devices of a group's parameters; at least one."""
     found = dict.fromkeys((p.dtype, p.device) for p in parameters if p.is_floating_point())
     return list(found) or [(torch.float32, torch.device("cpu"))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Of the options of one group, in one dtype. attributes: of attributes_of."""
+    """A trial of the options of one group, in one dtype. attributes: of attributes_of."""
 
     optimizer: torch.optim.Optimizer
     group: int
@@ -153,7 +156,10 @@ class _Trial:
 
 
 def _try_all_ways(trial: _Trial, phases: Sequence[_Phase]) -> TrialVerdict | str:
-    """A string: why there was no trial, whichever way an optimizer was made and called."""
+    """Tries the ways to make and to call an optimizer, until one gives a verdict.
+
+    Returns a string if there was no trial in any way: why.
+    """
     reason = ""
     for constructed in (True, False):
         for closes in (False, True):
@@ -174,7 +180,10 @@ def _try_all_ways(trial: _Trial, phases: Sequence[_Phase]) -> TrialVerdict | str
 
 
 def _try(trial: _Trial, constructed: bool, closes: bool, phase: _Phase) -> TrialVerdict | str:
-    """constructed: see trial_instance.like. closes: give step() a closure. A string: why there was no trial."""
+    """Runs one phase of a trial and returns its verdict, or a string that says why there was no trial.
+
+    constructed: see trial_instance.like. closes: give step() a closure.
+    """
     pairs = []
     for _ in range(2):
         parameters = trial_tensors.parameters(trial.dtype, trial.device, phase.count)
@@ -219,7 +228,8 @@ def _step(
     closes: bool,
 ) -> None:
     def fill() -> Any:
-        """From a closure, gradients go by where the parameters are by then: some move them before they call it."""
+        """Sets the gradients. In a closure they follow where the parameters are by then: some move them before they
+        call it."""
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient * (1 + 0.1 * parameter.detach().tanh()) if closes else gradient.clone()
         return torch.zeros((), dtype=torch.float32, device="cpu")
@@ -238,7 +248,7 @@ def _difference(
     together: list[torch.nn.Parameter],
     tolerance: tuple[float, float],
 ) -> str | None:
-    """What is not equal, in words."""
+    """Returns what is not equal, in words; None if all is."""
     for one, other in zip(apart, together, strict=True):
         if not bool(torch.isfinite(one).all()):
             return "parameters are not finite"

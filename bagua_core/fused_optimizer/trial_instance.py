@@ -1,8 +1,8 @@
-"""How does one get an optimizer like the script's, with the same options, but for other parameters?
+"""Makes an optimizer like the script's, with the same options, but for other parameters.
 
-By its constructor if its options say what that takes, so that what it prepares is prepared; else by its attributes
-alone. In both ways it then has the attributes of the script's. One whose attributes lead to the script's parameters
-(lists of its own, a further optimizer) is refused: it could be stepped on nothing else.
+It is made by its constructor if its options say what that takes, so that what it prepares is prepared; else by its
+attributes alone. In both ways it then has the attributes of the script's. One whose attributes lead to the script's
+parameters (lists of its own, a further optimizer) is refused: it could be stepped on nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class HoldsParameters(BaguaError, ValueError):
 
 
 class _Watched(dict[int, Any]):
-    """What deepcopy has copied so far; notes when it comes to something that must not be."""
+    """The memo of deepcopy: what it has copied so far. Notes when it comes to something that must not be copied."""
 
     def __init__(self, watched: dict[int, Any]) -> None:
         super().__init__(watched)
@@ -38,7 +38,10 @@ class _Watched(dict[int, Any]):
 
 
 def attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Deep copies of what the instance has beside parameters, groups, states and hooks. Raises HoldsParameters."""
+    """Returns deep copies of what the instance has beside parameters, groups, states and hooks.
+
+    Raises HoldsParameters.
+    """
     watched: dict[int, Any] = {
         id(thing): thing
         for thing in (optimizer, optimizer.param_groups, optimizer.state, *optimizer.param_groups)
@@ -68,7 +71,7 @@ def like(
     *,
     constructed: bool,
 ) -> torch.optim.Optimizer:
-    """One for `parameters`, with the options of that group. attributes: of attributes_of.
+    """Makes an optimizer for `parameters`, with the options of that group. attributes: of attributes_of.
 
     Raises whatever the class's constructor does.
     """
@@ -87,7 +90,8 @@ def like(
 
 
 def _arguments(optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> dict[str, Any]:
-    """What the constructor takes, as far as the group's options, the defaults or an attribute of that name say it."""
+    """Returns the constructor's arguments, as far as the group's options, the defaults or an attribute of that name say
+    them."""
     known = {**vars(optimizer), **optimizer.defaults, **options}
     taken = list(inspect.signature(type(optimizer).__init__).parameters.values())[2:]
     return {
@@ -98,7 +102,7 @@ def _arguments(optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> dic
 
 
 def counts_of_steps(optimizer: torch.optim.Optimizer, taken: int, ahead: int) -> None:
-    """Set what says how many steps were taken, in states, groups and attributes, so far ahead."""
+    """Sets what says how many steps were taken, in states, groups and attributes, so far ahead."""
     for holder in (*optimizer.state.values(), *optimizer.param_groups, vars(optimizer)):
         if not isinstance(holder, dict):
             continue

@@ -1,8 +1,8 @@
-"""On which parameters, with which gradients, does an optimizer show that it cares where one ends and the next begins?
+"""The parameters and gradients that show whether an optimizer cares where one parameter ends and the next begins.
 
 Shapes of every number of dimensions, some of them above the sizes from which optimizers are known to factor, to
-precondition or to quantize; parameters of very different norms, one of zeros; gradients from a millionth to a
-million, one that is zero for a while. All from a seed: two runs see the same.
+precondition or to quantize; parameters of very different norms, one of zeros; gradients from a millionth to a million,
+one that is zero for a while. All from a seed: two runs see the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIRST_STEPS = 3  # on the small ones alone: those that give themselves away ther
 
 
 def parameters(dtype: torch.dtype, device: torch.device, count: int) -> list[torch.nn.Parameter]:
-    """The first `count` of them."""
+    """Returns the first `count` parameters."""
     generator = torch.Generator().manual_seed(1)
     return [
         torch.nn.Parameter(
@@ -42,7 +42,7 @@ def parameters(dtype: torch.dtype, device: torch.device, count: int) -> list[tor
 
 
 def gradients(dtype: torch.dtype, device: torch.device, count: int) -> Iterator[list[Tensor]]:
-    """For each step those of the first `count` parameters; without end."""
+    """Yields, without end, a step's gradients of the first `count` parameters."""
     generator = torch.Generator().manual_seed(2)
     step = 0
     while True:
