@@ -1,4 +1,4 @@
-"""One pass over all jobs in their order, which gives nodes to each: the phases of scheduling.py.
+"""Makes one pass over all jobs in their order, which gives nodes to each: the phases of scheduling.py.
 
 Its decisions are in the ledger that it returns; its findings are kept for the explanations to people (reasons.py).
 """

@@ -29,7 +29,7 @@ class Arrivals(Generic[S, T]):
         self._closed = False
 
     def put(self, source: S, item: T) -> None:
-        """Waits for room. After `close` the item is dropped."""
+        """Adds an item; waits for room. After `close` the item is dropped."""
         with self._changed:
             self._held[source] += 1
             self._changed.wait_for(lambda: self._closed or len(self._items) < self._most)

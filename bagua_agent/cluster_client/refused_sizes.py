@@ -51,8 +51,8 @@ def _refuse_forbidden(job_id: str, policy: SizePolicy, *nodes: int) -> None:
 
 
 def _refuse_partial(job_id: str, replica_size: int, slots: set[int], *nodes: int) -> None:
-    """Refuses numbers of nodes that hold no whole replica on each node. slots: those that the job's nodes have. Of
-    nodes with different numbers, only so few are refused that the largest hold no replica: which nodes the job will
+    """Refuses numbers of nodes of which some would hold no part of a replica. slots: those that the job's nodes have.
+    Of nodes with different numbers, only so few are refused that the largest hold no replica: which nodes the job will
     have is not known."""
     if not slots:
         return

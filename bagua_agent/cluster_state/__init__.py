@@ -1,1 +1,1 @@
-"""What a daemon knows of the cluster, decoded from etcd."""
+"""Decodes from etcd what a daemon knows of the cluster."""

@@ -57,7 +57,7 @@ class _Job:
 
 
 class ClusterPicture:
-    """complain: told once for each record that can't be read."""
+    """The scheduler's picture of the cluster. complain: called once for each record that can't be read."""
 
     def __init__(self, since_s: float, complain: Callable[[str], object]) -> None:
         self.since_s = since_s
@@ -73,11 +73,11 @@ class ClusterPicture:
         self.scheduler_revision: int | None = None
 
     def order_revision(self, node_name: str) -> int:
-        """Mod revision of a node's orders as read; 0: there is no key."""
+        """Returns the mod revision of a node's orders as read; 0: there is no key."""
         return self._order_revisions.get(node_name, 0)
 
     def took_order(self, node_name: str, orders: tuple[OrderView, ...], revision: int) -> None:
-        """We wrote it ourselves: the picture need not wait for its echo."""
+        """Takes orders that we wrote ourselves: the picture need not wait for their echo."""
         self._orders[node_name] = orders
         self._order_revisions[node_name] = revision
 
@@ -85,8 +85,8 @@ class ClusterPicture:
         self._outcomes[job_id] = outcome
 
     def left_jobs(self) -> frozenset[tuple[str, int]]:
-        """Jobs that have ended and have no agent, with the number of agents that were seen to go. An agent that came
-        and went between two looks changes that number."""
+        """Returns the jobs that have ended and have no agent, with the number of agents that were seen to go. An agent
+        that came and went between two looks changes that number."""
         gone = {job_id: 0 for job_id in self._outcomes}
         gone |= {j: job.agents_gone for j, job in self._jobs.items() if j in gone}
         return frozenset(
@@ -95,15 +95,15 @@ class ClusterPicture:
 
     @property
     def removals(self) -> Mapping[str, RemovalView]:
-        """By the nonce of the submission that was removed."""
+        """The removals, by the nonce of the submission that was removed."""
         return self._removals
 
     def put_back_jobs(self) -> list[SubmissionView]:
-        """Submissions that stand though they were removed: a daemon put them back before it knew."""
+        """Returns the submissions that exist though they were removed: a daemon put them back before it knew."""
         return [job for _, job in self._submissions.values() if job.nonce in self._removals]
 
     def ended_jobs(self) -> list[EndedJob]:
-        """Jobs with an outcome that have no order and no unit left."""
+        """Returns the jobs with an outcome that have no order and no unit left."""
         busy = {order.job_id for orders in self._orders.values() for order in orders}
         busy |= {u.job_id for node in self._nodes.values() for u in node.units if u.alive}
         nonces = {job_id: job.nonce for job_id, (_, job) in self._submissions.items()}
@@ -114,7 +114,7 @@ class ClusterPicture:
         ]
 
     def unused_orders(self) -> list[tuple[str, int]]:
-        """Nodes that are gone and whose orders are empty, with the revision of these."""
+        """Returns the nodes that are gone and whose orders are empty, with the revision of these."""
         return [
             (name, self.order_revision(name))
             for name, orders in self._orders.items()
@@ -149,7 +149,7 @@ class ClusterPicture:
         )
 
     def take(self, changes: Iterable[Change], now_s: float) -> bool:
-        """Whether any of them matters to decisions."""
+        """Takes changes, and returns whether any of them matters to decisions."""
         matters = False
         for change in changes:
             with self._odd.passing_over(change.key):
@@ -188,7 +188,7 @@ class ClusterPicture:
             self._nodes[name] = replace(known, present=False, absent_since_s=now_s)
 
     def forget_node(self, name: str) -> None:
-        """One that is lost and has no orders: it need not be remembered."""
+        """Forgets a node that is lost and has no orders: it need not be remembered."""
         self._nodes.pop(name, None)
 
     def _take_submission(self, name: str, change: Change, now_s: float) -> None:
@@ -260,14 +260,15 @@ class ClusterPicture:
         return job_id in self._submissions
 
     def _forget_job(self, job_id: str) -> None:
-        """If it has no key left that matters here: jobs come and go for as long as this daemon schedules."""
+        """Forgets a job if it has no key left that matters here: jobs come and go for as long as this daemon
+        schedules."""
         job = self._jobs.get(job_id)
         if job is not None and job.is_empty and job_id not in self._outcomes:
             del self._jobs[job_id]
 
 
 def _odd_key(change: Change) -> bool:
-    """A key under a name that no job or node can have: no part of this protocol wrote it."""
+    """Tells whether a key has a name that no job or node can have: no part of this protocol wrote it."""
     if change.value is not None:
         raise UnreadableRecord("no job or node can have this name")
     return False

@@ -15,7 +15,7 @@ MOST_TOLD = 1000  # a program that writes odd records writes many; reported ones
 
 
 class OddRecords:
-    """say: told once for each record and reason."""
+    """Reports records that can't be read. say: called once for each record and reason."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
@@ -23,7 +23,8 @@ class OddRecords:
 
     @contextmanager
     def passing_over(self, key: str, what_follows: str = "it is passed over") -> Iterator[None]:
-        """Whatever reading the record at `key` raises concerns that record alone."""
+        """Passes over the record at `key` if reading it raises, whatever it raises: the error concerns that record
+        alone."""
         try:
             yield
         except UnreadableRecord as error:
@@ -33,7 +34,7 @@ class OddRecords:
                 log.exception("bug: reading %s raised", shortened(key))
 
     def tell(self, key: str, why: str) -> bool:
-        """False if it was reported before, or if too many were reported already."""
+        """Reports a record. Returns False if it was reported before, or if too many were reported already."""
         told = (shortened(key), why)
         if told in self._told or len(self._told) > MOST_TOLD:
             return False

@@ -15,7 +15,8 @@ from bagua_agent.etcd.endpoints import parse_endpoint
 
 
 def store_config(endpoints: Iterable[str], credentials: StoreCredentials) -> StoreConfig:
-    """Raises UserError for an endpoint or a password file that can't be read."""
+    """Returns the configuration of the store's client. Raises UserError for an endpoint or a password file that can't
+    be read."""
     return StoreConfig(
         endpoints=tuple(parse_endpoint(endpoint) for endpoint in endpoints),
         ca_cert=credentials.ca_file,

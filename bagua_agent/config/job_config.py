@@ -20,7 +20,7 @@ _POLICY = Policy()  # membership's own defaults live there
 
 
 class CommandKind(Enum):
-    """How `WorkerCommand.target` is started."""
+    """The way in which `WorkerCommand.target` is started."""
 
     SCRIPT = "script"  # python -u TARGET ARGS
     MODULE = "module"  # python -u -m TARGET ARGS
@@ -50,19 +50,20 @@ class WorkerCommand:
         return self.target, *self.args
 
     def for_worker(self, local_rank: int) -> WorkerCommand:
-        """As one worker gets it: torchrun's macro ${local_rank} in an argument stands for its local rank."""
+        """Returns the command as one worker gets it: torchrun's macro ${local_rank} in an argument is replaced by its
+        local rank."""
         if not any(_LOCAL_RANK in argument for argument in self.args):
             return self
         return replace(self, args=tuple(a.replace(_LOCAL_RANK, str(local_rank)) for a in self.args))
 
     def __str__(self) -> str:
-        """As it is typed on a command line, with the option that says how it is started."""
+        """Returns the command as it is typed on a command line, with the option that says how it is started."""
         return _SWITCHES[self.kind] + shlex.join((self.target, *self.args))
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCredentials:
-    """How to show oneself to etcd. All None: a plain connection."""
+    """The credentials for etcd. All None: a plain connection."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -209,12 +210,13 @@ class JobConfig:
 
 
 def workers_of_a_replica(config: JobConfig) -> int:
-    """At least 1."""
+    """Returns the number of workers of a replica, at least 1."""
     return config.replica_size or config.slots
 
 
 def launcher_variables(config: JobConfig, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Variables that tell the agent itself to write a file or open a port; none where workers run as another account.
+    """Returns the variables that make the agent itself write a file or open a port; none where workers run as another
+    account.
 
     There `environ` is the job's: with it a job would have the agent, which may be root, write and remove files.
     """

@@ -35,7 +35,8 @@ MOST_NAMED = 5
 
 
 def encode(config: JobConfig, only: frozenset[str] | None = None) -> str:
-    """Fields that differ from their defaults. only: the names of those to write; others are left out."""
+    """Returns the JSON of the fields that differ from their defaults. only: the names of those to write; others are
+    left out."""
     written = {}
     for field in fields(config):
         value = getattr(config, field.name)
@@ -46,7 +47,8 @@ def encode(config: JobConfig, only: frozenset[str] | None = None) -> str:
 
 
 def decode(text: str, only: frozenset[str] | None = None, **overruling: Any) -> JobConfig:
-    """The inverse of `encode`; `overruling` fields win. Raises UserError naming the field and its value."""
+    """Returns the job's configuration; the inverse of `encode`. `overruling` fields win. Raises UserError naming the
+    field and its value."""
     try:
         read = json.loads(text)
     except ValueError as error:
@@ -79,7 +81,7 @@ def _plain(value: Any) -> Any:
 
 
 def _typed(name: str, hint: Any, value: Any) -> Any:
-    """`value` as `hint` says. Raises UserError."""
+    """Returns `value` as `hint` says. Raises UserError."""
     if get_origin(hint) in (Union, types.UnionType):
         if value is None and type(None) in get_args(hint):
             return None
@@ -115,7 +117,7 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
 
 
 def _not_passed(value: str) -> str:
-    """What keeps `value` from being an argument of a process or a part of a record; empty for nothing."""
+    """Returns what keeps `value` from being an argument of a process or a part of a record; empty for nothing."""
     try:
         return "a zero byte" if b"\0" in value.encode() else ""
     except UnicodeEncodeError:

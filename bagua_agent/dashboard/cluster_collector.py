@@ -26,8 +26,8 @@ _NO_JOB_YET: Page = {"problem": "the job is being read"}
 
 
 class ClusterCollector:
-    """Runs between construction and `stop`. store: the caller closes it after `stop`. served_by: see cluster_page.
-    complain: told of each record that can't be read."""
+    """Collects the data of a cluster's page. It runs between construction and `stop`. store: the caller closes it after
+    `stop`. served_by: see cluster_page. complain: called with each record that can't be read."""
 
     def __init__(self, store: Store, complain: Callable[[str], object], served_by: str = "") -> None:
         self._store = store
@@ -39,11 +39,12 @@ class ClusterCollector:
         self._loop = PageLoop(self._look, _NOTHING, None)
 
     def page(self) -> bytes:
-        """The newest data, as JSON."""
+        """Returns the newest data, as JSON."""
         return self._loop.page()
 
     def job(self, job_id: str) -> Collector | str:
-        """The collector of a job's page, which is made if need be; or why there is none. Raises StoreUnavailable."""
+        """Returns the collector of a job's page, which is made if need be; or why there is none. Raises
+        StoreUnavailable."""
         with self._lock:
             if (found := self._jobs.get(job_id)) is not None:
                 return found

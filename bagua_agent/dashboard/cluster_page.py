@@ -27,7 +27,8 @@ SLOT_NAMES = {
 
 
 def cluster_page(facts: ClusterFacts, served_by: str) -> Page:
-    """served_by: name of the node whose daemon serves the page; empty for none."""
+    """Returns the data of the cluster's page. served_by: name of the node whose daemon serves the page; empty for
+    none."""
     said = cluster_verdict(facts)
     slots = slot_uses((NodeState(n.state), n.slots, n.taken) for n in facts.status.nodes)
     ended = [job for job in facts.jobs if job.state == JobState.ENDED.value]
@@ -59,7 +60,7 @@ def cluster_page(facts: ClusterFacts, served_by: str) -> Page:
 
 
 def health(node: NodeStatus) -> str:
-    """In one word or two, for people."""
+    """Returns the state of a node in one word or two, for people."""
     if node.state == "absent":
         return "silent"
     if node.state == "drained":
@@ -123,7 +124,7 @@ def _ended(job: JobStatus) -> Page:
 
 
 def asks(job: JobStatus) -> str:
-    """The nodes that a job asks for, as "2 to 4 nodes of 8 slots"."""
+    """Returns the nodes that a job asks for, as "2 to 4 nodes of 8 slots"."""
     least, most = job.min_nodes, job.max_nodes
     nodes = f"{least} to {most} nodes" if least != most else f"{least} node{'s' if least != 1 else ''}"
     return f"{nodes} of {job.slots_per_node} slots" if job.slots_per_node else nodes

@@ -22,8 +22,8 @@ _NOTHING: Page = {"problem": "this agent has not joined its job yet"}
 
 
 class Collector:
-    """Runs between construction and `stop`. store: the caller closes it after `stop`. served_by: see page_data.
-    nothing, unwatched_s: see PageLoop."""
+    """Collects the data of a job's page. It runs between construction and `stop`. store: the caller closes it after
+    `stop`. served_by: see page_data. nothing, unwatched_s: see PageLoop."""
 
     def __init__(
         self,
@@ -42,16 +42,16 @@ class Collector:
         self.loop = PageLoop(self._look, nothing, unwatched_s)
 
     def page(self) -> bytes:
-        """The newest data, as JSON."""
+        """Returns the newest data, as JSON."""
         return self.loop.page()
 
     def agent(self, agent_id: str) -> AgentSeen | None:
-        """As the last look saw it."""
+        """Returns an agent as the last look saw it; None if it did not."""
         facts = self._facts
         return next((a for a in facts.agents if a.agent_id == agent_id), None) if facts is not None else None
 
     def collectives(self, agent_id: str, slot: int) -> str:
-        """What all workers of the last look have under way; that slot's worker comes first."""
+        """Returns, as text, what all workers of the last look have under way; that slot's worker comes first."""
         facts = self._facts
         if facts is None:
             return ""
@@ -60,7 +60,7 @@ class Collector:
         return text_of(read_collectives(self.agents, facts), first)
 
     def stop(self, *, shows_end: bool = False) -> None:
-        """shows_end: see PageLoop."""
+        """Stops the collector. shows_end: see PageLoop."""
         self.loop.stop(shows_end=shows_end)
         self.agents.close()
 

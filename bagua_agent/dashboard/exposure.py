@@ -15,7 +15,8 @@ from bagua_contract.addresses import is_loopback, joined
 
 
 def why_refused(listening: Listening, option: str, *, has_certificates: bool) -> str:
-    """Why a page of a job, or of a command, is not served there; empty: it is. option: that names the place. Pure."""
+    """Returns why a page of a job, or of a command, is not served at a place; empty: it is. option: the option that
+    names the place. Pure."""
     if has_certificates or is_loopback(listening.host):
         return ""
     return (
@@ -26,8 +27,8 @@ def why_refused(listening: Listening, option: str, *, has_certificates: bool) ->
 
 
 def https_side(listening: Listening, credentials: StoreCredentials, option: str) -> HttpsSide | None:
-    """TLS of a page by the certificates that etcd is shown; None at loopback. Raises UserError for a place that is
-    refused, and for certificates that serve nothing."""
+    """Returns the TLS of a page by the certificates that etcd is shown; None at loopback. Raises UserError for a place
+    that is refused, and for certificates that serve nothing."""
     ca, certificate, key = credentials.ca_file, credentials.cert_file, credentials.key_file
     refused = why_refused(listening, option, has_certificates=bool(ca and certificate and key))
     if refused:

@@ -1,4 +1,4 @@
-"""Where a dashboard listens: --dashboard, =PORT or =HOST:PORT. Pure."""
+"""Decides where a dashboard listens: --dashboard, =PORT or =HOST:PORT. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ DEFAULT_PORT = 7465
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """or_any_port: take a free one where `port` is taken, as two agents of one host do."""
+    """The address at which a dashboard listens. or_any_port: take a free one where `port` is taken, as two agents of
+    one host do."""
 
     host: str = LOOPBACK
     port: int = DEFAULT_PORT
@@ -20,7 +21,8 @@ class Listening:
 
     @staticmethod
     def parse(text: str) -> Listening:
-        """text: empty for the default, a port, or an address with a port; port 0 is a free one. Raises ValueError."""
+        """Reads the address at which a dashboard listens. text: empty for the default, a port, or an address with a
+        port; port 0 is a free one. Raises ValueError."""
         if not text:
             return Listening()
         try:

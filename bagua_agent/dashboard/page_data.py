@@ -49,7 +49,8 @@ USES: tuple[tuple[TimeUse, str], ...] = (
 
 
 def page_data(facts: JobFacts, series: JobSeries, served_by: str) -> Page:
-    """served_by: node name of the agent that serves the page; empty for none of the job's."""
+    """Returns the data of a job's page. served_by: node name of the agent that serves the page; empty for none of the
+    job's."""
     said = verdict(facts, series)
     newest = series.points[-1] if series.points else None
     return {
@@ -73,7 +74,8 @@ def page_data(facts: JobFacts, series: JobSeries, served_by: str) -> Page:
 
 
 def _progress(facts: JobFacts, series: JobSeries) -> Page:
-    """eta_s: at the newest rate; None where the total or the rate is unknown. checkpoint: see checkpoint_step."""
+    """Returns the progress of the job. eta_s: at the newest rate; None where the total or the rate is unknown.
+    checkpoint: see checkpoint_step."""
     reports = [w.progress for _, w in facts.workers if w.HasField("progress")]
     step = max((r.step for r in reports), default=series.step)
     total = max((r.total_steps for r in reports), default=0)
@@ -98,7 +100,8 @@ def _progress(facts: JobFacts, series: JobSeries) -> Page:
 
 
 def goodput(spent_s: Mapping[str, float]) -> Page:
-    """share: of the time of all workers (`goodput_of`); None before there is any. parts: in a fixed order."""
+    """Returns the goodput and its parts. share: of the time of all workers (`goodput_of`); None before there is any.
+    parts: in a fixed order."""
     named = [(use.value, name) for use, name in USES]
     known = {use for use, _ in named}
     named += [(use, use.replace("_", " ")) for use in sorted(spent_s.keys() - known)]  # of a newer version
@@ -113,7 +116,8 @@ def goodput(spent_s: Mapping[str, float]) -> Page:
 
 
 def generations(events: tuple[JobEvent, ...], newest: Generation | None) -> list[Page]:
-    """The newest last. cost_s: None until its first step is committed. members: by node; all nodes of the newest."""
+    """Returns the generations, the newest last. cost_s: None until its first step is committed. members: by node; all
+    nodes of the newest."""
     cost = {e.generation: e.lost_s for e in events if e.kind is EventKind.GENERATION_IN_FORCE}
     since = {e.generation: e.time_unix_s for e in events if e.kind is EventKind.GENERATION_IN_FORCE}
     found: list[Page] = [
@@ -157,7 +161,8 @@ def _series(series: JobSeries) -> Page:
 
 
 def heat(series: JobSeries) -> Page:
-    """Computing time of a step, by global rank (rows) and time (columns), in seconds; None where it is unknown."""
+    """Returns the computing time of a step, by global rank (rows) and time (columns), in seconds; None where it is
+    unknown."""
     points = [p for p in series.points if p.computing_s][-HEAT_COLUMNS:]
     ranks = sorted({rank for point in points for rank in point.computing_s})[:MOST_WORKERS]
     return {
@@ -210,8 +215,8 @@ def _worker(agent: AgentSeen, worker: control_pb2.WorkerNow, series: JobSeries) 
 
 
 def _network(worker: control_pb2.WorkerNow, series: JobSeries) -> Page:
-    """What the worker sends, and the copies of the state that it received. net: Bagua-Net's counters, for what NCCL
-    sends, which is in no other value here; None where no value is known."""
+    """Returns what the worker sends, and the copies of the state that it received. net: Bagua-Net's counters, for what
+    NCCL sends, which is in no other value here; None where no value is known."""
     progress, sent = worker.progress, series.sent.get(worker.worker_id)
     return {
         "interface": progress.interface or None,
@@ -226,7 +231,7 @@ def _network(worker: control_pb2.WorkerNow, series: JobSeries) -> Page:
 
 
 def failures(facts: JobFacts) -> list[Page]:
-    """The newest ones, the cause of all of them first."""
+    """Returns the newest failures, the cause of all of them first."""
     newest = facts.failures[-MOST_FAILURES:]
     found = root_cause.root_cause(newest)
     if found is None:
@@ -261,7 +266,7 @@ def _event(event: JobEvent) -> Page:
 
 
 def finite(value: Any) -> Any:
-    """value without NaN and infinities, which JSON has not: a loss that diverged is shown as missing."""
+    """Returns value without NaN and infinities, which JSON has not: a loss that diverged is shown as missing."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -29,10 +29,10 @@ ALL_ASK_S = 1.5  # the end is served for at least so long, for each open page as
 
 
 class PageLoop:
-    """Runs between construction and `stop`.
+    """Keeps the newest data of a page. It runs between construction and `stop`.
 
-    look: a page, or why there is none, which is then noted on the page before; it may block. nothing: the page before
-    the first look. unwatched_s: between looks while no browser asks; None: none is made.
+    look: returns a page, or why there is none, which is then noted on the page before; it may block. nothing: the page
+    before the first look. unwatched_s: between looks while no browser asks; None: none is made.
     """
 
     def __init__(self, look: Callable[[], Page | str], nothing: Page, unwatched_s: float | None) -> None:
@@ -50,7 +50,7 @@ class PageLoop:
         self._thread.start()
 
     def page(self) -> bytes:
-        """The newest data, as JSON."""
+        """Returns the newest data, as JSON."""
         with self._changed:
             was_watched = self.is_watched
             self._asked_s = time.monotonic()
@@ -70,11 +70,12 @@ class PageLoop:
 
     @property
     def asked_s(self) -> float:
-        """Of the last request, by the monotonic clock."""
+        """The time of the last request, by the monotonic clock."""
         return self._asked_s
 
     def stop(self, *, shows_end: bool = False) -> None:
-        """shows_end: what is shown may have ended: where pages are open, wait until they have asked once more."""
+        """Stops the loop. shows_end: what is shown may have ended: where pages are open, wait until they have asked
+        once more."""
         if shows_end and self._thread.is_alive():
             with self._changed:
                 watched = self.is_watched

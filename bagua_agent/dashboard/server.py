@@ -77,13 +77,13 @@ class Dashboard:
 
     @property
     def address(self) -> str:
-        """HOST:PORT for a browser; empty if the port could not be opened."""
+        """The address of the page for a browser, HOST:PORT; empty if the port could not be opened."""
         port = self._server.port
         return "" if port is None else joined(self._listening.host, port)
 
     @property
     def url(self) -> str:
-        """For a browser; empty if the port could not be opened."""
+        """The URL of the page for a browser; empty if the port could not be opened."""
         return f"{'http' if self._tls is None else 'https'}://{self.address}/" if self.address else ""
 
     def start(self) -> None:
@@ -93,7 +93,7 @@ class Dashboard:
         self._collector = collector
 
     def unwatch(self) -> None:
-        """The agent leaves the job: an open page gets its end."""
+        """Shows the job no more, because the agent leaves it: an open page gets its end."""
         collector = self._collector
         if collector is not None:
             collector.stop(shows_end=True)
@@ -102,7 +102,7 @@ class Dashboard:
         self._server.stop()
 
     def _guard(self, path: str, headers: Mapping[str, str]) -> Answer | None:
-        """What is answered instead, if the request is refused."""
+        """Returns the answer to a request that is refused; None if it is not refused."""
         host = headers.get("host", "").lower()
         name = host.rpartition(":")[0] if host.count(":") == 1 or host.startswith("[") else host
         if is_loopback(self._listening.host) and not (is_loopback(name.strip("[]")) or name == "localhost"):
@@ -154,7 +154,8 @@ def _of_job(collector: Collector | None, path: str) -> Answer:
 
 
 def _of_worker(collector: Collector, words: list[str]) -> Answer:
-    """log/AGENT/SLOT/STREAM/POSITION, stacks/AGENT/SLOT or collectives/AGENT/SLOT. Raises InfrastructureLost."""
+    """Answers log/AGENT/SLOT/STREAM/POSITION, stacks/AGENT/SLOT or collectives/AGENT/SLOT. Raises
+    InfrastructureLost."""
     kind, agent_id, slot, *more = [*words, "", "", ""][: max(3, len(words))]
     agent = collector.agent(agent_id)
     if not _is_number(slot) or kind not in ("log", "stacks", "collectives"):

@@ -18,7 +18,7 @@ _CONTINUED = " " * 10  # behind a time of day
 
 
 def summary_line(page: Page) -> str:
-    """One line for a log: time, verdict, progress, goodput."""
+    """Returns one line for a log: time, verdict, progress, goodput."""
     at = time_of_day(page["at"])
     said = page["verdict"]
     why = f" {said['why']}" if said["why"] and said["level"] != "good" else ""
@@ -29,7 +29,8 @@ def summary_line(page: Page) -> str:
 
 
 def progress_line(page: Page) -> str:
-    """Empty where no worker reports: before the first step, after the end, and in restart mode."""
+    """Returns the line of the progress. It is empty where no worker reports: before the first step, after the end, and
+    in restart mode."""
     now = page["progress"]
     parts = []
     if now["step"]:
@@ -46,7 +47,7 @@ def progress_line(page: Page) -> str:
 
 
 def goodput_line(page: Page) -> str:
-    """Empty before any time is accounted for."""
+    """Returns the line of the goodput; empty before any time is accounted for."""
     goodput = page["goodput"]
     if not goodput["parts"]:
         return ""
@@ -64,12 +65,13 @@ def goodput_line(page: Page) -> str:
 
 
 def whole(page: Page) -> list[str]:
-    """All lines, for a file or a pipe."""
+    """Returns all lines, for a file or a pipe."""
     return screen(page, _WIDTH, sys.maxsize)
 
 
 def screen(page: Page, columns: int, lines: int) -> list[str]:
-    """At most `lines` lines of at most `columns` characters, without colours. Sentences wrap, tables are cut."""
+    """Returns at most `lines` lines of at most `columns` characters, without colours. Sentences wrap, tables are
+    cut."""
     said, now = page["verdict"], page["progress"]
     at = time_of_day(page["at"])
     head = [

@@ -47,12 +47,12 @@ class AgentSeen:
 
     @property
     def is_silent(self) -> bool:
-        """It was asked, and did not answer."""
+        """Whether the agent was asked, and did not answer."""
         return self.asked and self.node is None
 
 
 class JobAgents:
-    """Of one job. Threads may share it; `close` ends its connections."""
+    """Calls the agents of one job. Threads may share it; `close` ends its connections."""
 
     def __init__(self, store: Store, job_id: str) -> None:
         self._store = store
@@ -63,7 +63,7 @@ class JobAgents:
         self._pool = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="bagua-look")
 
     def look(self, records: list[KeyValue]) -> tuple[AgentSeen, ...]:
-        """Agents by node name. records: the keys below `agents/`. Raises StoreUnavailable and UserError."""
+        """Returns the agents by node name. records: the keys below `agents/`. Raises StoreUnavailable and UserError."""
         agents = [agent for kv in records if (agent := read_message(pb.Agent, kv.value)) is not None]
         agents.sort(key=lambda agent: (agent.node_name, agent.agent_id))
         if not agents:
@@ -75,7 +75,7 @@ class JobAgents:
         return self.ask_again(tuple(seen))
 
     def ask_again(self, agents: tuple[AgentSeen, ...]) -> tuple[AgentSeen, ...]:
-        """With new answers, without a look into etcd."""
+        """Returns the agents with new answers, without a look into etcd."""
         request = control_pb2.ReadNodeRequest(job_id=self._keys.job_id)
 
         def ask(agent: AgentSeen) -> control_pb2.ReadNodeReply | None:
@@ -96,7 +96,7 @@ class JobAgents:
     def output(
         self, agent: AgentSeen, slot: int, stream: control_pb2.ReadOutputRequest.Stream, position: int
     ) -> control_pb2.ReadOutputReply:
-        """Raises InfrastructureLost if the agent does not answer."""
+        """Reads the output of a slot from an agent. Raises InfrastructureLost if the agent does not answer."""
         request = control_pb2.ReadOutputRequest(
             job_id=self._keys.job_id, slot=slot, stream=stream, position=position
         )
@@ -108,7 +108,7 @@ class JobAgents:
         return reply
 
     def stacks(self, agent: AgentSeen, slot: int) -> control_pb2.ReadStacksReply:
-        """Raises InfrastructureLost if the agent does not answer."""
+        """Reads the stacks of a slot's worker from an agent. Raises InfrastructureLost if the agent does not answer."""
         request = control_pb2.ReadStacksRequest(job_id=self._keys.job_id, slot=slot)
         reply: control_pb2.ReadStacksReply | None = self._ask(
             agent.address, lambda stub: stub.ReadStacks(request, timeout=STACKS_TIMEOUT_S)
@@ -118,7 +118,8 @@ class JobAgents:
         return reply
 
     def collectives(self, agent: AgentSeen, slot: int) -> control_pb2.ReadCollectivesReply | None:
-        """None if the agent does not answer, or does not know the call."""
+        """Reads the collectives of a slot's worker from an agent. Returns None if the agent does not answer, or does
+        not know the call."""
         request = control_pb2.ReadCollectivesRequest(job_id=self._keys.job_id, slot=slot)
         reply: control_pb2.ReadCollectivesReply | None = self._ask(
             agent.address, lambda stub: stub.ReadCollectives(request, timeout=CALL_TIMEOUT_S)
@@ -126,7 +127,7 @@ class JobAgents:
         return reply
 
     def side_by_side(self, ask: Callable[[_Asked], _Answer], asked: Iterable[_Asked]) -> Iterator[_Answer]:
-        """The answers, in order."""
+        """Calls `ask` for each of `asked` side by side, and yields the answers in order."""
         return self._pool.map(ask, asked)
 
     def close(self) -> None:
@@ -137,7 +138,7 @@ class JobAgents:
             self._channels.clear()
 
     def _keep(self, addresses: set[str]) -> None:
-        """Read the key pair, and close the channels that are not needed any more."""
+        """Reads the key pair, and closes the channels that are not needed any more."""
         identity = self._read_identity()
         with self._lock:
             if identity != self._identity:  # the job began again

@@ -1,4 +1,5 @@
-"""Everything about a cluster at one moment, for its page: nodes, jobs, the queue, and what can be expected of it.
+"""Collects everything about a cluster at one moment, for its page: nodes, jobs, the queue, and what can be expected of
+it.
 
 `ClusterWatch` is the thin shell: one read of etcd, and one call to an agent of each running job. `ClusterFacts` is a
 value; what it means is decided elsewhere, by pure functions.
@@ -26,9 +27,9 @@ _GOES_ON = (JobState.STARTING.value, JobState.RUNNING.value, JobState.STOPPING.v
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """at_unix_s: of the reader's clock, for people. by_hand: jobs without a submission. paces: of jobs whose agent
-    answered. starts_in_s: until waiting jobs start, where it can be predicted. ends_unix_s: by the reader's clock, of
-    jobs that have ended, by job id."""
+    """The facts about a cluster at one moment. at_unix_s: of the reader's clock, for people. by_hand: jobs without a
+    submission. paces: of jobs whose agent answered. starts_in_s: until waiting jobs start, where it can be predicted.
+    ends_unix_s: by the reader's clock, of jobs that have ended, by job id."""
 
     at_unix_s: float
     status: ClusterStatus
@@ -43,17 +44,18 @@ class ClusterFacts:
 
     @property
     def going(self) -> list[JobStatus]:
-        """Jobs that have nodes, or are about to."""
+        """The jobs that have nodes, or are about to."""
         return [job for job in self.jobs if job.state in _GOES_ON]
 
     @property
     def queue(self) -> list[JobStatus]:
-        """Jobs that wait, in the order in which they are considered."""
+        """The jobs that wait, in the order in which they are considered."""
         return sorted((job for job in self.status.jobs if job.position), key=lambda job: job.position)
 
 
 class ClusterWatch:
-    """For one thread; `close` ends its connections. complain: told of each record that can't be read."""
+    """Reads the facts about a cluster again and again. For one thread; `close` ends its connections. complain: called
+    with each record that can't be read."""
 
     def __init__(self, store: Store, complain: Callable[[str], object]) -> None:
         self._reader = ClusterReader(store, complain)
@@ -61,7 +63,7 @@ class ClusterWatch:
         self._ends: FirstSeen[tuple[str, float]] = FirstSeen()  # job id, and the end in its record
 
     def look(self, clock_unix_s: Callable[[], float] = time.time) -> ClusterFacts:
-        """Raises StoreUnavailable."""
+        """Returns the facts about the cluster now. Raises StoreUnavailable."""
         seen = self._reader.look()
         of_jobs = [kv for key, kv in seen.values.items() if key.startswith(JOBS_PREFIX)]
         by_hand = jobs_by_hand(of_jobs, {job.job_id for job in seen.status.jobs})

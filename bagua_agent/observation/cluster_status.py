@@ -32,8 +32,8 @@ LONGEST_ABSENCE_S = 1e9  # of a node that was never seen
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """exit_code: None while it goes on. nodes: where it runs or is ordered. by_hand: started with `bagua-launch`, so
-    that slots_per_node, priority and what is of a submitter say nothing."""
+    """The status of a job. exit_code: None while it goes on. nodes: where it runs or is ordered. by_hand: started with
+    `bagua-launch`, so that slots_per_node, priority and what is of a submitter have no meaning."""
 
     job_id: str
     state: str
@@ -54,8 +54,8 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """state: ready, trouble, drained, absent. jobs: with the slots that each has. absent_s: for how long this reader
-    has missed its key; 0: it is there."""
+    """The status of a node. state: ready, trouble, drained, absent. jobs: with the slots that each has. absent_s: for
+    how long this reader has missed its key; 0: it is there."""
 
     node_name: str
     state: str
@@ -83,7 +83,8 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLook:
-    """values: every key below cluster_keys.EVERYTHING at one revision. view: what the scheduler decides with."""
+    """The result of one look at the cluster. values: every key below cluster_keys.EVERYTHING at one revision. view: the
+    picture by which the scheduler decides."""
 
     status: ClusterStatus
     view: ClusterView
@@ -93,7 +94,7 @@ class ClusterLook:
 
 class ClusterReader:
     """Reads the cluster again and again, and remembers for ABSENT_KEPT_S the nodes whose key is gone since an earlier
-    look. complain: told of each record that can't be read. For one thread."""
+    look. complain: called with each record that can't be read. For one thread."""
 
     def __init__(self, store: Store, complain: Callable[[str], object]) -> None:
         self._store = store
@@ -102,7 +103,7 @@ class ClusterReader:
         self._values: Mapping[str, KeyValue] = {}
 
     def look(self) -> ClusterLook:
-        """Jobs in the order of their submission, nodes by name. Raises StoreUnavailable."""
+        """Reads the cluster: jobs in the order of their submission, nodes by name. Raises StoreUnavailable."""
         keys, revision = self._store.get_prefix(cluster_keys.EVERYTHING)
         now_s = time.monotonic()
         values = {kv.key: kv for kv in keys}
@@ -134,12 +135,13 @@ class ClusterReader:
 
 
 def cluster_status(store: Store, complain: Callable[[str], object]) -> ClusterStatus:
-    """One look. complain: told of each record that can't be read. Raises StoreUnavailable."""
+    """Returns the status of the cluster by one look. complain: called with each record that can't be read. Raises
+    StoreUnavailable."""
     return ClusterReader(store, complain).look().status
 
 
 def _scheduler(holder: KeyValue | None, complain: Callable[[str], object]) -> str:
-    """The node that schedules; empty: none."""
+    """Returns the node that schedules; empty: none."""
     if holder is None:
         return ""
     try:
@@ -187,7 +189,8 @@ def _jobs(view: ClusterView, submissions: dict[str, pb.Submission], now_s: float
 
 
 def queue_places(waiting: Iterable[SubmissionView]) -> dict[str, int]:
-    """Places from 1, in the order in which the scheduler considers jobs. waiting: in the order of submission."""
+    """Returns places from 1, in the order in which the scheduler considers jobs. waiting: in the order of
+    submission."""
     ordered = sorted(waiting, key=lambda job: -job.priority)
     return {job.job_id: place for place, job in enumerate(ordered, 1)}
 

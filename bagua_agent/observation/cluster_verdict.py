@@ -196,7 +196,7 @@ def _and_more(found: list[JobStatus]) -> str:
 
 
 def _sentence(reason: str) -> str:
-    """A reason of the scheduler's, which begins with a verb, as a sentence."""
+    """Returns a reason of the scheduler's, which begins with a verb, as a sentence."""
     return f"It {reason}." if reason else ""
 
 

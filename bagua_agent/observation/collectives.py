@@ -25,13 +25,13 @@ _MOST_NAMED = 16
 
 
 class OddAnswer(PeerViolation):
-    """A worker's answer is not what a worker of this version writes."""
+    """The error of a worker's answer that is not what a worker of this version writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """number: of a collective, equal on all members of its group; 0: a message between two. elements: where torch does
-    not say bytes."""
+    """An operation that is under way. number: of a collective, equal on all members of its group; 0: a message between
+    two. elements: where torch does not say bytes."""
 
     number: int
     what: str
@@ -58,7 +58,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Of gradients, full and on its way."""
+    """A bucket of gradients that is full and on its way."""
 
     bucket: int
     size_bytes: int
@@ -67,8 +67,8 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCollectives:
-    """problem: why there is no answer. asked: False if that is why. torch_problem: why nothing of torch's process
-    groups is in it."""
+    """The answer of one worker. problem: why there is no answer. asked: False if that is why. torch_problem: why
+    nothing of torch's process groups is in it."""
 
     rank: int | None
     place: str  # node and slot
@@ -97,7 +97,7 @@ class Waiting:
 
 
 def parse(rank: int | None, place: str, answer: str) -> WorkerCollectives:
-    """Raises OddAnswer."""
+    """Reads a worker's answer. Raises OddAnswer."""
     try:
         said = json.loads(answer)
         if said.get("problem"):
@@ -145,7 +145,7 @@ def _seconds(said: Any) -> float:
 
 
 def waiting(workers: Sequence[WorkerCollectives]) -> tuple[Waiting, ...]:
-    """The oldest collective of each group that has lasted, the longest wait first."""
+    """Returns the oldest collective of each group that has lasted, the longest wait first."""
     left_out = {worker.rank for worker in workers if worker.rank is not None and not worker.asked}
     by_group: dict[tuple[str, str, int, tuple[int, ...]], dict[int, Group]] = {}
     for worker in workers:
@@ -180,7 +180,8 @@ def waiting(workers: Sequence[WorkerCollectives]) -> tuple[Waiting, ...]:
 
 
 def text_of(workers: Sequence[WorkerCollectives], first: int | None = None) -> str:
-    """What a person reads: first what the ranks wait in, then each worker. first: the rank that comes first."""
+    """Returns the text that a person reads: first what the ranks wait in, then each worker. first: the rank that comes
+    first."""
     lines = [_sentence(each) for each in waiting(workers)]
     if not lines:
         lines = [f"No collective has been under way for {LEAST_LASTING_S:g} s."]

@@ -1,7 +1,7 @@
 """Asks all workers of a job for the collectives that they have under way, side by side by node.
 
-A node's workers are asked one after the other, for an agent serves few calls of people at once. Bounded: what was not
-asked in time is said so. What the answers mean is decided in collectives.py.
+A node's workers are asked one after the other, for an agent serves few calls of people at once. The calls are bounded,
+and workers that were not asked in time are reported so. What the answers mean is decided in collectives.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ WITHIN_S = 12.0  # for all workers of a node
 
 
 def read_collectives(agents: JobAgents, facts: JobFacts) -> list[WorkerCollectives]:
-    """Of every worker in `facts`, by rank. Does not raise for a worker or an agent that does not answer."""
+    """Returns the collectives of every worker in `facts`, by rank. Does not raise for a worker or an agent that does
+    not answer."""
     by_agent: dict[str, list[tuple[AgentSeen, control_pb2.WorkerNow]]] = {}
     for agent, worker in facts.workers:
         by_agent.setdefault(agent.agent_id, []).append((agent, worker))
@@ -42,7 +43,8 @@ _NOT_ASKED = f"it was not asked: a job's first {MOST_CALLED} nodes are"
 
 
 def _left_out(facts: JobFacts) -> list[WorkerCollectives]:
-    """Of nodes that are not asked: by rank, as the generation names them; a node alone where it has none."""
+    """Returns the workers of nodes that are not asked: by rank, as the generation names them; a node alone where it has
+    none."""
     nodes = {agent.agent_id: agent.node_name for agent in facts.agents if not agent.asked}
     members = facts.generation.members if facts.generation is not None else ()
     members = tuple(m for m in members if m.agent_id in nodes)

@@ -1,4 +1,4 @@
-"""Everything about one job at one moment, for `bagua-launch top`, `logs` and the dashboard.
+"""Collects everything about one job at one moment, for `bagua-launch top`, `logs` and the dashboard.
 
 `read_facts` is the thin shell: two reads of etcd and one call to each agent. `JobFacts` is a value; what it means is
 decided elsewhere, by pure functions.
@@ -26,7 +26,7 @@ from bagua_contract.records import Generation, read_message
 
 @dataclass(frozen=True, slots=True)
 class SuspicionSeen:
-    """A worker that can't go on. stalled: its collective takes long; else it broke."""
+    """A suspicion of a worker that can't go on. stalled: its collective takes long; else it broke."""
 
     worker_id: str
     stalled: bool
@@ -36,10 +36,10 @@ class SuspicionSeen:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """at_unix_s: when the agents were asked, by the reader's clock. A silent agent delays the facts, and not what the
-    others have answered by then. generation: the newest record; None before the first. failures: in the order in which
-    they were reported. problem: why agents could not be asked; empty if they were. store_problem: why etcd could not
-    be read, so that all but the answers of agents is older; empty if it was."""
+    """The facts about a job at one moment. at_unix_s: when the agents were asked, by the reader's clock. A silent agent
+    delays the facts, and not what the others have answered by then. generation: the newest record; None before the
+    first. failures: in the order in which they were reported. problem: why agents could not be asked; empty if they
+    were. store_problem: why etcd could not be read, so that all but the answers of agents is older; empty if it was."""
 
     job_id: str
     at_unix_s: float
@@ -58,7 +58,7 @@ class JobFacts:
 
     @property
     def workers(self) -> list[tuple[AgentSeen, control_pb2.WorkerNow]]:
-        """Those that agents report: by global rank, then those outside the generation."""
+        """The workers that agents report: by global rank, then those outside the generation."""
         found = [(agent, worker) for agent in self.agents if agent.node for worker in agent.node.workers]
         return sorted(
             found,
@@ -74,7 +74,7 @@ class JobFacts:
 def read_facts(
     store: Store, agents: JobAgents, job_id: str, clock_unix_s: Callable[[], float] = time.time
 ) -> JobFacts | None:
-    """None if etcd has no such job. Raises StoreUnavailable."""
+    """Returns the facts about a job; None if etcd has no such job. Raises StoreUnavailable."""
     keys = JobKeys(job_id)
     records, _ = store.get_prefix(keys.prefix)
     values = {kv.key: kv for kv in records}
@@ -122,13 +122,14 @@ def read_facts(
 def facts_without_store(
     last: JobFacts, agents: JobAgents, problem: str, clock_unix_s: Callable[[], float] = time.time
 ) -> JobFacts:
-    """The agents of `last` are asked again; the rest is as old as `last`. problem: why etcd could not be read."""
+    """Asks the agents of `last` again, and returns the facts; the rest is as old as `last`. problem: why etcd could not
+    be read."""
     asked_unix_s = clock_unix_s()
     return replace(last, agents=agents.ask_again(last.agents), at_unix_s=asked_unix_s, store_problem=problem)
 
 
 def _generation(store: Store, keys: JobKeys, value: bytes) -> Generation | None:
-    """None for none, and for a record that this version can't read."""
+    """Returns the generation of a record; None for none, and for a record that this version can't read."""
     whole = whole_value(store, keys, value) if value else None
     if not whole:
         return None

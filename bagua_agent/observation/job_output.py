@@ -24,7 +24,7 @@ STREAMS = {"out": control_pb2.ReadOutputRequest.STDOUT, "err": control_pb2.ReadO
 
 @dataclass(slots=True)
 class _Reading:
-    """One stream of a slot of one agent. rank: of the worker that wrote last."""
+    """The reading of one stream of a slot of one agent. rank: of the worker that wrote last."""
 
     node_name: str
     slot: int
@@ -35,7 +35,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class OutputLine:
-    """rank: global rank of the slot's worker now; None outside the newest generation."""
+    """A line of output. rank: global rank of the slot's worker now; None outside the newest generation."""
 
     node_name: str
     slot: int
@@ -48,8 +48,8 @@ class OutputLine:
 
 
 class JobOutput:
-    """streams: of "out" and "err". rank: the only one that is wanted; None: all workers of the job. complain: gets a
-    sentence about output that is not shown."""
+    """Shows the output of a job's workers. streams: of "out" and "err". rank: the only one that is wanted; None: all
+    workers of the job. complain: gets a sentence about output that is not shown."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class JobOutput:
         self._agents.close()
 
     def show(self) -> None:
-        """What is there now. Raises UserError if there is nothing to read, and StoreUnavailable."""
+        """Shows the output that there is now. Raises UserError if there is nothing to read, and StoreUnavailable."""
         facts = self._facts()
         if not self._slots(facts):
             which = "no worker" if self._rank is None else f"no rank {self._rank}"
@@ -92,7 +92,7 @@ class JobOutput:
             )
 
     def follow(self) -> None:
-        """Until the job has ended. Raises as `show`, but waits for output."""
+        """Shows output until the job has ended. Raises as `show`, but waits for output."""
         while True:
             facts = self._facts()
             self._read(facts)
@@ -117,7 +117,7 @@ class JobOutput:
         return facts
 
     def _with_rank_asked(self, facts: JobFacts, rank: int) -> JobFacts:
-        """`facts`, with an answer of the rank's agent where a look at the whole job does not ask it."""
+        """Returns `facts`, with an answer of the rank's agent where a look at the whole job does not ask it."""
         members = facts.generation.members if facts.generation is not None else ()
         of_rank = {member.agent_id for member in members if member.global_rank == rank}
         left_out = tuple(a for a in facts.agents if not a.asked and a.agent_id in of_rank)
@@ -125,7 +125,7 @@ class JobOutput:
         return replace(facts, agents=tuple(answered.get(a.agent_id, a) for a in facts.agents))
 
     def _slots(self, facts: JobFacts) -> list[tuple[AgentSeen, int, int | None]]:
-        """With the global rank of the slot's worker."""
+        """Returns each agent and slot to read, with the global rank of the slot's worker."""
         found = []
         for agent, worker in facts.workers:
             rank = worker.global_rank if worker.HasField("global_rank") else None
@@ -155,7 +155,7 @@ class JobOutput:
                 self._tell_lines(reading, reading.shown.feed(part.data))
 
     def _end_lines(self) -> None:
-        """Lines that no newline ends."""
+        """Ends the lines that no newline ends."""
         for reading in self._readings.values():
             self._tell_lines(reading, reading.shown.end())
 

@@ -24,7 +24,8 @@ MOST_JOBS = 32  # others show no progress
 
 @dataclass(frozen=True, slots=True)
 class JobPace:
-    """total_steps: 0 if it is not known. steps_per_s: of the last report; 0 before the first step."""
+    """The progress and speed of a job. total_steps: 0 if it is not known. steps_per_s: of the last report; 0 before the
+    first step."""
 
     step: int
     total_steps: int
@@ -32,14 +33,14 @@ class JobPace:
 
     @property
     def left_s(self) -> float | None:
-        """Until the last step; None where the total or the rate is unknown."""
+        """The time until the last step, in seconds; None where the total or the rate is unknown."""
         if not self.total_steps or self.steps_per_s <= 0:
             return None
         return max(0, self.total_steps - self.step) / self.steps_per_s
 
 
 def pace_of(node: control_pb2.ReadNodeReply) -> JobPace | None:
-    """Of the worker that is furthest; None before the first report. Pure."""
+    """Returns the pace of the worker that is furthest; None before the first report. Pure."""
     reports = [w.progress for w in node.workers if w.HasField("progress")]
     if not reports:
         return None
@@ -48,7 +49,7 @@ def pace_of(node: control_pb2.ReadNodeReply) -> JobPace | None:
 
 
 class JobPaces:
-    """For one thread; `close` ends its connections."""
+    """Asks the jobs for their paces. For one thread; `close` ends its connections."""
 
     def __init__(self, store: Store, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -58,7 +59,7 @@ class JobPaces:
         self._paces: dict[str, JobPace] = {}
 
     def look(self, agents: Mapping[str, Iterable[KeyValue]]) -> dict[str, JobPace]:
-        """By job. agents: the keys below `agents/` of each running job. Raises StoreUnavailable."""
+        """Returns the paces by job. agents: the keys below `agents/` of each running job. Raises StoreUnavailable."""
         jobs = sorted(agents)[:MOST_JOBS]
         for job_id in self._agents.keys() - set(jobs):
             self._agents.pop(job_id).close()

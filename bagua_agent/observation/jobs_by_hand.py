@@ -17,7 +17,8 @@ from bagua_contract.records import read_message
 
 
 def jobs_by_hand(records: Iterable[KeyValue], submitted: Collection[str]) -> tuple[JobStatus, ...]:
-    """By id. Keys under names that no job can have are passed over. Pure."""
+    """Returns the jobs that were started by hand, by id. Keys under names that no job can have are passed over.
+    Pure."""
     by_job: dict[str, list[KeyValue]] = defaultdict(list)
     for record in records:
         if (job_id := JobKeys.job_in(record.key)) is not None:
@@ -28,7 +29,7 @@ def jobs_by_hand(records: Iterable[KeyValue], submitted: Collection[str]) -> tup
 
 
 def status_of(job_id: str, records: Iterable[KeyValue]) -> JobStatus | None:
-    """None where the keys are no job's. Pure."""
+    """Returns the status of a job from its own keys; None where the keys are no job's. Pure."""
     keys = JobKeys(job_id)
     values = {record.key: record.value for record in records}
     if keys.spec not in values:
@@ -62,7 +63,7 @@ def _state(
 
 
 def result_of(value: bytes) -> tuple[str, int, str]:
-    """Outcome, exit code and reason of a job's own result."""
+    """Returns outcome, exit code and reason of a job's own result."""
     record = read_message(pb.Result, value)
     if record is None or record.outcome not in pb.Result.Outcome.values():
         return "failed", 1, "its result can't be read"

@@ -1,4 +1,5 @@
-"""How a job has gone so far, from its facts at successive moments: speed, the script's numbers, and each rank's time.
+"""Records how a job has gone so far, from its facts at successive moments: speed, the script's numbers, and each rank's
+time.
 
 Pure: the caller brings the facts and their time. Bounded: when there are too many points, every second one of the older
 half is dropped. Begins empty in each process that looks at a job, and with the next job of the same name.
@@ -38,7 +39,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a worker hands to Gloo, over its reports since the look before. a_step: None without a new step."""
+    """The data that a worker hands to Gloo, over its reports since the look before. a_step: None without a new step."""
 
     bytes_per_s: float
     bytes_a_step: float | None
@@ -61,8 +62,8 @@ class StepTimes:
 
 @dataclass(slots=True)
 class JobSeries:
-    """points: the oldest first. step_since_unix_s: when the newest step was first seen. closing_since_unix_s: when the
-    end of all steps was first seen; 0: they go on. events: by name, see FirstSeen."""
+    """The course of a job so far. points: the oldest first. step_since_unix_s: when the newest step was first seen.
+    closing_since_unix_s: when the end of all steps was first seen; 0: they go on. events: by name, see FirstSeen."""
 
     points: list[Point] = field(default_factory=list)
     step: int = 0
@@ -86,7 +87,7 @@ class JobSeries:
     )  # worker id -> time of the look, its bytes, its steps
 
     def take(self, facts: JobFacts) -> None:
-        """Facts later than those before."""
+        """Takes facts later than those before."""
         nonce = facts.spec.nonce or self._nonce  # a record that can't be read has none
         if self._nonce and nonce != self._nonce:
             self._begin_anew()
@@ -137,11 +138,11 @@ class JobSeries:
             setattr(self, each.name, getattr(empty, each.name))
 
     def silent_since(self, agent_id: str, now_unix_s: float) -> float:
-        """When the agent was first seen without an answer since its last one; now if it answers."""
+        """Returns when the agent was first seen without an answer since its last one; now if it answers."""
         return self._silent_since.get(agent_id, now_unix_s)
 
     def spent_s(self) -> dict[str, float]:
-        """Seconds by use, of all workers that were seen."""
+        """Returns the seconds by use, of all workers that were seen."""
         total: dict[str, float] = {}
         for spent in self._spent.values():
             for use, seconds in spent.items():
@@ -149,13 +150,14 @@ class JobSeries:
         return total
 
     def computing_share(self) -> float | None:
-        """Of the time of committed steps, what the workers computed; the rest they waited in collectives. None before a
-        step."""
+        """Returns the share of the time of committed steps in which the workers computed; the rest they waited in
+        collectives. None before a step."""
         steps_s = sum(steps for steps, _ in self._steps_s.values())
         return sum(computing for _, computing in self._steps_s.values()) / steps_s if steps_s > 0 else None
 
     def recent_computing_s(self, points: int = 5) -> dict[int, float]:
-        """Mean seconds of computing a step, by global rank, over the newest points of the generation in force."""
+        """Returns the mean seconds of computing a step, by global rank, over the newest points of the generation in
+        force."""
         newest = [p for p in self.points[-points:] if p.generation == self.points[-1].generation]
         found: dict[int, list[float]] = {}
         for point in newest:
@@ -164,12 +166,13 @@ class JobSeries:
         return {rank: _mean(values) for rank, values in sorted(found.items())}
 
     def recent_rate(self, points: int = 5) -> float | None:
-        """Steps per second over the newest points; None where none is known."""
+        """Returns the steps per second over the newest points; None where none is known."""
         rates = [p.steps_per_s for p in self.points[-points:] if p.steps_per_s is not None]
         return _mean(rates) if rates else None
 
     def usual_step_s(self) -> float:
-        """Of the slowest worker, from a boundary to the commit; 0: unknown. Time between steps does not count."""
+        """Returns the usual time of a step of the slowest worker, from a boundary to the commit; 0: unknown. Time
+        between steps does not count."""
         return max((median_low(t.newest_s) for t in self._step_times.values() if t.newest_s), default=0.0)
 
     def _take_sent(self, at_s: float, reports: Mapping[str, control_pb2.WorkerNow]) -> None:
@@ -198,7 +201,7 @@ class JobSeries:
 
 
 def mean_metrics(workers: Iterable[control_pb2.WorkerNow]) -> dict[str, float]:
-    """Of what the scripts report, over the workers that report it."""
+    """Returns the means of what the scripts report, over the workers that report it."""
     values: dict[str, list[float]] = {}
     for worker in workers:
         for name, value in worker.progress.metrics.items():
@@ -207,5 +210,6 @@ def mean_metrics(workers: Iterable[control_pb2.WorkerNow]) -> dict[str, float]:
 
 
 def _mean(values: list[float]) -> float:
-    """Not statistics.fmean: it raises where a diverged loss is infinite on one rank and minus infinite on another."""
+    """Returns the mean. It is not statistics.fmean, which raises where a diverged loss is infinite on one rank and
+    minus infinite on another."""
     return sum(values) / len(values)

@@ -1,6 +1,7 @@
-"""Rules of the verdict for faults of a job that goes on, or waits: what is broken, where, and what to do next. Pure.
+"""Defines the verdict's rules for faults of a job that goes on, or waits: what is broken, where, and what to do next.
+Pure.
 
-Each rule answers None where it does not apply. verdict.py orders them. The thing that failed comes first in each line.
+Each rule returns None where it does not apply. verdict.py orders them. The thing that failed comes first in each line.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LEAST_LOOKS = 3  # before a rank is called slow: one look may meet a checkpoint 
 
 
 def etcd_away(facts: JobFacts, series: JobSeries) -> Verdict | None:
-    """Agents say so, or this reader of etcd finds it out."""
+    """Reports that etcd is away: agents report it, or this reader of etcd finds it out."""
     away = [a.node_name for a in facts.agents if a.node is not None and not a.node.store_answers]
     if not away and not facts.store_problem:
         return None
@@ -81,7 +82,7 @@ def stopped_workers(facts: JobFacts, series: JobSeries) -> Verdict | None:
 
 
 def stalled_workers(facts: JobFacts, series: JobSeries) -> Verdict | None:
-    """Workers report waits early, so a wait counts once it is long for a person too."""
+    """Reports stalled workers. Workers report waits early, so a wait counts once it is long for a person too."""
     found = [s for s in facts.suspicions if s.stalled]
     generation = facts.generation
     if not found or generation is None:
@@ -174,7 +175,7 @@ def checkpoints_fail(facts: JobFacts, series: JobSeries) -> Verdict | None:
 
 
 def checkpoint_step(facts: JobFacts) -> int:
-    """Of the newest checkpoint of which every worker that writes has written its part; 0: none.
+    """Returns the step of the newest checkpoint of which every worker that writes has written its part; 0: none.
 
     A worker that has written nothing, without trouble, is left out: it joined lately, or rank 0 alone writes because
     replicas differ.
@@ -204,7 +205,7 @@ def straggler(facts: JobFacts, series: JobSeries) -> Verdict | None:
 
 
 def losses(facts: JobFacts, series: JobSeries) -> list[JobEvent]:
-    """Of the last minute, the newest last."""
+    """Returns the losses of the last minute, the newest last."""
     kinds = (EventKind.WORKER_LOST, EventKind.WORKER_FAILED, EventKind.NODE_LOST)
     since_s = facts.at_unix_s - RECENT_S
     return [e for e in facts.events if e.kind in kinds and series.events.unix_s(e.name) >= since_s]
@@ -239,7 +240,7 @@ def lost_lately(facts: JobFacts, series: JobSeries) -> Verdict | None:
 
 
 def _worker(node: str, slot: int, global_rank: int, *, lower: bool = False) -> str:
-    """global_rank: negative for none."""
+    """Returns the words for a worker. global_rank: negative for none."""
     name = f"Rank {global_rank} on {node}" if global_rank >= 0 else f"The worker in slot {slot} of {node}"
     return name[0].lower() + name[1:] if lower else name
 

@@ -90,7 +90,7 @@ def _waits_for_nodes(facts: JobFacts, series: JobSeries) -> Verdict | None:
 
 
 def _changing(facts: JobFacts, series: JobSeries) -> Verdict | None:
-    """A record is newer than what any worker has reported."""
+    """Reports that the generation changes: a record is newer than what any worker has reported."""
     generation = facts.generation
     reported = [w.progress.generation for _, w in facts.workers if w.HasField("progress")]
     if generation is None or not reported or max(reported) >= generation.number:

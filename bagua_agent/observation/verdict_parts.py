@@ -1,4 +1,4 @@
-"""The verdict's form, and the words that several of its rules use. Pure."""
+"""Defines the verdict's form, and the words that several of its rules use. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """what: happens. why: as far as it is known. next: what a person can do. Each is one sentence, or empty."""
+    """The verdict about a job. what: happens. why: as far as it is known. next: what a person can do. Each is one
+    sentence, or empty."""
 
     level: Level
     what: str
@@ -32,7 +33,7 @@ class Verdict:
 
 
 def trains(facts: JobFacts, series: JobSeries) -> str:
-    """Without a full stop."""
+    """Returns a sentence about the job's size and speed, without a full stop."""
     generation = facts.generation
     size = 0 if generation is None else generation.world_size
     nodes = 0 if generation is None else generation.node_count
@@ -42,12 +43,12 @@ def trains(facts: JobFacts, series: JobSeries) -> str:
 
 
 def without_step_s(facts: JobFacts, series: JobSeries) -> float:
-    """Since the newest step was first seen; 0 before the first one, and when the last one is done."""
+    """Returns the time since the newest step was first seen; 0 before the first one, and when the last one is done."""
     return facts.at_unix_s - series.step_since_unix_s if series.step and not facts.closing else 0.0
 
 
 def standstill_s(series: JobSeries) -> float:
-    """How long a wait has to last before it is shown."""
+    """Returns how long a wait has to last before it is shown."""
     return max(STANDSTILL_S, STANDSTILL_STEPS * series.usual_step_s())
 
 

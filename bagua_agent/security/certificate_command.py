@@ -88,7 +88,8 @@ def etcd_users(folder: Path, endpoints: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code. Errors of the commands are one line on stderr; raises ClickException for words that are wrong."""
+    """Runs a command, and returns the exit code. Errors of the commands are one line on stderr; raises ClickException
+    for words that are wrong."""
     try:
         return certs.main(arguments, "bagua-agent certs", standalone_mode=False) or 0
     except BaguaError as error:

@@ -56,8 +56,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files of one side. ca_file may hold several authorities, while one replaces another. revoked_file: what is
-    not accepted though it would hold; empty for none."""
+    """The PEM files of one side. ca_file may hold several authorities, while one replaces another. revoked_file: what
+    is not accepted though it would be valid; empty for none."""
 
     ca_file: str
     cert_file: str
@@ -67,7 +67,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class TlsContents:
-    """What the files hold, byte for byte, and whom they speak for."""
+    """The contents of the files, byte for byte, and the holder of the certificate."""
 
     ca_pem: bytes
     cert_pem: bytes
@@ -79,7 +79,7 @@ class TlsContents:
 
 
 def files_in(folder: Path) -> TlsFiles:
-    """The files of a holder's folder."""
+    """Returns the files of a holder's folder."""
     return TlsFiles(str(folder / CA_FILE), str(folder / CERTIFICATE_FILE), str(folder / KEY_FILE))
 
 
@@ -88,7 +88,8 @@ def utc_now() -> datetime:
 
 
 def create_authority(folder: Path, *, now: datetime, days: int = AUTHORITY_DAYS) -> Path:
-    """A new authority in `folder`, which is made. Returns its certificate's path. Raises UserError if there is one."""
+    """Makes a new authority in `folder`, which is made, and returns its certificate's path. Raises UserError if there
+    is one."""
     authority = make_authority(now, days)
     home = folder / AUTHORITY
     if home.exists():
@@ -150,9 +151,8 @@ def issue_files(
 
 
 def retire(folder: Path, name: str, *, now: datetime) -> Path:
-    """`name` is never issued again, its key is removed here, and every certificate that it ever had is in the list of
-    revoked ones, whose path is returned. Raises UserError if it has no certificate.
-    """
+    """Retires `name`: it is never issued again, its key is removed here, and every certificate that it ever had is in
+    the list of revoked ones, whose path is returned. Raises UserError if it has no certificate."""
     home = folder / name
     if name not in {home.name for home in _homes(folder)}:
         raise UserError(
@@ -172,7 +172,7 @@ def retire(folder: Path, name: str, *, now: datetime) -> Path:
 
 
 def read_authority(folder: Path) -> Credential:
-    """The authority in `folder`. Raises UserError if there is none, or if others may read its key."""
+    """Returns the authority in `folder`. Raises UserError if there is none, or if others may read its key."""
     home = folder / AUTHORITY
     if not home.is_dir():
         raise UserError(f"{str(home)!r}: no authority is there; make one first, or name its folder")
@@ -183,7 +183,7 @@ def read_authority(folder: Path) -> Credential:
 
 
 def issued_in(folder: Path, now: datetime) -> tuple[Holder, ...]:
-    """Who holds a certificate of the authority in `folder` that is valid and not retired, by name.
+    """Returns the holders of a certificate of the authority in `folder` that is valid and not retired, by name.
 
     Members of etcd all have one name and appear once.
     """
@@ -207,9 +207,8 @@ def retired_in(folder: Path) -> tuple[str, ...]:
 
 
 def read_tls(files: TlsFiles, now: datetime) -> TlsContents:
-    """Everything in `files`, if it can work: the key is private and fits the certificate, which an authority in ca_file
-    issued and which holds now. Raises UserError (CertificateRefused) naming the file.
-    """
+    """Returns everything in `files`, if it can work: the key is private and fits the certificate, which an authority in
+    ca_file issued and which is valid now. Raises UserError (CertificateRefused) naming the file."""
     ca_pem = _read(Path(files.ca_file), "CA file")
     cert_pem = _read(Path(files.cert_file), "certificate")
     key_pem = _read(Path(files.key_file), "key")
@@ -231,7 +230,7 @@ def read_tls(files: TlsFiles, now: datetime) -> TlsContents:
 
 
 def read_certificates(path: Path, what: str) -> list[x509.Certificate]:
-    """At least one. what: the file holds, for complaints. Raises UserError."""
+    """Returns the certificates of a file, at least one. what: the file holds, for complaints. Raises UserError."""
     return _parsed_certificates(_read(path, what), path, what)
 
 
@@ -249,7 +248,7 @@ def check_pair(cert_file: str, key_file: str, now: datetime) -> None:
 
 
 def secret_file_trouble(path: Path) -> str | None:
-    """Why the file is no place for a secret, and what to do; None if it is one. Raises UserError."""
+    """Returns why the file is no place for a secret, and what to do; None if it is one. Raises UserError."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError as error:
@@ -258,7 +257,7 @@ def secret_file_trouble(path: Path) -> str | None:
 
 
 def _claimed_role(home: Path, authority: x509.Certificate) -> Role | None:
-    """The role of the certificate that lies in `home`, whether or not it still holds."""
+    """Returns the role of the certificate in `home`, whether or not it is still valid."""
     file = home / CERTIFICATE_FILE
     if not file.exists():
         return None
@@ -279,13 +278,14 @@ def _serials(home: Path) -> list[int]:
 
 
 def _homes(folder: Path) -> list[Path]:
-    """Folders of holders, by name; a name begins with a letter or digit, so drafts left by a crash are none."""
+    """Returns the folders of holders, by name; a name begins with a letter or digit, so drafts left by a crash are
+    none."""
     files = sorted(folder.glob(f"[A-Za-z0-9]*/{CERTIFICATE_FILE}"))
     return [file.parent for file in files if file.parent.name != AUTHORITY]
 
 
 def _parsed_certificates(content: bytes, path: Path, what: str) -> list[x509.Certificate]:
-    """At least one."""
+    """Returns the certificates in `content`, at least one. Raises UserError if there is none."""
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError as error:
@@ -323,7 +323,7 @@ def _read(path: Path, what: str) -> bytes:
 
 
 def _private_folder(folder: Path) -> None:
-    """`folder`, made if need be, closed to others. Raises UserError."""
+    """Returns `folder`, made if need be, closed to others. Raises UserError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(folder.stat().st_mode)
@@ -334,7 +334,7 @@ def _private_folder(folder: Path) -> None:
 
 
 def _appear(home: Path, contents: Mapping[str, bytes]) -> None:
-    """`home` with its files, all at once, and only if no other process made it meanwhile."""
+    """Makes `home` with its files, all at once, and only if no other process made it meanwhile."""
     try:
         draft = Path(tempfile.mkdtemp(prefix=".new-", dir=home.parent))  # 0700
         try:
@@ -357,7 +357,7 @@ def _overwrite(home: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Atomically, readable by the owner alone."""
+    """Writes a file atomically, readable by the owner alone."""
     handle, draft = tempfile.mkstemp(prefix=".new-", dir=path.parent)  # 0600
     try:
         with os.fdopen(handle, "wb") as file:

@@ -41,7 +41,7 @@ class Role(Enum):
 
     @property
     def serves(self) -> bool:
-        """Whether others connect to it, at hosts that its certificate names."""
+        """Whether others connect to the holder, at hosts that its certificate names."""
         return self in (Role.AGENT, Role.ETCD)
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Role(Enum):
 
 
 class CertificateRefused(UserError):
-    """A certificate that is not accepted; one line says whose, why, and what to do."""
+    """The error of a certificate that is not accepted; one line says whose, why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whom a certificate speaks for. expires: in UTC."""
+    """The holder of a certificate. expires: in UTC."""
 
     name: str
     role: Role
@@ -80,7 +80,8 @@ class Holder:
 
 
 def make_authority(now: datetime, days: int = AUTHORITY_DAYS) -> Credential:
-    """A new authority. now: in UTC. Its name is unlike any other's, so that old and new can be trusted side by side."""
+    """Makes a new authority. now: in UTC. Its name is unlike any other's, so that old and new can be trusted side by
+    side."""
     _check_days(days)
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -110,7 +111,8 @@ def issue(
     now: datetime,
     days: int = CERTIFICATE_DAYS,
 ) -> Credential:
-    """A certificate with a new key. hosts: names and addresses at which an agent or etcd is reached; none for people.
+    """Issues a certificate with a new key. hosts: names and addresses at which an agent or etcd is reached; none for
+    people.
 
     Raises UserError for a name, host or lifetime that can't be.
     """
@@ -159,7 +161,7 @@ def issue(
 
 
 def check_name(name: str, role: Role) -> None:
-    """Raises UserError if no holder of this role may be called so."""
+    """Checks the name of a certificate. Raises UserError if no holder of this role may be called so."""
     if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise UserError(
             f"certificate name {name!r} is not allowed; use 1 to {LONGEST_NAME} of A-Z a-z 0-9 . _ -, beginning and "
@@ -177,10 +179,10 @@ def holder_of(
     now: datetime,
     revoked: Collection[int] = (),
 ) -> Holder:
-    """Whom `certificate` speaks for, if one of `authorities` issued it and it holds at `now` (UTC).
+    """Returns the holder of `certificate`, if one of `authorities` issued it and it is valid at `now` (UTC).
 
-    revoked: serial numbers. Raises CertificateRefused. Who issued it is looked at first: nothing else that it says
-    can be believed before.
+    revoked: serial numbers. Raises CertificateRefused. The issuer is checked first: nothing else in the certificate can
+    be believed before.
     """
     whose = f"certificate of {_claimed_name(certificate)!r}"
     if not any(_issued_by(certificate, authority) for authority in authorities):
@@ -208,7 +210,8 @@ def holder_of(
 
 
 def revocation_list(authority: Credential, serials: Iterable[int], now: datetime) -> bytes:
-    """In PEM, as etcd and daemons read it: the certificates with these serial numbers hold no more."""
+    """Returns a list in PEM, as etcd and daemons read it, by which the certificates with these serial numbers are not
+    valid any more."""
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.certificate.subject)
@@ -222,7 +225,7 @@ def revocation_list(authority: Credential, serials: Iterable[int], now: datetime
 
 
 def revoked_in(content: bytes, authorities: Iterable[x509.Certificate]) -> frozenset[int]:
-    """The serial numbers in a list (PEM) that one of `authorities` signed. Raises CertificateRefused."""
+    """Returns the serial numbers in a list (PEM) that one of `authorities` signed. Raises CertificateRefused."""
     try:
         revoked = x509.load_pem_x509_crl(content)
     except ValueError as error:
@@ -238,7 +241,7 @@ def revoked_in(content: bytes, authorities: Iterable[x509.Certificate]) -> froze
 
 
 def check_dates(certificate: x509.Certificate, now: datetime) -> None:
-    """Raises CertificateRefused if `certificate` does not hold at `now` (UTC)."""
+    """Checks the dates of a certificate. Raises CertificateRefused if it is not valid at `now` (UTC)."""
     whose = f"certificate of {_claimed_name(certificate)!r}"
     if now < certificate.not_valid_before_utc:
         raise CertificateRefused(

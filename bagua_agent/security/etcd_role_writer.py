@@ -60,7 +60,8 @@ def _check_caller(config: StoreConfig) -> None:
 
 
 def _check_server(config: StoreConfig, endpoint_index: int, deadline: float) -> None:
-    """Before authentication is enabled: an etcd that does not read certificates would refuse every client then."""
+    """Checks that etcd asks for certificates, before authentication is enabled: an etcd that does not read certificates
+    would refuse every client then."""
     endpoint = config.endpoints[endpoint_index]
     anonymous = Connection(endpoint, StoreConfig((endpoint,), ca_cert=config.ca_cert))
     try:
@@ -80,7 +81,7 @@ def _check_server(config: StoreConfig, endpoint_index: int, deadline: float) -> 
 
 
 class _AuthApi:
-    """etcd's Auth service at the first endpoint that answers. Not thread-safe."""
+    """Calls etcd's Auth service at the first endpoint that answers. Not thread-safe."""
 
     def __init__(self, config: StoreConfig, deadline: float) -> None:
         self._config = config
@@ -92,7 +93,7 @@ class _AuthApi:
         self._connection.close()
 
     def read(self) -> EtcdRights:
-        """What etcd holds now."""
+        """Returns the users, roles and permissions that etcd holds now."""
         enabled = self._find_endpoint()
         roles = {
             role: self._permissions(role) for role in self._ask("RoleList", pb.AuthRoleListRequest()).roles
@@ -107,7 +108,7 @@ class _AuthApi:
         self._ask(step.method, step.request)
 
     def _find_endpoint(self) -> bool:
-        """Whether authentication is enabled, as the first endpoint says that answers."""
+        """Finds the first endpoint that answers, and returns whether authentication is enabled there."""
         reasons: list[str] = []
         for index, endpoint in enumerate(self._config.endpoints):
             if index:

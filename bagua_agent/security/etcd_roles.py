@@ -1,6 +1,6 @@
-"""Users, roles and permissions of etcd, so that no client can do more than its certificate says.
+"""Decides the users, roles and permissions of etcd, so that no client can do more than its certificate says.
 
-etcd takes the common name of a client's certificate for its user. Pure: `plan` says what is missing of what should
+etcd takes the common name of a client's certificate for its user. Pure: `plan` returns what is missing of what should
 be; etcd_role_writer.py reads and writes it.
 """
 
@@ -30,7 +30,7 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """On keys from start up to end, both bytes as etcd has them; no end: on the key `start` alone."""
+    """A permission on keys from start up to end, both bytes as etcd has them; no end: on the key `start` alone."""
 
     access: Access
     start: bytes
@@ -58,13 +58,14 @@ PERMISSIONS: Mapping[Role, tuple[Permission, ...]] = {
 
 
 def etcd_role(role: Role) -> str:
-    """etcd's name for it."""
+    """Returns etcd's name for a role."""
     return f"bagua-{role}"
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdRights:
-    """What etcd holds. enabled: whether it is in force; before, every client may do everything."""
+    """The rights that etcd holds. enabled: whether authentication is in force; before, every client may do
+    everything."""
 
     enabled: bool = False
     roles: Mapping[str, frozenset[Permission]] = field(default_factory=dict)
@@ -84,7 +85,7 @@ class Step:
 
 
 def plan(present: EtcdRights, holders: Iterable[Holder], retired: Iterable[str] = ()) -> tuple[Step, ...]:
-    """What leads from `present` to the rights of `holders`, in the order in which it must be done.
+    """Returns the steps that lead from `present` to the rights of `holders`, in the order in which they must be done.
 
     Users that are neither holders nor retired stay as they are, as do roles that are not ours. Raises UserError if a
     holder is retired too.

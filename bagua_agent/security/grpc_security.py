@@ -38,7 +38,7 @@ _SATISFIED_BY: Mapping[Role, frozenset[Role]] = {
 
 
 def refusal(method: str, holder: Holder, least_roles: Mapping[str, Role]) -> str | None:
-    """Why `holder` may not call `method` ("/package.Service/Method"), in one line; None if it may. Pure.
+    """Returns why `holder` may not call `method` ("/package.Service/Method"), in one line; None if it may. Pure.
 
     least_roles: for each method the least role.
     """
@@ -51,7 +51,7 @@ def refusal(method: str, holder: Holder, least_roles: Mapping[str, Role]) -> str
 
 
 def satisfies(holder: Holder, least: Role) -> bool:
-    """Whether a holder may what needs at least this role."""
+    """Tells whether a holder may do what needs at least this role."""
     return holder.role in _SATISFIED_BY[least]
 
 
@@ -78,7 +78,7 @@ class RoleInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         return _guarded(handler, lambda context: self._admit(method, context))
 
     def _admit(self, method: str, context: grpc.ServicerContext) -> None:
-        """Returns if the caller may; else ends the call with an exception."""
+        """Returns if the caller may call `method`; else ends the call with an exception."""
         try:
             holder = self._caller(context)
         except CertificateRefused as error:
@@ -89,7 +89,7 @@ class RoleInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
             context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
 
     def _caller(self, context: grpc.ServicerContext) -> Holder:
-        """Raises CertificateRefused."""
+        """Returns the holder of the caller's certificate. Raises CertificateRefused."""
         chain = context.auth_context().get("x509_pem_cert")
         if not chain:
             raise CertificateRefused("a certificate is asked for and none was shown; connect with one")
@@ -106,7 +106,7 @@ class RoleInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 def _guarded(
     handler: grpc.RpcMethodHandler, admit: Callable[[grpc.ServicerContext], None]
 ) -> grpc.RpcMethodHandler:
-    """`handler`, with `admit` called before anything of it runs."""
+    """Returns `handler`, with `admit` called before anything of it runs."""
     inner: Callable[[Any, grpc.ServicerContext], Any]
     for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
         inner = getattr(handler, kind)
@@ -126,7 +126,7 @@ def _guarded(
 
 
 def server_options() -> list[tuple[str, int]]:
-    """For grpc.server: limits for what any caller may send and hold."""
+    """Returns the options for grpc.server: limits for what any caller may send and hold."""
     return [
         ("grpc.max_receive_message_length", MOST_REQUEST_BYTES),
         ("grpc.max_metadata_size", _MOST_METADATA_BYTES),
@@ -143,7 +143,8 @@ def server_options() -> list[tuple[str, int]]:
 
 
 def server_credentials(tls: RenewedTls) -> grpc.ServerCredentials:
-    """Mutual TLS: callers need a certificate of an authority in `tls`, which is read anew when it changed."""
+    """Returns the credentials for mutual TLS: callers need a certificate of an authority in `tls`, which is read anew
+    when it changed."""
 
     def configuration(contents: TlsContents) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration(
@@ -153,7 +154,7 @@ def server_credentials(tls: RenewedTls) -> grpc.ServerCredentials:
     given = tls.current()
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
-        """For the core of gRPC, which asks at each connection. None: as before."""
+        """Returns the certificates for the core of gRPC, which asks at each connection. None: as before."""
         # With each configuration the core frees the one before, even while another connection takes it (grpc#36693):
         # a stranger's handshakes would end the process if this gave one at each connection.
         nonlocal given
@@ -169,13 +170,15 @@ def server_credentials(tls: RenewedTls) -> grpc.ServerCredentials:
 
 
 def channel_credentials(files: TlsFiles, now: datetime) -> grpc.ChannelCredentials:
-    """For calls to a daemon. Raises UserError if the files can't be used: the daemon could only hang up on them."""
+    """Returns the credentials for calls to a daemon. Raises UserError if the files can't be used: the daemon could only
+    hang up on them."""
     contents = read_tls(files, now)
     return grpc.ssl_channel_credentials(contents.ca_pem, contents.key_pem, contents.cert_pem)
 
 
 def why_not_served(code: grpc.StatusCode, details: str | None, address: str) -> BaguaError:
-    """What a failed call to the daemon at `address` means for the person who made it, in one line. Pure."""
+    """Returns the error that a failed call to the daemon at `address` means for the person who made it, in one line.
+    Pure."""
     text = " ".join((details or "").split())
     match code:
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:

@@ -1,4 +1,4 @@
-"""TLS of an HTTP server whose callers show a certificate: who they are is checked at each request.
+"""Adds TLS to an HTTP server whose callers show a certificate, which is checked at each request.
 
 Certificates are read anew when their files change, so a renewal needs no restart, and a caller's certificate that
 expires or is revoked is refused from the next request on.
@@ -35,7 +35,8 @@ class HttpsSide:
         self._context = server_context(self._contents)
 
     def wrap(self, connection: socket.socket) -> ssl.SSLSocket:
-        """Without the handshake, which the caller makes within its bounds. `connection` is detached."""
+        """Returns the TLS side of a connection, without the handshake, which the caller makes within its bounds.
+        `connection` is detached."""
         contents = self._tls.current()
         with self._lock:
             if contents is not self._contents:
@@ -44,7 +45,7 @@ class HttpsSide:
         return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
     def refusal(self, connection: ssl.SSLSocket) -> Answer | None:
-        """Why the caller's request is not answered; None if it is."""
+        """Returns the answer that refuses the caller's request; None if the request may be answered."""
         shown = connection.getpeercert(binary_form=True)
         try:
             if shown is None:
@@ -63,7 +64,7 @@ class HttpsSide:
 
 
 def server_context(contents: TlsContents) -> ssl.SSLContext:
-    """Mutual TLS: callers need a certificate of an authority in `contents`."""
+    """Returns the context for mutual TLS: callers need a certificate of an authority in `contents`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED

@@ -25,10 +25,10 @@ _Marks = tuple[
 
 
 class RenewedTls:
-    """The files of one side, read again when they changed. Thread-safe."""
+    """The files of one side, which are read again when they changed. Thread-safe."""
 
     def __init__(self, files: TlsFiles, now: Callable[[], datetime] = utc_now) -> None:
-        """Raises UserError if the files can't be used."""
+        """Reads the files. Raises UserError if they can't be used."""
         self._files = files
         self._now = now
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class RenewedTls:
 
 
 def _marks(files: TlsFiles) -> _Marks:
-    """Raises OSError."""
+    """Returns the marks of the files by which a change is seen. Raises OSError."""
     paths = (files.ca_file, files.cert_file, files.key_file, files.revoked_file)
     return tuple(
         (status.st_ino, status.st_size, status.st_mode, status.st_mtime_ns, status.st_ctime_ns)

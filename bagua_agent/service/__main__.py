@@ -1,4 +1,4 @@
-"""`python -m bagua_agent.service`: the same as `bagua-agent`."""
+"""Runs `bagua-agent`, as `python -m bagua_agent.service`."""
 
 from bagua_agent.service.main import main
 

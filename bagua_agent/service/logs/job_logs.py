@@ -34,7 +34,7 @@ class WorkerLogFiles:
 
 
 class JobLogs:
-    """log_dir, node_name: as the node's units write."""
+    """The logs of the jobs on this node. log_dir, node_name: as the node's units write."""
 
     def __init__(self, log_dir: Path, node_name: str) -> None:
         self._log_dir = log_dir

@@ -20,7 +20,7 @@ TRY_AGAIN_S = 0.2
 
 
 class NameTaken(UserError):
-    """Another daemon has this node's name."""
+    """The error that another daemon has this node's name."""
 
 
 def taker(value: bytes, lease_id: int, own: pb.Node) -> pb.Node | None:
