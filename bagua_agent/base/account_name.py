@@ -12,7 +12,7 @@ from bagua_agent.base.plain_text import in_utf8
 
 
 def effective_account() -> str:
-    """The name of the account whose rights this process has, or `uid N`."""
+    """Returns the name of the account whose rights this process has, or `uid N`."""
     uid = os.geteuid()
     try:
         return in_utf8(pwd.getpwuid(uid).pw_name)

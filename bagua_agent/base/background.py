@@ -73,7 +73,7 @@ def describe(error: BaseException) -> str:
 
 
 def perform(what: str, operation: Callable[[], T], on_end: Callable[[OperationEnd[T]], object]) -> None:
-    """Run `operation` here and deliver its end; see the module's contract. Raises nothing.
+    """Runs `operation` here and delivers its end; see the module's contract. Raises nothing.
 
     what: the operation in a few words, for the log.
     """
@@ -160,10 +160,8 @@ class Background:
         return ended.wait(timeout_s)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-        """Discard what has not begun, and wait at most timeout_s for what has. False if something still runs then.
-
-        May be called twice. Not from an operation.
-        """
+        """Discards what has not begun, and waits at most timeout_s for what has. Returns False if something still runs
+        then. May be called twice. Not from an operation."""
         with self._changed:
             self._stopping = True
             discarded = list(self._waiting)

@@ -11,23 +11,23 @@ from typing import ClassVar
 
 
 class BaguaError(Exception):
-    """Root of the tree; `exit_code` is what a command that ends with this error returns."""
+    """The root of the tree; `exit_code` is what a command that ends with this error returns."""
 
     exit_code: ClassVar[int] = 1
 
 
 class UserError(BaguaError):
-    """The user's mistake: a flag, a file, a value, a missing right."""
+    """Raised for a mistake of the user: a flag, a file, a value, a missing right."""
 
     exit_code: ClassVar[int] = 2
 
 
 class PeerViolation(BaguaError):
-    """Another process sent what the protocol does not allow."""
+    """Raised when another process sent what the protocol does not allow."""
 
 
 class InfrastructureLost(BaguaError):
-    """Something outside the job is away or failed: network, store, disk."""
+    """Raised when something outside the job is away or failed: network, store, disk."""
 
 
 class StoreUnavailable(InfrastructureLost):
@@ -35,23 +35,26 @@ class StoreUnavailable(InfrastructureLost):
 
 
 class StoreFull(StoreUnavailable):
-    """etcd refuses writes since its database is full: reads work, and it takes writes again once there is room."""
+    """Raised when etcd refuses writes since its database is full: reads work, and it takes writes again once there is
+    room."""
 
 
 class OutcomeUnknown(InfrastructureLost):
-    """A transaction or a command was sent and no answer came: it may have been done. Read before trying again."""
+    """Raised when a transaction or a command was sent and no answer came: it may have been done. Read before trying
+    again."""
 
 
 class LeaseLost(InfrastructureLost):
-    """etcd does not know the lease (any more): its keys are gone."""
+    """Raised when etcd does not know the lease (any more): its keys are gone."""
 
 
 class JobReplaced(InfrastructureLost):
-    """The store lost its keys and the others went on without this node; it can come again as a newcomer."""
+    """Raised when the store lost its keys and the others went on without this node; it can come again as a newcomer."""
 
 
 class JobIsOver(BaguaError):
-    """The job of a submission has its result, so this agent has no part in it; result_code is the job's exit code."""
+    """Raised when the job of a submission has its result, so this agent has no part in it; result_code is the job's
+    exit code."""
 
     def __init__(self, message: str, result_code: int) -> None:
         super().__init__(message)
@@ -59,11 +62,11 @@ class JobIsOver(BaguaError):
 
 
 class InternalError(BaguaError):
-    """Our bug: a state that must not be. Carries what is needed to find it."""
+    """Raised for our own bug: a state that must not be. Carries what is needed to find it."""
 
 
 class OperationDiscarded(BaguaError):
-    """An operation in the background was discarded before it began, because its owner ends."""
+    """Raised when an operation in the background was discarded before it began, because its owner ends."""
 
 
 _PASSING = frozenset(

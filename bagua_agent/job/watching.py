@@ -27,10 +27,11 @@ class Watching(Protocol):
     def address(self) -> str: ...
 
     def joined(self, store: Store) -> None:
-        """Called when the agent has joined the job."""
+        """Begins to show the job, which the agent has joined."""
 
     def left(self) -> None:
-        """Called before the agent closes the store; waits a moment for an open page to see the job's end."""
+        """Ends showing the job before the agent closes the store; waits a moment for an open page to see the job's
+        end."""
 
     def stop(self) -> None: ...
 

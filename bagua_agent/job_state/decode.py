@@ -239,6 +239,7 @@ def _duration(value_s: float) -> float:
 
 
 def _check_owner(in_key: str, in_value: str) -> None:
-    """Raises ValueError if the ids differ: the key's removal would leave behind what its value had put."""
+    """Checks that two ids are equal; raises ValueError if they differ: the key's removal would leave behind what its
+    value had put."""
     if in_key != in_value:
         raise ValueError(f"it is about {in_value!r}")

@@ -178,7 +178,7 @@ class OtelExport:
         return False
 
     def _tell(self, url: str | None, arrived: bool | None) -> None:
-        """Say once that this URL does not take what is sent, and once that it does again."""
+        """Says once that this URL does not take what is sent, and once that it does again."""
         if url is None or arrived is None or arrived is not (url in self._failing):
             return
         if arrived:

@@ -185,7 +185,7 @@ class NodeWorkers:
                 self.spawn(slot)
 
     def when_startable(self, then: Callable[[], object]) -> None:
-        """Call `then`, perhaps from another thread, once workers start without having to import anything first."""
+        """Calls `then`, perhaps from another thread, once workers start without having to import anything first."""
         warm = self._warm
         if warm is None:
             then()
@@ -205,7 +205,7 @@ class NodeWorkers:
         self._guardian.register(pgid)
 
     def begin(self) -> list[int]:
-        """Let every slot's worker run its script. Returns the slots that have none yet, for `spawn`."""
+        """Lets every slot's worker run its script. Returns the slots that have none yet, for `spawn`."""
         self._gate_open = True
         taken = {w.slot for w in self._workers.values()}
         for worker in self._workers.values():

@@ -85,7 +85,7 @@ class RestartedWorkers:
         """Does nothing: a job with replicas is live."""
 
     def met(self, generation: int, address: str) -> None:
-        """The agent of rank 0 says where the workers of that generation meet."""
+        """Takes the address at which the workers of that generation meet, from the agent of rank 0."""
         self._meeting = (generation, address)
         if not self._workers.worker_ids:
             self._start()

@@ -315,7 +315,7 @@ class WorkerExits:
         return False
 
     def start_worker(self, slot: int, now_s: float, failed: int = 0) -> None:
-        """Start the slot's worker, unless none is needed any more. One that can't be started is tried again later: the
+        """Starts the slot's worker, unless none is needed any more. One that can't be started is tried again later: the
         workers of other slots go on meanwhile.
 
         failed: attempts in a row before. Raises UserError if this node has no worker that could go on.

@@ -205,7 +205,7 @@ class Guardian:
             self._tell(message)
 
     def stop(self) -> None:
-        """End the guardian. Groups still registered are killed by it, directories removed."""
+        """Ends the guardian. It kills the groups that are still registered, and removes the directories."""
         with self._lock:
             process, self._process = self._process, None
             self._groups.clear()

@@ -77,7 +77,7 @@ class NoAnswer(InfrastructureLost):
 def save_stacks(
     targets: Sequence[StackTarget], why: str, *, within_s: float = WITHIN_S, native: bool = True
 ) -> list[SavedStacks]:
-    """Write stacks-<time>.txt for each worker. Takes at most about within_s (plus NATIVE_WITHIN_S with py-spy).
+    """Writes stacks-<time>.txt for each worker. Takes at most about within_s (plus NATIVE_WITHIN_S with py-spy).
 
     native: add what py-spy sees, where it is installed. Never raises for a worker's state.
     """

@@ -74,7 +74,7 @@ class StoreHost:
                     raise InfrastructureLost(f"the process for stores failed: {problem}") from problem
 
     def drop(self, port: int) -> bool:
-        """Close the store at `port`; False when there is none (any more)."""
+        """Closes the store at `port`; returns False when there is none (any more)."""
         with self._lock:
             if self._requests is None:
                 return False
@@ -128,6 +128,6 @@ class StoreHost:
             process.close()
 
     def stop(self) -> None:
-        """Close every store and end the process; bounded. May be called twice."""
+        """Closes every store and ends the process; bounded. May be called twice."""
         with self._lock:
             self._end()

@@ -25,10 +25,11 @@ def kill_group(worker: WorkerProcess) -> bool:
 
 
 def end_groups(workers: Sequence[WorkerProcess], grace_s: float) -> bool:
-    """End all of them together, within grace_s plus KILL_TIMEOUT_S seconds.
+    """Ends all of them together, within grace_s plus KILL_TIMEOUT_S seconds, and tells whether nothing of them runs any
+    more.
 
-    grace_s: between SIGTERM and SIGKILL; 0 sends only SIGKILL. True when nothing of them runs any
-    more. The workers are reaped, and may be watched by an ExitWatch meanwhile, which still reports.
+    grace_s: between SIGTERM and SIGKILL; 0 sends only SIGKILL. The workers are reaped, and may be watched by an
+    ExitWatch meanwhile, which still reports.
     """
     if grace_s > 0:
         for worker in workers:

@@ -69,8 +69,8 @@ def open_file(path: Path, account: Account | None, *, new: bool = False) -> int:
 
 
 def _check_own(found: os.stat_result, directory: Path) -> None:
-    """Raises OSError unless what was found is a directory of the agent's own. Where others may make directories, one of
-    theirs may lead anywhere."""
+    """Checks that what was found is a directory of the agent's own; raises OSError if it is not. Where others may make
+    directories, one of theirs may lead anywhere."""
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise OSError(errno.EPERM, "it is there already and is not the agent's own", str(directory))
 

@@ -126,7 +126,7 @@ class OutputRouter:
         return terminal.fd
 
     def attach(self, worker: WorkerProcess, global_rank: int = -1) -> None:
-        """Take over the worker's pipes. Raises UserError or InfrastructureLost when its log files cannot be made."""
+        """Takes over the worker's pipes. Raises UserError or InfrastructureLost when its log files cannot be made."""
         files = self._layout.make_worker_directory(worker.slot, worker.worker_id)
         self._earlier.begin(worker.slot, files.directory)
         streams: list[_Stream] = []
@@ -176,7 +176,7 @@ class OutputRouter:
         self._do(lambda: self._err.show_status(text.encode()))
 
     def finish(self, worker_id: str, timeout_s: float = 2.0) -> str:
-        """Read what the ended worker left in its pipes, close them; returns the tail of its stderr.
+        """Reads what the ended worker left in its pipes, closes them and returns the tail of its stderr.
 
         Never waits for a process that still holds the pipe: takes at most what it can contain.
         """
@@ -197,7 +197,7 @@ class OutputRouter:
         return result[0]
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-        """Write out everything and close. False if a reader of the terminal did not take it in time."""
+        """Writes out everything and closes. Returns False if a reader of the terminal did not take it in time."""
         deadline = time.monotonic() + timeout_s
 
         def stop() -> None:

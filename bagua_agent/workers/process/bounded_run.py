@@ -25,7 +25,8 @@ class BoundedRun:
 
 
 def run_bounded(command: Sequence[str], within_s: float, account: Account | None = None) -> BoundedRun:
-    """Run the command to its end. Raises OSError if it can't be started, TimeoutError if it takes longer."""
+    """Runs the command to its end and returns its result. Raises OSError if it can't be started, TimeoutError if it
+    takes longer."""
     deadline_s = time.monotonic() + within_s
     process = subprocess.Popen(
         command,

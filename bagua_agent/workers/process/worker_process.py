@@ -60,7 +60,7 @@ class WorkerProcess:
         return self._returncode
 
     def open_gate(self) -> bool:
-        """Let the script start. False if the worker is gone already, or was let through before."""
+        """Lets the script start. Returns False if the worker is gone already, or was let through before."""
         return self._write_gate(b"g")
 
     def refuse_gate(self) -> bool:
@@ -81,7 +81,7 @@ class WorkerProcess:
             return True
 
     def signal_group(self, signal_number: int) -> bool:
-        """Signal the whole group. False once the worker is reaped (the group is killed by then)."""
+        """Signals the whole group. Returns False once the worker is reaped (the group is killed by then)."""
         with self._lock:
             if self._returncode is not None:
                 return False
@@ -122,7 +122,7 @@ class WorkerProcess:
             return None if self._closed else fcntl.fcntl(self.pidfd, fcntl.F_DUPFD_CLOEXEC, 0)
 
     def close(self) -> None:
-        """Release descriptors; the process itself must be reaped. May be called twice."""
+        """Releases descriptors; the process itself must be reaped. May be called twice."""
         with self._lock:
             if self._closed:
                 return

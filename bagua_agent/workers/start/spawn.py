@@ -47,14 +47,14 @@ def spawn_worker(
     warm: WarmParent | None = None,
     account: Account | None = None,
 ) -> WorkerProcess:
-    """Start a worker; returns as soon as it is executed or forked.
+    """Starts a worker; returns as soon as it is executed or forked.
 
-    env: its whole environment; BAGUA_GATE_FD in it is replaced, PYTHON_EXEC names another interpreter.
-    gated: the script starts only after `open_gate()`. stdout, stderr: files to append to, or descriptors to inherit;
-    None makes a pipe whose read end the result has. stdin: a descriptor to use, which the caller closes. preimport:
-    modules that a warm parent must have imported. cpus: the only processors it may use. warm: what to fork it from,
-    if possible; waited for until it has imported everything. account: whose process it is; None: the agent's.
-    Raises UserError when what the command names cannot be run, InfrastructureLost when the node is short of something.
+    env: its whole environment; BAGUA_GATE_FD in it is replaced, PYTHON_EXEC names another interpreter. gated: the
+    script starts only after `open_gate()`. stdout, stderr: files to append to, or descriptors to inherit; None makes a
+    pipe whose read end the result has. stdin: a descriptor to use, which the caller closes. preimport: modules that a
+    warm parent must have imported. cpus: the only processors it may use. warm: what to fork it from, if possible;
+    waited for until it has imported everything. account: whose process it is; None: the agent's. Raises UserError when
+    what the command names cannot be run, InfrastructureLost when the node is short of something.
     """
     where = Path.cwd() if directory is None else directory
     python = worker_python(env.get("PYTHON_EXEC"))

@@ -281,7 +281,7 @@ class WarmParent:
         return self._stop_fd in readable([self._stop_fd, *(() if pidfd is None else (pidfd,))], timeout_s)
 
     def stop(self) -> None:
-        """End it; workers go on. May be called twice, and without `start`."""
+        """Ends it; workers go on. May be called twice, and without `start`."""
         if self._stop_fd < 0:
             return
         self._is_stopping = True  # first: its end is no news then
