@@ -142,7 +142,7 @@ __all__ = [
 
 
 def init_process_group(seed: int | None = None) -> None:
-    """Join the job, so that ranks and collectives are real from here on; without an agent, be a world of one.
+    """Joins the job, so that ranks and collectives are real from here on; without an agent it is a world of one.
 
     The job's first workers wait here for each other. A worker that comes while the job trains has the rank after the
     last one until its first step, and is answered what the first workers' collectives before the loop returned; see
@@ -159,7 +159,7 @@ def init_process_group(seed: int | None = None) -> None:
 
 
 def shutdown() -> None:
-    """End this process's training: commit the step under way, stop the loader's processes, release the models.
+    """Ends this process's training: commits the step under way, stops the loader's processes, releases the models.
 
     Under plain `python` the next training begins at step 0, with its own models, optimizers, loader and registered
     states. In a job every worker must call it; it returns once all have committed the last step, and what uses the job
@@ -170,12 +170,13 @@ def shutdown() -> None:
 
 
 def is_launched() -> bool:
-    """Whether an agent started this process; False under plain `python`."""
+    """Tells whether an agent started this process; False under plain `python`."""
     return _runtime.is_launched()
 
 
 def get_rank() -> int:
-    """Global rank in the generation in force. Joins the job if init_process_group() was not called; see there.
+    """Returns the global rank in the generation in force. Joins the job if init_process_group() was not called; see
+    there.
 
     Between steps joiners, which cannot take part in a collective there yet, do not count. A step of a loop of
     next_step() begins with its first forward, so a script that divides data asks once, before that.
@@ -184,12 +185,12 @@ def get_rank() -> int:
 
 
 def get_world_size() -> int:
-    """Workers in the generation in force. See get_rank."""
+    """Returns the number of workers in the generation in force. See get_rank."""
     return _runtime.engine().asked_place()[1]
 
 
 def get_local_rank() -> int:
-    """Index of this worker's device on its node; fixed for the life of the process.
+    """Returns the index of this worker's device on its node; it is fixed for the life of the process.
 
     It is the worker's slot, or 0 under --virtual-local-rank, where the worker sees one GPU only.
     """
@@ -197,7 +198,8 @@ def get_local_rank() -> int:
 
 
 def shard_mesh() -> DeviceMesh:
-    """The workers of this worker's replica, as the mesh that `fully_shard(module, mesh=bagua.shard_mesh())` takes.
+    """Returns the workers of this worker's replica, as the mesh that `fully_shard(module, mesh=bagua.shard_mesh())`
+    takes.
 
     One dimension, "shard", of replica_size() workers. Inside a replica torch's default process group is the replica's,
     so torch.distributed.get_rank() is shard_rank(). Joins the job as init_process_group() does, and waits there for the
@@ -209,29 +211,29 @@ def shard_mesh() -> DeviceMesh:
 
 
 def replica_size() -> int:
-    """Workers that together hold one copy of the model: --replica-size; 1 without it."""
+    """Returns the number of workers that together hold one copy of the model: --replica-size; 1 without it."""
     return _runtime.engine().shard_place()[1]
 
 
 def shard_rank() -> int:
-    """This worker's place in its replica, from 0; fixed for its life. Joins the job: see get_rank."""
+    """Returns this worker's place in its replica, from 0; it is fixed for its life. Joins the job: see get_rank."""
     return _runtime.engine().shard_place()[0]
 
 
 def replica_rank() -> int:
-    """The place of this worker's replica among the replicas of the generation in force. See get_rank, which is
+    """Returns the place of this worker's replica among the replicas of the generation in force. See get_rank, which is
     replica_rank() * replica_size() + shard_rank()."""
     return _runtime.engine().replica_place()[0]
 
 
 def replica_count() -> int:
-    """Replicas in the generation in force: what a learning rate scales with, as get_world_size() in a job without
-    --replica-size. See get_rank."""
+    """Returns the number of replicas in the generation in force: what a learning rate scales with, as get_world_size()
+    in a job without --replica-size. See get_rank."""
     return _runtime.engine().replica_place()[1]
 
 
 def replica_group() -> ProcessGroup:
-    """The workers that hold this worker's shard, one of each replica in force: a process group for torch's collectives.
+    """Returns the workers that hold this worker's shard, one of each replica in force, as a process group of torch.
 
         torch.distributed.all_reduce(norms, group=bagua.replica_group())
 
@@ -249,18 +251,18 @@ def replica_group() -> ProcessGroup:
 
 
 def generation() -> int:
-    """Number of the generation in force; 0 in a world of one."""
+    """Returns the number of the generation in force; 0 in a world of one."""
     return _runtime.engine().generation_number
 
 
 def virtual_shards() -> int | None:
-    """Virtual shards of a global batch in a deterministic job, fixed for its life; None in any other. For rules that
-    would scale by the number of workers."""
+    """Returns the number of virtual shards of a global batch in a deterministic job, which is fixed for its life; None
+    in any other. For rules that would scale by the number of workers."""
     return _runtime.engine().virtual_shards or None
 
 
 def next_step() -> int:
-    """Boundary of loops that do not use ElasticDataLoader: call it at the top of each iteration.
+    """Makes the step boundary of loops that do not use ElasticDataLoader: call it at the top of each iteration.
 
     Commits or rolls back the step before, follows changes of membership, and returns the number of steps
     committed so far; after a failed step that is the same number again. Stop when it is enough:
@@ -272,7 +274,7 @@ def next_step() -> int:
 
 
 def register_state(name: str, stateful: Stateful) -> None:
-    """Make `stateful` (with state_dict and load_state_dict: a scheduler, a scaler) part of the job's state.
+    """Makes `stateful` (with state_dict and load_state_dict: a scheduler, a scaler) part of the job's state.
 
     Failed steps restore it, workers that join receive it. Raises TypeError, ValueError (name taken).
     """
@@ -280,7 +282,7 @@ def register_state(name: str, stateful: Stateful) -> None:
 
 
 def report(**metrics: float) -> None:
-    """Show numbers such as `loss=0.3` beside the job's progress on the terminal.
+    """Shows numbers such as `loss=0.3` beside the job's progress on the terminal.
 
     metrics: numbers by name; the newest value of each is shown. Raises ValueError or TypeError for what is no number.
     """

@@ -1,4 +1,4 @@
-"""The workers with one shard, one of each replica, as a process group that torch.distributed's collectives accept.
+"""Makes the workers with one shard, one of each replica, a process group that torch.distributed's collectives accept.
 
 Each operation is a collective of the script (collectives.py), and complete when it returns. Rank and size follow the
 generation. torch looks up groups in tables that are made for groups of a fixed size, so it finds a view there.
@@ -39,7 +39,7 @@ class NotAcrossReplicas(UserError, NotImplementedError):
 
 
 class _Done(dist.Work):
-    """Of an operation that is complete."""
+    """The work of an operation that is complete."""
 
     def __init__(self, tensors: Tensors) -> None:
         super().__init__()
@@ -58,7 +58,8 @@ class _Done(dist.Work):
 
 
 class _Ranks(Mapping[int, int]):
-    """Ranks in the group by those in torch's default group. That is this worker's replica, so only it is in both."""
+    """Maps ranks in torch's default group to ranks in the replica group. The former is this worker's replica, so only
+    it is in both."""
 
     def _now(self) -> dict[int, int]:
         engine = runtime.engine()
@@ -75,7 +76,7 @@ class _Ranks(Mapping[int, int]):
 
 
 class ReplicaGroup(dist.ProcessGroup):
-    """See bagua_core.replica_group. Sharded tensors count with their local tensors."""
+    """The process group that bagua_core.replica_group() returns. Sharded tensors count with their local tensors."""
 
     _made: ReplicaGroup | None = None
 
@@ -191,7 +192,7 @@ for _name in (
 
 
 def _op(opts: Any) -> ReduceOp:
-    """Raises ValueError."""
+    """Returns the reduction that `opts` asks for. Raises ValueError for one that is not possible."""
     asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
     for op in ReduceOp:
         if asked == getattr(dist.ReduceOp, op.name):
@@ -201,13 +202,13 @@ def _op(opts: Any) -> ReduceOp:
 
 
 def _check_rows(what: str, rows: float, size: int) -> None:
-    """Before any peer is asked. Raises ValueError."""
+    """Checks the number of parts before any peer is asked. Raises ValueError."""
     if rows != size:
         raise ValueError(f"{what} one part for each of the {size} replicas: these are {rows:g}")
 
 
 def _gathered(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    """[size, ...]. Raises MembersChanged if a replica was lost meanwhile."""
+    """Returns the tensors of all replicas, [size, ...]. Raises MembersChanged if a replica was lost meanwhile."""
     rows = ask(Allgather(local(tensor), across_replicas=True))[0]
     if len(rows) != size:
         raise MembersChanged(

@@ -61,7 +61,7 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Runs the command, and returns the exit code."""
     parser = command_parser()
     given = parser.parse_args(arguments)
     try:
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def export(storage: Storage, found: list[Found], output: Path, step: int | None) -> None:
-    """Write one of the checkpoints that were found in `storage` to `output`. Raises ExportError."""
+    """Writes one of the checkpoints that were found in `storage` to `output`. Raises ExportError."""
     if os.path.exists(output) and not os.path.isfile(output):
         raise ExportError(f"{output} can't be written: it is no ordinary file")
     chosen = choose(storage, found, step)
@@ -104,7 +104,7 @@ def export(storage: Storage, found: list[Found], output: Path, step: int | None)
 
 
 def dcp_reader(directory: str, step: int | None = None) -> StorageReader:
-    """A storage reader for `torch.distributed.checkpoint.load(state_dict, storage_reader=...)`.
+    """Returns a storage reader for `torch.distributed.checkpoint.load(state_dict, storage_reader=...)`.
 
     directory: a --checkpoint-dir: a directory or a URL. step: which checkpoint; None: the newest complete one.
     state_dict has `model` and `optimizer` as torch's get_model_state_dict and get_optimizer_state_dict give them; any
@@ -116,7 +116,7 @@ def dcp_reader(directory: str, step: int | None = None) -> StorageReader:
 
 
 def found_in(storage: Storage) -> list[Found]:
-    """Newest first. Raises ExportError, also if there are none."""
+    """Returns the checkpoints in `storage`, newest first. Raises ExportError, also if there are none."""
     try:
         found = catalogue.find(storage)
     except (OSError, UnreadableRun, OldFormat) as error:
@@ -127,7 +127,8 @@ def found_in(storage: Storage) -> list[Found]:
 
 
 def choose(storage: Storage, found: list[Found], step: int | None) -> Found:
-    """The newest complete one, of `step` if that is given. Raises ExportError that lists what is there."""
+    """Returns the newest complete checkpoint, of `step` if that is given. Raises ExportError that lists what is
+    there."""
     try:
         chosen = catalogue.newest_complete(f for f in found if step in (None, f.place.name.step))
     except StoreError as error:
@@ -142,7 +143,7 @@ def choose(storage: Storage, found: list[Found], step: int | None) -> Found:
 
 
 def shown(found: list[Found]) -> str:
-    """A line for each."""
+    """Returns a line for each checkpoint."""
     return "\n".join(
         f"step {f.place.name.step}  run {f.place.run}  "
         + (
@@ -155,7 +156,7 @@ def shown(found: list[Found]) -> str:
 
 
 def exported(restored: restore.Restored) -> dict[str, Any]:
-    """The state in tensors and plain values, under the names that PyTorch's load_state_dict takes."""
+    """Returns the state in tensors and plain values, under the names that PyTorch's load_state_dict takes."""
     state = restored.state
     exact = {
         "step": restored.step,
@@ -180,7 +181,8 @@ def _named(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.
 
 
 def _plain(value: Any) -> Any:
-    """What `torch.load(weights_only=True)` reads: NumPy's arrays become tensors or lists, its scalars numbers."""
+    """Returns `value` as `torch.load(weights_only=True)` reads it: NumPy's arrays become tensors or lists, its scalars
+    numbers."""
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):

@@ -45,7 +45,7 @@ _Value = TypeVar("_Value")
 
 
 def new_group(ranks: Sequence[int] | None = None) -> Group:
-    """The workers of `ranks` (default: all) as a group, for the `group` argument of the collectives.
+    """Makes a group of the workers of `ranks` (default: all), for the `group` argument of the collectives.
 
     Makes no connection and sends nothing: the group connects at its first use, among its workers only. It stays good as
     long as all of them are in the job, whatever ranks they get, and once one is lost every use of it raises
@@ -58,7 +58,7 @@ def new_group(ranks: Sequence[int] | None = None) -> Group:
 
 
 def ask(request: Request, group: Group | None = None) -> Result:
-    """Do `request` with its other members. In a world of one it has none."""
+    """Does `request` with its other members, and returns its result. In a world of one it has none."""
     outside = runtime.engine().collectives
     with torch.no_grad():
         if outside is not None:
@@ -81,7 +81,7 @@ def _write(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 
 def allreduce(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | None = None) -> torch.Tensor:
-    """`op` over all workers' tensors; the same bits on every worker.
+    """Reduces all workers' tensors by `op`; the result has the same bits on every worker.
 
     tensor: any shape, the same on every worker. A worker in its first step counts with what changes nothing.
     group: the workers that take part; None: all. See new_group.
@@ -93,14 +93,14 @@ def allreduce(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | 
 def allreduce_inplace(
     tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | None = None
 ) -> torch.Tensor:
-    """See allreduce."""
+    """Writes the result of allreduce into `tensor`, and returns it. For `op` and `group` see allreduce."""
     return _write(tensor, allreduce(tensor, op, group))
 
 
 def reduce(
     tensor: torch.Tensor, destination: int, op: ReduceOp = ReduceOp.SUM, group: Group | None = None
 ) -> torch.Tensor | None:
-    """`op` over all workers' tensors on rank `destination`, None on the others.
+    """Reduces all workers' tensors by `op`, and returns the result on rank `destination`, None on the others.
 
     tensor: any shape, the same on every worker.
     group: the workers that take part; None: all. See new_group.
@@ -112,7 +112,8 @@ def reduce(
 def reduce_inplace(
     tensor: torch.Tensor, destination: int, op: ReduceOp = ReduceOp.SUM, group: Group | None = None
 ) -> torch.Tensor:
-    """See reduce; on the other ranks `tensor` stays as it is."""
+    """Writes the result of reduce into `tensor` on rank `destination`, and returns `tensor`, which stays as it is on
+    the other ranks. For `op` and `group` see reduce."""
     result = reduce(tensor, destination, op, group)
     return tensor if result is None else _write(tensor, result)
 
@@ -120,7 +121,7 @@ def reduce_inplace(
 def reduce_scatter(
     tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | None = None
 ) -> torch.Tensor:
-    """Row `rank` of the reduction of `tensor` over all workers.
+    """Reduces `tensor` over all workers, and returns row `rank` of the result.
 
     tensor: [members, ...], the same shape on every worker.
     op: how the workers' values become one, as for allreduce.
@@ -134,7 +135,8 @@ def reduce_scatter(
 def reduce_scatter_inplace(
     tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | None = None
 ) -> torch.Tensor:
-    """See reduce_scatter; the result is written to this worker's own row, the others stay."""
+    """Writes the result of reduce_scatter to this worker's own row of `tensor`, and returns `tensor`; the other rows
+    stay. For `op` and `group` see reduce_scatter."""
     _write(tensor[_own_row(tensor, group)], reduce_scatter(tensor, op, group))
     return tensor
 
@@ -143,7 +145,7 @@ def reduce_scatter_inplace(
 
 
 def broadcast(tensor: torch.Tensor, source: int = 0, group: Group | None = None) -> torch.Tensor:
-    """Rank `source`'s tensor.
+    """Returns rank `source`'s tensor.
 
     tensor: of the same shape and dtype on every worker; its values count on the source only.
     group: the workers that take part; None: all. See new_group.
@@ -153,13 +155,13 @@ def broadcast(tensor: torch.Tensor, source: int = 0, group: Group | None = None)
 
 
 def broadcast_inplace(tensor: torch.Tensor, source: int = 0, group: Group | None = None) -> torch.Tensor:
-    """See broadcast."""
+    """Writes the result of broadcast into `tensor`, and returns it. For `source` and `group` see broadcast."""
     return _write(tensor, broadcast(tensor, source, group))
 
 
 def broadcast_object(value: _Value, source: int = 0, group: Group | None = None) -> _Value:
-    """Rank `source`'s value, as a copy. What the others bring is what they get where the step has failed, so let it be
-    something the script can go on with.
+    """Returns rank `source`'s value, as a copy. What the others bring is what they get where the step has failed, so
+    let it be something the script can go on with.
 
     No pickle travels: None, booleans, numbers, strings, bytes, lists, tuples, dictionaries, tensors and NumPy arrays of
     these, nested. No instances of classes, functions, sets or modules: StateCodecError names what can't travel.
@@ -174,8 +176,8 @@ def broadcast_object(value: _Value, source: int = 0, group: Group | None = None)
 
 
 def allgather(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
-    """[members, *tensor.shape]: every worker's tensor, by the ranks that hold when it returns: if a worker is lost
-    meanwhile there is one row less, and the others may have new ranks. A worker in its first step brings zeros.
+    """Returns every worker's tensor, [members, *tensor.shape], by the ranks that hold when it returns: if a worker is
+    lost meanwhile there is one row less, and the others may have new ranks. A worker in its first step brings zeros.
 
     tensor: the same shape and dtype on every worker.
     group: the workers that take part; None: all. See new_group.
@@ -184,15 +186,16 @@ def allgather(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
 
 
 def allgather_inplace(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
-    """See allgather. tensor: [members, ...]; row `rank` is this worker's, the others are written.
+    """Writes the result of allgather into `tensor`, and returns it. For `group` see allgather.
 
+    tensor: [members, ...]; row `rank` is this worker's, the others are written.
     Raises ValueError if a worker is lost meanwhile, for then there are fewer rows.
     """
     return _write(tensor, allgather(tensor[_own_row(tensor, group)], group))
 
 
 def allgather_rows(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
-    """All workers' tensors, concatenated along the first dimension in the order of ranks, on every worker.
+    """Concatenates all workers' tensors along the first dimension in the order of ranks, on every worker.
 
     tensor: [rows, ...]; the number of rows may differ from worker to worker and may be 0, as that of the samples in
     workers' shares of a batch. The other dimensions and the dtype are the same on every worker.
@@ -209,7 +212,7 @@ def allgather_rows(tensor: torch.Tensor, group: Group | None = None) -> torch.Te
 
 
 def gather(tensor: torch.Tensor, destination: int = 0, group: Group | None = None) -> torch.Tensor | None:
-    """As allgather on rank `destination`; None on the others.
+    """Returns every worker's tensor, as allgather does, on rank `destination`; None on the others.
 
     tensor: the same shape and dtype on every worker.
     group: the workers that take part; None: all. See new_group.
@@ -219,7 +222,10 @@ def gather(tensor: torch.Tensor, destination: int = 0, group: Group | None = Non
 
 
 def gather_inplace(tensor: torch.Tensor, destination: int = 0, group: Group | None = None) -> torch.Tensor:
-    """See gather. tensor: [members, ...]; row `rank` is this worker's, and on `destination` the others are written."""
+    """Writes the result of gather into `tensor` on rank `destination`, and returns `tensor`. For `group` see gather.
+
+    tensor: [members, ...]; row `rank` is this worker's, and on `destination` the others are written.
+    """
     result = gather(tensor[_own_row(tensor, group)], destination, group)
     return tensor if result is None else _write(tensor, result)
 
@@ -227,9 +233,10 @@ def gather_inplace(tensor: torch.Tensor, destination: int = 0, group: Group | No
 def scatter(
     part: torch.Tensor, parts: torch.Tensor | None = None, source: int = 0, group: Group | None = None
 ) -> torch.Tensor:
-    """Row `rank` of the source's `parts`: [members, *part.shape], needed there only. part: in the shape and dtype of a
-    row; its values are what a worker gets where the step has failed.
+    """Returns row `rank` of the source's `parts`.
 
+    part: in the shape and dtype of a row; its values are what a worker gets where the step has failed.
+    parts: [members, *part.shape], needed on rank `source` only.
     group: the workers that take part; None: all. See new_group.
     Raises PeerLostError if a worker is lost: its row would have no owner.
     """
@@ -239,12 +246,12 @@ def scatter(
 def scatter_inplace(
     part: torch.Tensor, parts: torch.Tensor | None = None, source: int = 0, group: Group | None = None
 ) -> torch.Tensor:
-    """See scatter."""
+    """Writes the result of scatter into `part`, and returns it. For `parts`, `source` and `group` see scatter."""
     return _write(part, scatter(part, parts, source, group))
 
 
 def alltoall(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
-    """Row r of `tensor` goes to rank r. Returns the same shape: row r is what rank r had for this worker.
+    """Sends row r of `tensor` to rank r. Returns the same shape: row r is what rank r had for this worker.
 
     tensor: [members, ...], the same shape and dtype on every worker.
     group: the workers that take part; None: all. See new_group.
@@ -254,14 +261,15 @@ def alltoall(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
 
 
 def alltoall_inplace(tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
-    """See alltoall."""
+    """Writes the result of alltoall into `tensor`, and returns it. For `group` see alltoall."""
     return _write(tensor, alltoall(tensor, group))
 
 
 def alltoall_v(
     tensor: torch.Tensor, splits: Sequence[int], group: Group | None = None
 ) -> tuple[torch.Tensor, list[int]]:
-    """alltoall of unequal parts: the first splits[0] rows go to rank 0, the next splits[1] to rank 1, and so on.
+    """Exchanges unequal parts as alltoall does: the first splits[0] rows go to rank 0, the next splits[1] to rank 1,
+    and so on.
 
     tensor: [sum of splits, ...].
     group: the workers that take part; None: all. See new_group.
@@ -275,7 +283,8 @@ def alltoall_v(
 def alltoall_v_inplace(
     tensor: torch.Tensor, splits: Sequence[int], group: Group | None = None
 ) -> tuple[torch.Tensor, list[int]]:
-    """See alltoall_v; as many rows must arrive as leave, else ValueError."""
+    """Writes the rows that arrive by alltoall_v into `tensor`, and returns what alltoall_v returns. As many rows must
+    arrive as leave, else ValueError. For `splits` and `group` see alltoall_v."""
     rows, arrived = alltoall_v(tensor, splits, group)
     return _write(tensor, rows), arrived
 
@@ -284,7 +293,7 @@ def alltoall_v_inplace(
 
 
 def send(tensor: torch.Tensor, destination: int, tag: int = 0, group: Group | None = None) -> None:
-    """Send `tensor` to the worker that calls recv with this rank as source, the same shape, dtype and tag.
+    """Sends `tensor` to the worker that calls recv with this rank as source, the same shape, dtype and tag.
 
     destination: a rank, in the group if one is given.
     tag: tells messages between the same two workers apart.
@@ -298,8 +307,9 @@ def send(tensor: torch.Tensor, destination: int, tag: int = 0, group: Group | No
 
 
 def recv(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = None) -> torch.Tensor:
-    """The tensor from rank `source`. tensor: in its shape and dtype; its values come back where the step has failed.
+    """Returns the tensor from rank `source`.
 
+    tensor: in the shape and dtype of the result; its values come back where the step has failed.
     tag: that of send.
     group: the workers that take part; None: all. See new_group.
     Raises as send does.
@@ -308,12 +318,12 @@ def recv(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = 
 
 
 def recv_inplace(tensor: torch.Tensor, source: int, tag: int = 0, group: Group | None = None) -> torch.Tensor:
-    """See recv."""
+    """Writes the result of recv into `tensor`, and returns it. For `source`, `tag` and `group` see recv."""
     return _write(tensor, recv(tensor, source, tag, group))
 
 
 def barrier(group: Group | None = None) -> None:
-    """Return when every worker has called it.
+    """Returns when every worker has called it.
 
     group: the workers that take part; None: all. See new_group.
     Raises PeerLostError or MembersChanged for a group only.
@@ -325,7 +335,7 @@ def barrier(group: Group | None = None) -> None:
 
 
 def _own_row(tensor: torch.Tensor, group: Group | None) -> int:
-    """This worker's place among the rows of `tensor`. Raises ValueError."""
+    """Returns this worker's place among the rows of `tensor`. Raises ValueError."""
     if group is not None:
         if group.rank is None:
             raise ValueError(f"this worker is not in the group {list(group.ranks)}")

@@ -41,7 +41,7 @@ class LaunchFailed(UserError, RuntimeError):
 def launch(
     function: Callable[..., Any], *args: Any, nproc_per_node: int, options: Sequence[str] = (), **kwargs: Any
 ) -> list[Any]:
-    """Run `function(*args, **kwargs)` in `nproc_per_node` workers of an elastic job on this machine.
+    """Runs `function(*args, **kwargs)` in `nproc_per_node` workers of an elastic job on this machine.
 
     The function may be defined in a notebook: it travels with what it refers to, and modules are looked for along the
     caller's sys.path. options: further ones of bagua-launch, such as ("--max-restarts", "3"). Returns what the function
@@ -74,7 +74,8 @@ def launch(
 
 
 def _module_path() -> list[str]:
-    """sys.path, whose directories are found from any other one. An entry that is no file belongs to an import hook."""
+    """Returns sys.path, with directories that are found from any other one. An entry that is no file belongs to an
+    import hook."""
 
     def is_relative(entry: str) -> bool:
         return not entry or (not os.path.isabs(entry) and os.path.exists(entry))
@@ -93,7 +94,7 @@ def _pickler() -> Any:
 
 
 def _run(words: list[str]) -> int:
-    """The launcher's exit code."""
+    """Runs the launcher, and returns its exit code."""
     process = subprocess.Popen(
         [sys.executable, "-c", _FOLLOW_AND_EXECUTE, str(os.getpid()), *words],
         stdin=subprocess.DEVNULL,
@@ -120,7 +121,8 @@ def _show(output: IO[str]) -> None:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """As Ctrl-C does. SIGKILL if that takes too long or is interrupted: the job's guardian then ends the workers."""
+    """Stops the job as Ctrl-C does. SIGKILL follows if that takes too long or is interrupted: the job's guardian then
+    ends the workers."""
     process.send_signal(signal.SIGINT)
     try:
         process.communicate(timeout=LEAVE_LIMIT_S)

@@ -14,7 +14,7 @@ from bagua_core.elastic.step import runtime
 
 
 def scale_loss(loss: torch.Tensor) -> torch.Tensor:
-    """`loss`, a sum over this worker's samples (times or divided by a constant), as backward() must see it.
+    """Returns `loss`, a sum over this worker's samples (times or divided by a constant), as backward() must see it.
 
     Call it after the forward. After backward() the gradient is that of the sum over the samples of all workers, for any
     shares and micro-batches. For losses that are means over samples call backward() on the loss itself.
@@ -23,6 +23,6 @@ def scale_loss(loss: torch.Tensor) -> torch.Tensor:
 
 
 def scaled(loss: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
-    """scale_loss for a given micro-batch."""
+    """Returns what scale_loss returns, for a given micro-batch."""
     # without a share the gradient is replaced by zero, and the loss may be one of filler samples
     return loss if micro_batch.weight == 0.0 else loss / micro_batch.weight

@@ -46,7 +46,7 @@ from bagua_core.sync_batchnorm import SyncBatchNorm
 
 
 class DistributedDataParallel(nn.Module):
-    """`module`, trained by all workers of the job together.
+    """Wraps `module`, which all workers of the job train together.
 
     algorithm: how gradients or weights are shared: a name of algorithms.algorithm_names(), or an Algorithm with
     arguments of its own.
@@ -180,7 +180,7 @@ class DistributedDataParallel(nn.Module):
         return outputs
 
     def detach(self) -> None:
-        """Take the module out of the job between two steps, so that it can be wrapped anew. All workers must call it
+        """Takes the module out of the job between two steps, so that it can be wrapped anew. All workers must call it
         at the same place; this object trains nothing any more. Doing it twice is harmless."""
         if self.is_detached:
             return
@@ -191,7 +191,8 @@ class DistributedDataParallel(nn.Module):
         self._engine.detach_model(self)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """A copy (copy.deepcopy, AveragedModel) or a pickled form has a module of its own, which no job trains."""
+        """Makes a copy (copy.deepcopy, AveragedModel) or a pickled form, with a module of its own, which no job
+        trains."""
         return _detached, (self.module, self.training)
 
     def _forward_alone(self, *inputs: Any, **keywords: Any) -> Any:
@@ -204,7 +205,7 @@ class DistributedDataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of forwards in here stay local and are reduced with the next backward outside.
+        """Keeps gradients of forwards in here local; they are reduced with the next backward outside.
 
         Raises NotDeterministicError in a deterministic job.
         """
@@ -218,32 +219,32 @@ class DistributedDataParallel(nn.Module):
             self.require_backward_grad_sync = before
 
     def join(self, *_: Any, **__: Any) -> NoReturn:
-        """Not offered, as torch's is for uneven inputs. Raises NotImplementedError."""
+        """Refuses torch's join for uneven inputs, which is not offered. Raises NotImplementedError."""
         raise NotImplementedError(torch_ddp_names.JOIN)
 
     join_hook = join
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> NoReturn:
-        """Not offered after the wrapping. Raises NotImplementedError."""
+        """Refuses a hook, which is not offered after the wrapping. Raises NotImplementedError."""
         raise NotImplementedError(torch_ddp_names.REGISTER_COMM_HOOK)
 
     @property
     def is_unfinished(self) -> bool:
-        """A backward began and never ended, so peers may wait for buckets of it."""
+        """Whether a backward began and never ended, so that peers may wait for buckets of it."""
         return self._exchange.is_unfinished
 
     @property
     def layout_version(self) -> int:
-        """See script_checks.CheckedModel."""
+        """A number that changes when `reduces` may answer differently."""
         return self._exchange.layout_version
 
     def reduces(self, parameter: torch.Tensor) -> bool:
-        """See script_checks.CheckedModel."""
+        """Tells whether the model's algorithm acts on this parameter's gradient."""
         known = self._exchange.reduces(parameter)
         return id(parameter) in self._reduced_ids if known is None else known
 
     def unreduced(self) -> str | None:
-        """See script_checks.CheckedModel."""
+        """Returns why .grad may not be the job's gradient at this moment; None if it is."""
         exchange = self._exchange
         if not self.equal_states or exchange.reductions is None:
             return None  # each rank trains on its own gradients
@@ -256,12 +257,13 @@ class DistributedDataParallel(nn.Module):
         return None
 
     def holds_reduced(self, parameter: torch.Tensor) -> bool:
-        """See script_checks.CheckedModel."""
+        """Tells whether .grad is the memory that a reduction left there."""
         return self._exchange.holds_reduced(parameter)
 
     @property
     def algorithm_name(self) -> str:
-        """See step_interface.Model. Workers must wrap the model with the same parameters frozen."""
+        """The algorithm, with what must agree on all workers: they must wrap the model with the same parameters
+        frozen."""
         trained, count = sum(self._wrapped_with), len(self._wrapped_with)
         if trained == count:
             return self.algorithm.described
@@ -270,17 +272,17 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def has_local_gradients(self) -> bool:
-        """See step_interface.Model."""
+        """Whether .grad holds contributions of this rank alone, of backwards since the last reduction."""
         return self._exchange.has_local_gradients
 
     @property
     def equal_states(self) -> bool:
-        """See step_interface.Model."""
+        """Whether all ranks hold the same parameters after each step."""
         return self.algorithm.equal_states
 
     @property
     def lanes(self) -> frozenset[Lane]:
-        """See step_interface.Model."""
+        """The lanes that each generation's communicator must bring for the model."""
         own = {Lane.STATISTICS} if self._has_sync_batch_norm else set()
         return self.algorithm.lanes | own
 
@@ -290,15 +292,15 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def round_steps(self) -> int | None:
-        """See step_interface.Model."""
+        """The number of local steps of a round, if the round is the algorithm's unit of commit."""
         return self.algorithm.round_steps
 
     def copy_begins(self) -> None:
-        """See step_interface.Model."""
+        """Notes that the state is about to be read for workers that joined. See Exchange.copy_begins."""
         self._exchange.copy_begins()
 
     def close_round(self, communicator: Communicator | None, weight: float) -> None:
-        """See step_interface.Model. Buffers become rank 0's, as they do in each forward of other algorithms."""
+        """Ends the round's local steps. Buffers become rank 0's, as they do in each forward of other algorithms."""
         buffers = self._module_buffers.current()
         if communicator is not None and self._has_buffers_to_share and self.broadcast_buffers:
             unseen = self._module_buffers.statistics()
@@ -313,11 +315,11 @@ class DistributedDataParallel(nn.Module):
         self._exchange.close_round(communicator, weight)
 
     def at_round_begin(self) -> AbstractContextManager[None]:
-        """See step_interface.Model."""
+        """Returns a context in which the model has the parameters with which the round under way began."""
         return self._exchange.at_round_begin()
 
     def use_settings(self, settings: StepSettings) -> str:
-        """See step_interface.Model."""
+        """Uses `settings`, and returns why they have no effect on this model. See step_interface.Model."""
         wraps_frozen = not all(self._wrapped_with)
         if why_not := cannot_take(self.algorithm, settings, self._attachment, wraps_frozen):
             settings = replace(settings, algorithm="")
@@ -336,30 +338,30 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def warms_up(self) -> bool:
-        """See step_interface.Model."""
+        """Whether a QAdamOptimizer of the model still is in its warm-up."""
         parameters = self._attachment.parameters
         return any(isinstance(o, QAdamOptimizer) and not o.is_warm(parameters) for o in self.optimizers)
 
     @property
     def readiness(self) -> tuple[int, ...]:
-        """See step_interface.Model."""
+        """The measured order of the gradients; empty if none is measured."""
         return self._exchange.readiness
 
     @property
     def bucket_times(self) -> tuple[tuple[int, float], ...]:
-        """See step_interface.Model."""
+        """The bytes and seconds of each bucket's sum in the order of launch; empty if none is measured."""
         return self._exchange.bucket_times
 
     def travelling(self) -> Mapping[str, torch.Tensor]:
-        """See step_interface.Model."""
+        """Returns further tensors that belong to the job's state. See Exchange.travelling."""
         return self._exchange.travelling()
 
     def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
-        """See step_interface.Model."""
+        """Makes `value` the .grad of `parameter`, in the memory where the next backward expects it."""
         self._exchange.put_gradient(parameter, value)
 
     def step_committed(self) -> None:
-        """See step_interface.Model."""
+        """Notes that the step is final and the optimizer has stepped."""
         self._exchange.step_committed()
         self._reductions_before = self._exchange.reductions
         self._optimizer_steps.step_committed(self._engine.plan.step)
@@ -367,12 +369,12 @@ class DistributedDataParallel(nn.Module):
             self._module_buffers.refresh()  # the copy may have brought buffers to submodules that had none
 
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """See step_interface.Model."""
+        """Makes the replicas equal at the end of training, if they are not. See Exchange.finish."""
         self._exchange.finish(average)
         drop_gathered(self._sharded)  # of an evaluation: they are not what the averages are
 
     def step_rolled_back(self) -> None:
-        """See step_interface.Model."""
+        """Forgets the gradients and accumulations of a step that did not happen."""
         self._exchange.step_rolled_back()
         drop_unsynchronized(self._sharded)
         drop_gathered(self._sharded)
@@ -380,13 +382,13 @@ class DistributedDataParallel(nn.Module):
         self._optimizer_steps.step_rolled_back()
 
     def communicator_changed(self) -> None:
-        """See step_interface.Model."""
+        """Drops what is cached of the old communicator: another one is in force, or none."""
         self._module_buffers.refresh()
         self._exchange.communicator_changed()
         drop_gathered(self._sharded)  # the state may have been copied
 
     def _note_trained(self) -> None:
-        """Parameters may have been frozen or unfrozen since the last forward."""
+        """Notes which parameters are trained: some may have been frozen or unfrozen since the last forward."""
         choice = bytes([p.requires_grad for p in self._module_parameters])
         if not any(choice):
             return  # the model is only passed through, as a discriminator in its generator's loss
@@ -401,7 +403,7 @@ class DistributedDataParallel(nn.Module):
         self._exchange.trains(self._candidates, choice)
 
     def _take_turn(self, shares_buffers: bool) -> None:
-        """Before a forward that communicates: whether all ranks are at this model."""
+        """Checks, before a forward that communicates, whether all ranks are at this model."""
         communicator = self._engine.communicator()
         if communicator is None or not self._turns.are_needed(communicator):
             return
@@ -416,13 +418,13 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def _has_buffers_to_share(self) -> bool:
-        """The same on all ranks. One that copies the state beside this step may not have the buffers that the others'
-        forwards made since the model was wrapped."""
+        """Whether there are buffers to share, the same on all ranks. One that copies the state beside this step may
+        lack the buffers that the others' forwards made since the model was wrapped."""
         return self._had_buffers if self._engine.plan.healing else bool(self._module_buffers.current())
 
     def filler_buffers(self) -> FillerBuffers | None:
-        """Of the forward that begins, if it is one of filler samples in training. A worker that heals gets the state's
-        buffers with the copy, and a deterministic job counts those of shards alone."""
+        """Returns the buffers of the forward that begins, if it is one of filler samples in training. A worker that
+        heals gets the state's buffers with the copy, and a deterministic job counts those of shards alone."""
         engine = self._engine
         if not self.training or not engine.in_step or self._shards is not None or engine.micro_batch.weight:
             return None
@@ -454,7 +456,7 @@ class DistributedDataParallel(nn.Module):
 
 
 def _checked(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """Raises TypeError. An optimizer may be of another class: it has parameters and steps."""
+    """Returns the optimizers. One may be of another class: it has parameters and steps. Raises TypeError."""
     if isinstance(optimizers, torch.optim.Optimizer):
         raise TypeError(f"optimizers is one {type(optimizers).__name__}; pass optimizers=[optimizer]")
     found = list(optimizers or ())
@@ -468,7 +470,7 @@ def _checked(optimizers: Any) -> list[torch.optim.Optimizer]:
 
 
 def _detached(module: nn.Module, training: bool) -> DistributedDataParallel:
-    """As `detach` leaves a wrapper of `module`."""
+    """Returns a wrapper of `module` as `detach` leaves it."""
     made = DistributedDataParallel.__new__(DistributedDataParallel)
     nn.Module.__init__(made)
     made.module, made.training, made.is_detached = module, training, True

@@ -14,7 +14,8 @@ from bagua_core.model.shard_buffers import ShardBuffers
 
 
 class ModelOfShards:
-    """One wrapped model. Raises NotDeterministicError for an algorithm or a layer that has no fixed order."""
+    """Checks one wrapped model of a deterministic job. Raises NotDeterministicError for an algorithm or a layer that
+    has no fixed order."""
 
     def __init__(
         self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], algorithm: Algorithm
@@ -30,8 +31,9 @@ class ModelOfShards:
         self._began: tuple[StepPlan, MicroBatch, list[float]] | None = None
 
     def check_rates(self, plan: StepPlan, micro_batch: MicroBatch) -> None:
-        """A forward begins. A scheduler that is not the job's would step once a shard, and so more often on a worker
-        with more shards. Raises NotDeterministicError."""
+        """Checks, as a forward begins, that learning rates do not change between two shards of a step. A scheduler that
+        is not the job's would step once a shard, and so more often on a worker with more shards. Raises
+        NotDeterministicError."""
         began = self._began
         if began is not None and began[1] is micro_batch:
             return

@@ -25,7 +25,8 @@ from bagua_core.communication.step_interface import StepEngine
 
 
 class SyncBatchNorm(_BatchNorm):
-    """As torch.nn.BatchNorm1d, 2d and 3d; inputs [samples, features, ...]. Outside steps and in evaluation the same.
+    """Normalizes as torch.nn.BatchNorm1d, 2d and 3d do, in steps over all workers' samples; inputs [samples, features,
+    ...]. Outside steps and in evaluation it is the same as these.
 
     In a step a training forward under torch.no_grad() counts all workers' samples too, so all workers must run it.
     The model must be wrapped in bagua.DistributedDataParallel. Parameters, buffers and state_dict are BatchNorm's.
@@ -61,7 +62,7 @@ class SyncBatchNorm(_BatchNorm):
         return result
 
     def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
-        """count: 0 if no worker has samples, which changes nothing."""
+        """Updates the running statistics. count: 0 if no worker has samples, which changes nothing."""
         assert self.running_mean is not None and self.running_var is not None
         is_counted = count > 0
         if self.num_batches_tracked is not None:
@@ -98,7 +99,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert(cls, module: nn.Module) -> nn.Module:
-        """`module` with every BatchNorm layer replaced; parameters and buffers are the same objects."""
+        """Returns `module` with every BatchNorm layer replaced; parameters and buffers are the same objects."""
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             converted = cls(
                 module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
@@ -120,10 +121,10 @@ class Peers(Protocol):
     def weight(self) -> float: ...
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """[workers, *row.shape]."""
+        """Returns the rows of all workers: [workers, *row.shape]."""
 
     def total(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum over all workers."""
+        """Returns the sum over all workers."""
 
 
 class _StepPeers:
@@ -137,7 +138,7 @@ class _StepPeers:
         self._needs_wait = engine.is_final
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """[world_size, *row.shape]; only this worker's if the step fails."""
+        """Returns the rows of all workers, [world_size, *row.shape]; only this worker's if the step fails."""
         rows = row.new_zeros((self._lane.world_size, *row.shape))
         return self._done(lambda: self._lane.allgather(rows, row), rows, row.unsqueeze(0))
 
@@ -217,7 +218,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _combined(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean, sum of squared differences from it, and count, of all rows; in rank order, so alike on all workers.
+    """Returns mean, sum of squared differences from it, and count, of all rows; in rank order, so alike on all workers.
 
     The count is a tensor without dimensions, as wide as the rows. If it is 0 the others mean nothing.
     """

@@ -58,7 +58,8 @@ class Recorder:
     # -- laps, in the script's thread
 
     def lap(self, name: str, value: int) -> bool:
-        """All since the last lap was `name`. The first call begins the record. Returns whether the trace is done."""
+        """Records all since the last lap as `name`. The first call begins the record. Returns whether the trace is
+        done."""
         now_ns = time.monotonic_ns()
         if not self._begun_ns:
             self._begun_ns = now_ns
@@ -73,13 +74,14 @@ class Recorder:
         return done
 
     def boundary_ends(self) -> None:
-        """The time since the last lap was for following the job, unless a boundary has been recorded since."""
+        """Records the time since the last lap as a boundary, for following the job, unless one has been recorded
+        since."""
         if self._is_boundary_due:
             self._is_boundary_due = False
             self.span("boundary", self._lap_ns, track=SCRIPT)
 
     def backward_begins(self) -> None:
-        """Several outputs of a model may say so."""
+        """Notes the begin of a backward. Several outputs of a model may say so."""
         if not self._backward_ns:
             self._backward_ns = time.monotonic_ns()
 
@@ -98,8 +100,8 @@ class Recorder:
         value: int = NO_VALUE,
         track: str | None = None,
     ) -> None:
-        """Of time.monotonic_ns(); until now without end_ns. track: None for that of the calling thread. What began
-        before the record did is left out."""
+        """Records a span. Times are of time.monotonic_ns(); without end_ns it lasts until now. track: None for that of
+        the calling thread. What began before the record did is left out."""
         if begin_ns < self._begun_ns or not self._begun_ns:
             return
         duration_ns = max(1, (time.monotonic_ns() if end_ns is None else end_ns) - begin_ns)
@@ -129,7 +131,7 @@ class Recorder:
             self._positions.append(position)
 
     def flush(self, done: bool) -> None:
-        """Send what is recorded. done: nothing more comes."""
+        """Sends what is recorded. done: nothing more comes."""
         with self._lock:
             if self._is_over:
                 return
@@ -143,7 +145,7 @@ class Recorder:
                 )
 
     def _message(self, entries: list[_Entry], done: bool) -> trace_pb2.Spans:
-        """Under the lock."""
+        """Returns the message for `entries`. Called under the lock."""
         names, tracks = list(self._names)[self._sent_names :], list(self._tracks)[self._sent_tracks :]
         self._sent_names, self._sent_tracks = len(self._names), len(self._tracks)
         positions, self._positions = self._positions, []
@@ -171,8 +173,8 @@ _lock = threading.Lock()  # of the two above: the session's thread orders, the s
 
 
 def take(order: trace_pb2.TraceOrder, send: Callable[[trace_pb2.Spans], None]) -> None:
-    """In the session's thread: an order begins at the next lap, and replaces another. One without steps ends the trace
-    of its number, with what is recorded so far."""
+    """Takes an order, which begins at the next lap, and replaces another. One without steps ends the trace of its
+    number, with what is recorded so far. Called in the session's thread."""
     global active, _current
     with _lock:
         if order.steps:
@@ -187,7 +189,7 @@ def take(order: trace_pb2.TraceOrder, send: Callable[[trace_pb2.Spans], None]) -
 
 
 def lap(name: str, value: int = NO_VALUE) -> None:
-    """In the script's thread: all since the last lap was `name`."""
+    """Records all since the last lap as `name`. Called in the script's thread."""
     global active, _current
     recorder = _current
     if recorder is None:
@@ -200,7 +202,7 @@ def lap(name: str, value: int = NO_VALUE) -> None:
 
 
 def moved(generation: int, global_rank: int, world_size: int, kind: str, reason: str, step: int) -> None:
-    """This worker's place in the job from now on. Kept for a trace that begins later."""
+    """Notes this worker's place in the job from now on. It is kept for a trace that begins later."""
     global _position
     _position = position = trace_pb2.Position(
         at_ns=time.monotonic_ns(),
@@ -242,6 +244,6 @@ _UNTRACED = _Untraced()
 
 
 def span(name: str, value: int = NO_VALUE, track: str | None = None) -> _Span | _Untraced:
-    """For `with`: a span in the calling thread, if the job is traced."""
+    """Returns a context that records a span in the calling thread, if the job is traced."""
     recorder = active
     return _UNTRACED if recorder is None else _Span(recorder, name, value, track)

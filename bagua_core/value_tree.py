@@ -41,7 +41,7 @@ _TORCH_DTYPE_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 
 
 def torch_dtype(name: Any) -> torch.dtype:
-    """Raises ValueError for what names no dtype of plain bytes."""
+    """Returns torch's dtype of this name. Raises ValueError for what names no dtype of plain bytes."""
     dtype = _TORCH_DTYPES.get(name) if isinstance(name, str) else None
     if dtype is None:
         raise ValueError(f"this torch has no dtype {name!r}")
@@ -49,12 +49,12 @@ def torch_dtype(name: Any) -> torch.dtype:
 
 
 def torch_dtype_name(dtype: torch.dtype) -> str | None:
-    """None for a dtype whose elements are not plain bytes."""
+    """Returns the name of `dtype`; None for one whose elements are not plain bytes."""
     return _TORCH_DTYPE_NAMES.get(dtype)
 
 
 def numpy_dtype(name: Any) -> np.dtype[Any]:
-    """Raises ValueError for what names no dtype of plain bytes."""
+    """Returns NumPy's dtype of this name. Raises ValueError for what names no dtype of plain bytes."""
     if not isinstance(name, str) or not _NUMPY_DTYPE.fullmatch(name) or not np.dtype(name).itemsize:
         raise ValueError(f"an array of dtype {name!r}")
     return np.dtype(name)
@@ -62,7 +62,7 @@ def numpy_dtype(name: Any) -> np.dtype[Any]:
 
 @functools.lru_cache
 def numpy_dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """None for a dtype that is not plain bytes (objects, records, types of other packages)."""
+    """Returns the name of `dtype`; None for one that is not plain bytes (objects, records, types of other packages)."""
     if dtype.hasobject or dtype.fields is not None or dtype.itemsize == 0 or dtype.subdtype is not None:
         return None
     return dtype.str if _NUMPY_DTYPE.fullmatch(dtype.str) and np.dtype(dtype.str) == dtype else None
@@ -130,7 +130,7 @@ class TreeEncoder:
 
 
 def inline(value: bool | int | float | str | bytes | None) -> Any:
-    """The node of a plain value that is kept in the tree."""
+    """Returns the node of a plain value that is kept in the tree."""
     if type(value) is float and not math.isfinite(value):
         return {"float": repr(value)}
     if type(value) is bytes:
@@ -145,7 +145,7 @@ _TAGS = frozenset({"dict", "counter", "tuple", "named", "float", "bytes", "size"
 
 
 def values(node: Any, count: int, leaf: _Leaf, depth: int = 0) -> list[Any]:
-    """`count` values of the form that `node` describes, which differ in their leaves.
+    """Returns `count` values of the form that `node` describes, which differ in their leaves.
 
     leaf: the `count` values of a node {tag: content} with a tag of the caller's; raises ValueError for another.
     Raises one of STUMBLES for what no encoder writes.
@@ -178,8 +178,8 @@ def values(node: Any, count: int, leaf: _Leaf, depth: int = 0) -> list[Any]:
 
 
 def by_path(node: Any, tag: str, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """The contents of the leaves of this tag in lists, tuples and dictionaries, by their place in the tree: numbers,
-    and the `repr` of keys. Raises one of STUMBLES for what no encoder writes."""
+    """Returns the contents of the leaves of this tag in lists, tuples and dictionaries, by their place in the tree:
+    numbers, and the `repr` of keys. Raises one of STUMBLES for what no encoder writes."""
     if not isinstance(node, (list, dict)):
         return {}
     items: list[tuple[tuple[str, ...], Any]] = []
@@ -197,12 +197,12 @@ def by_path(node: Any, tag: str, path: tuple[str, ...] = ()) -> dict[tuple[str, 
 
 
 def unknown_tag(tag: str, content: Any) -> list[Any]:
-    """The `leaf` of a tree that has none of its own."""
+    """Refuses any tag: the `leaf` of a tree that has none of its own. Raises ValueError."""
     raise ValueError(f"the unknown tag {tag!r}")
 
 
 def _rows(nodes: Sequence[Any], count: int, leaf: _Leaf, depth: int) -> list[Any]:
-    """Tuples of the values of `nodes`."""
+    """Returns tuples of the values of `nodes`."""
     columns = [values(node, count, leaf, depth + 1) for node in nodes]
     return list(zip(*columns, strict=True)) if columns else [()] * count
 
@@ -226,7 +226,7 @@ def _named_tuples(content: Any, count: int, leaf: _Leaf, depth: int) -> list[Any
 
 
 def _named_tuple_class(module: Any, name: Any) -> type | None:
-    """The class, if the script has imported it under this name; nothing is imported, no code runs."""
+    """Returns the class, if the script has imported it under this name; nothing is imported, no code runs."""
     if not isinstance(module, str) or not isinstance(name, str):
         return None
     found: Any = sys.modules.get(module)

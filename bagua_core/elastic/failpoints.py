@@ -59,7 +59,7 @@ class FailpointRaised(BaguaError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """directory: for the action `hold` alone."""
+    """A failpoint with its action. directory: for the action `hold` alone."""
 
     name: str
     action: str
@@ -70,7 +70,7 @@ class Failpoint:
 
 
 def parse(text: str) -> tuple[Failpoint, ...]:
-    """Raises ValueError naming the part that is not a failpoint."""
+    """Returns the failpoints that `text` sets. Raises ValueError naming the part that is not a failpoint."""
     points = []
     for part in filter(None, (p.strip() for p in text.split(";"))):
         match = _FORM.fullmatch(part)
@@ -136,7 +136,8 @@ def _say(point: Failpoint, step: int, more: str = "") -> None:
 
 
 def _is_held(point: Failpoint, step: int) -> bool:
-    """Whether a test asked for it; returns when the test lets go. Raises FailpointRaised if the test asks for that."""
+    """Holds this thread if a test asked for it, until the test lets go, and tells whether one did. Raises
+    FailpointRaised if the test asks for that."""
     asked = Path(point.directory, point.name)
     standing = asked.with_name(f"{point.name}.{os.getpid()}")
     try:

@@ -30,7 +30,7 @@ def answer() -> str:
 
 
 def _of_torch() -> tuple[list[dict[str, Any]], str]:
-    """With the reason why there are none; empty if there may be some."""
+    """Returns the collectives of torch's groups, and the reason why there are none; empty if there may be some."""
     # NCCL has a recorder of its own
     dumps = [getattr(sys.modules.get(_TORCH), f"_dump_{kind}_trace_json", None) for kind in ("nccl", "fr")]
     world = getattr(sys.modules.get(_GROUPS), "_world", None)
@@ -50,8 +50,8 @@ def _of_torch() -> tuple[list[dict[str, Any]], str]:
 def flights(
     entries: list[dict[str, Any]], members: dict[str, dict[int, int]], now_ns: int
 ) -> list[dict[str, Any]]:
-    """The groups of torch's in the form of flight_record.py's. entries: as torch writes them, oldest first. members:
-    global ranks with their places in the group, by the group's name. Those of other names are Bagua's own."""
+    """Returns the groups of torch's in the form of flight_record.py's. entries: as torch writes them, oldest first.
+    members: global ranks with their places in the group, by the group's name. Those of other names are Bagua's own."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for entry in entries:
         name, description = (*entry.get("process_group", ()), "", "")[:2]

@@ -27,7 +27,7 @@ _BRING_TORCH = ("torch", "functorch", "torchgen", "bagua_core")
 
 
 def loaded_since(before: set[str]) -> set[str]:
-    """Names of loaded modules that are neither in `before` nor of the standard library.
+    """Returns the names of loaded modules that are neither in `before` nor of the standard library.
 
     Without those that no import statement has brought, such as Cython's: extensions look for them in sys.modules.
     """
@@ -38,7 +38,8 @@ def loaded_since(before: set[str]) -> set[str]:
 
 
 def hide(names: set[str], request: dict[str, Any]) -> Callable[[], None]:
-    """Returns what brings everything back without looking at the environment: to be called when the script has ended.
+    """Hides the modules `names`. Returns what brings everything back without looking at the environment: to be called
+    when the script has ended.
 
     request: line, the command line of a fresh start; read_at_load and read_later, patterns of variables.
     Called before the stack channel is taken (stack_dump.py).
@@ -49,7 +50,7 @@ def hide(names: set[str], request: dict[str, Any]) -> Callable[[], None]:
 
 
 class _Start:
-    """What the process was started with."""
+    """Holds what the process was started with."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._line: list[str] = request["line"]
@@ -74,14 +75,15 @@ class _Start:
         }
 
     def changed_variables(self) -> list[str]:
-        """Empty in children that the script forked: such a child is not the worker."""
+        """Returns the variables of libraries that have changed since. Empty in children that the script forked: such a
+        child is not the worker."""
         if os.getpid() != self._pid:
             return []
         now = self._library_variables()
         return sorted(n for n in now.keys() | self._variables.keys() if now.get(n) != self._variables.get(n))
 
     def again(self, variables: list[str], package: str) -> None:
-        """Execute a fresh interpreter. Returns only if that is not possible, having said so."""
+        """Executes a fresh interpreter. Returns only if that is not possible, having said so."""
         names = ", ".join(variables)
         self._say(
             f"the script set {names} before its first import of {package}; it starts again in a fresh interpreter"
@@ -159,7 +161,7 @@ class _Ahead:
 
 
 class _Hidden:
-    """Loader of one hidden module: its own loader, but for bringing it back instead of executing it."""
+    """The loader of one hidden module: its own loader, but for bringing it back instead of executing it."""
 
     def __init__(self, ahead: _Ahead, module: ModuleType, spec: ModuleSpec | None) -> None:
         self._ahead, self._module, self._spec = ahead, module, spec

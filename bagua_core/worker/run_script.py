@@ -38,8 +38,9 @@ class _Options(NamedTuple):
 
 
 def main(arguments: list[str], loaded_before: set[str] | None = None) -> None:
-    """loaded_before: names of modules that were loaded before anything was imported ahead, in a warm parent that was
-    forked with its imports done; its sys.path has no runner."""
+    """Runs the script, or becomes the warm parent of workers that do. loaded_before: names of modules that were loaded
+    before anything was imported ahead, in a warm parent that was forked with its imports done; its sys.path has no
+    runner."""
     options = _parse(arguments)
     if loaded_before is None:
         _remove_runner_from_path()
@@ -93,8 +94,8 @@ def _parse(arguments: list[str]) -> _Options:
 def _become_warm_parent(
     options: _Options, loaded_before: set[str] | None
 ) -> tuple[tuple[str, str, list[str]] | None, Callable[[], None]]:
-    """Returns in forked workers only: the command, None for the one of the command line; and what brings back the
-    modules that are hidden from the script until it imports them (fresh_start.py)."""
+    """Becomes a warm parent. Returns in forked workers only: the command, None for the one of the command line; and
+    what brings back the modules that are hidden from the script until it imports them (fresh_start.py)."""
     assert options.warm_fd is not None
     import gc
 
@@ -111,7 +112,8 @@ def _become_warm_parent(
 
 
 def _capture_output() -> Callable[[], tuple[bytes, bytes]]:
-    """What imports print belongs to every worker's own streams, so it is kept for them."""
+    """Captures what imports print, which belongs to every worker's own streams. Returns what ends this and returns the
+    output."""
     files = [os.memfd_create(f"printed-{number}") for number in (1, 2)]
     for number, file in zip((1, 2), files, strict=True):
         os.dup2(file, number)
@@ -130,7 +132,7 @@ def _capture_output() -> Callable[[], tuple[bytes, bytes]]:
 
 
 def _sibling(name: str) -> Any:
-    """A module beside this file, without its package, whose import would bring torch in."""
+    """Loads a module beside this file, without its package, whose import would bring torch in."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     path = os.path.join(os.path.dirname(_sibling.__code__.co_filename), name + ".py")
@@ -147,7 +149,7 @@ def _remove_runner_from_path() -> None:
 
 
 def _die_with(parent_pid: int) -> None:
-    """SIGKILL this process when the thread of the agent that started it ends."""
+    """Has the kernel send SIGKILL to this process when the thread of the agent that started it ends."""
     import ctypes
     import signal
 
@@ -163,7 +165,7 @@ def _die_with(parent_pid: int) -> None:
 
 
 def _prepare(form: str, target: str, arguments: list[str]) -> Callable[[], None]:
-    """Give the interpreter the face it would have without this file; return what runs the script."""
+    """Gives the interpreter the face it would have without this file; returns what runs the script."""
     _replace_main_module()
     if form == "module":
         sys.orig_argv[1:] = ["-u", "-m", target, *arguments]
@@ -201,19 +203,20 @@ def _insert_path(directory: str) -> None:
 
 
 def _absolute(path: str) -> str:
-    """As the interpreter does it: without normalisation."""
+    """Returns the absolute path as the interpreter makes it: without normalisation."""
     return os.path.join(os.getcwd(), path)
 
 
 def _is_application(path: str) -> bool:
-    """A directory or zip file with a __main__.py."""
+    """Tells whether `path` is a directory or zip file with a __main__.py."""
     import pkgutil
 
     return pkgutil.get_importer(path) is not None
 
 
 def _deterministic(run: Callable[[], None]) -> Callable[[], None]:
-    """The script of a deterministic job: torch is imported before it, with the job's settings and random state."""
+    """Returns what runs the script of a deterministic job: torch is imported before it, with the job's settings and
+    random state."""
 
     def run_seeded() -> None:
         from bagua_core.elastic.step import deterministic_worker
@@ -257,7 +260,8 @@ def _code_of(path: str) -> CodeType:
 
 
 def _refuse_what_is_no_file(path: str) -> None:
-    """A FIFO would be waited for without end, a device read without end. Raises OSError."""
+    """Refuses what is neither a file nor a directory: a FIFO would be waited for without end, a device read without
+    end. Raises OSError."""
     import errno
     import stat
 
@@ -302,7 +306,7 @@ def _import_ahead(names: str) -> None:
 
 
 def _pass_gate() -> None:
-    """Wait for the agent's word. End-of-file means that it has no use for this worker."""
+    """Waits for the agent's word. End-of-file means that it has no use for this worker."""
     gate = int(os.environ.get(GATE_VARIABLE, "-1"))
     if gate < 0:
         return
@@ -317,7 +321,7 @@ def _pass_gate() -> None:
 
 
 def _run_to_end(run: Callable[[], None]) -> BaseException | None:
-    """Run the script; report an uncaught exception as the interpreter would. Returns how to exit."""
+    """Runs the script, and reports an uncaught exception as the interpreter would. Returns how to exit."""
     started_in = os.getpid()
     try:
         run()
@@ -362,7 +366,7 @@ def _uncaught(error: BaseException, record: bool) -> BaseException:
 
 
 def _is_interrupt_of_leave(error: BaseException) -> bool:
-    """The runtime has left the job in the script's place, and interrupted the script."""
+    """Tells whether the runtime has left the job in the script's place, and interrupted the script."""
     runtime = sys.modules.get(RUNTIME_MODULE)
     return isinstance(error, KeyboardInterrupt) and runtime is not None and bool(runtime.has_left())
 
@@ -375,7 +379,7 @@ def _without_runner(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _write_error_file(error: BaseException) -> None:
-    """The file that torch's `@record` writes, for scripts without it; never over one that says something."""
+    """Writes the file that torch's `@record` writes, for scripts without it; never over one that says something."""
     path = next((value for name in ERROR_FILE_VARIABLES if (value := os.environ.get(name))), None)
     if path is None:
         return

@@ -17,7 +17,8 @@ LINE_S = 1.0  # for writing a line before the process ends
 
 
 def finish(outcome: BaseException | None, runtime: Any) -> NoReturn:
-    """outcome: how to exit, as run_script.py gives it. runtime: elastic/step/runtime.py, if the script imported it."""
+    """Ends the process. outcome: how to exit, as run_script.py gives it. runtime: elastic/step/runtime.py, if the
+    script imported it."""
     exit_hard = False
     if runtime is not None:
         outcome, exit_hard = _shut_down(outcome, runtime)
@@ -33,7 +34,7 @@ def finish(outcome: BaseException | None, runtime: Any) -> NoReturn:
 
 
 def _shut_down(outcome: BaseException | None, runtime: Any) -> tuple[BaseException | None, bool]:
-    """How to exit, and whether by os._exit."""
+    """Shuts the runtime down. Returns how to exit, and whether by os._exit."""
     for _ in range(2):
         code = _exit_code(outcome)
         try:
@@ -81,9 +82,9 @@ def _unfreeze_for_nanobind() -> None:
 
 
 def _exit_hard(outcome: BaseException | None, code: int, has_left: bool) -> NoReturn:
-    """End without destroying C++ objects, but with the script's threads and atexit functions done. A script that
-    succeeded, or left the job, is waited for without a limit, as by the interpreter, since they may write its last
-    file."""
+    """Ends the process without destroying C++ objects, but with the script's threads and atexit functions done. A
+    script that succeeded, or left the job, is waited for without a limit, as by the interpreter, since they may write
+    its last file."""
     import atexit  # late: scripts see which modules are loaded before them
     import contextlib
     import threading
@@ -115,7 +116,7 @@ def _after(delay_s: float, action: Callable[[int], object], code: int) -> None:
 
 
 def _say_what_is_waited_for(failed: int) -> None:
-    """failed: the exit code of a script that is waited for no longer, or 0."""
+    """Prints what the process waits for. failed: the exit code of a script that is waited for no longer, or 0."""
     import threading
 
     main = threading.main_thread()

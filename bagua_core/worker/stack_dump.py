@@ -31,8 +31,8 @@ COLLECTIVES_HEAD = "-- collectives\n"
 
 
 def answer_stack_requests() -> int | None:
-    """From now on all threads' stacks are written on request, at the latest by the signal that is returned; None if
-    this system can't, or there is no channel.
+    """Begins to write all threads' stacks on request, at the latest by the signal that is returned; None if this system
+    can't, or there is no channel.
 
     Forked children inherit the signal together with the file, but no thread. A stack dump is never worth failing a
     worker for.
@@ -82,7 +82,8 @@ def _answer(requests: int, channel: int) -> None:
 
 
 def _collectives() -> str:
-    """As JSON. Its module is found by this file's path: its package would bring torch in."""
+    """Returns the collectives under way as JSON. The module for it is found by this file's path: its package would
+    bring torch in."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     path = os.path.join(os.path.dirname(_collectives.__code__.co_filename), "collectives_answer.py")

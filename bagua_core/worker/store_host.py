@@ -27,7 +27,8 @@ class Stores:
         self._by_port: dict[int, TCPStore] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{"open": port, "host": host} -> {"port": n}; {"drop": port} -> {"dropped": true or false}."""
+        """Answers a request: {"open": port, "host": host} -> {"port": n}; {"drop": port} -> {"dropped": true or
+        false}."""
         if "drop" in request:
             return {"dropped": self._by_port.pop(request["drop"], None) is not None}
         try:

@@ -25,7 +25,7 @@ LENGTH = struct.Struct("!I")
 
 
 def serve(control_fd: int, printed: tuple[bytes, bytes], face: Any) -> dict[str, Any]:
-    """Answer requests. Returns only in a forked worker: the request that it answers.
+    """Answers requests. Returns only in a forked worker: the request that it answers.
 
     printed: what the imports wrote to stdout and stderr; every worker writes it to its own. face: worker_face.py.
     """
@@ -51,7 +51,7 @@ def serve(control_fd: int, printed: tuple[bytes, bytes], face: Any) -> dict[str,
 
 
 def _fork_worker(descriptors: list[int]) -> tuple[bool, dict[str, Any]]:
-    """(True, {}) in the new worker; else (False, the answer with its process id or what went wrong)."""
+    """Forks a worker. Returns (True, {}) in it; else (False, the answer with its process id or what went wrong)."""
     report_read, report_write = os.pipe()
     try:
         between = os.fork()
@@ -105,7 +105,7 @@ def _send(control: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _receive(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """A request and its descriptors; None when the agent is gone. A request is a length, then JSON."""
+    """Returns a request and its descriptors; None when the agent is gone. A request is a length, then JSON."""
     descriptors = array.array("i")
     try:
         head, ancillary, _, _ = control.recvmsg(

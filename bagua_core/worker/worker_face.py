@@ -26,7 +26,8 @@ MEMORY_FIELDS = (
 
 
 def put_on(request: dict[str, Any], descriptors: list[int], printed: tuple[bytes, bytes], name: str) -> None:
-    """request: env, cwd, cpus (a list, or null), line (the command line to show).
+    """Makes this process look like the worker of `request`: env, cwd, cpus (a list, or null), line (the command line to
+    show).
 
     descriptors: for stdin, stdout, stderr, the gate, and both of the stack channel; the first three are closed.
     """
@@ -75,7 +76,7 @@ def _renew_streams() -> None:
 
 
 def _renew_randomness() -> None:
-    """The state that an import draws from the system; `random` sees to itself."""
+    """Renews the state that an import draws from the system; `random` sees to itself."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -88,7 +89,7 @@ def _renew_randomness() -> None:
 
 
 def exchange_name(name: str) -> str:
-    """Give the process another name for `ps -o comm`; returns the old one."""
+    """Gives the process another name for `ps -o comm`; returns the old one."""
     with open("/proc/self/comm", "r+") as file:
         old = file.read().rstrip("\n")
         file.seek(0)
@@ -97,7 +98,7 @@ def exchange_name(name: str) -> str:
 
 
 class _MemoryMap(ctypes.Structure):
-    """prctl_mm_map of linux/prctl.h."""
+    """The structure prctl_mm_map of linux/prctl.h."""
 
     _fields_ = [
         *((field, ctypes.c_uint64) for field in MEMORY_FIELDS),
@@ -110,7 +111,7 @@ _shown: list[ctypes.Array[ctypes.c_char]] = []  # /proc points into them as long
 
 
 def _show(line: list[str], environment: dict[str, str]) -> None:
-    """Point /proc's cmdline and environ to this worker's own. Where the kernel refuses, the parent's are shown."""
+    """Points /proc's cmdline and environ to this worker's own. Where the kernel refuses, the parent's are shown."""
     arguments = b"".join(os.fsencode(word) + b"\0" for word in line)
     variables = b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in environment.items())
     texts = [ctypes.create_string_buffer(text, max(len(text), 1)) for text in (arguments, variables)]
