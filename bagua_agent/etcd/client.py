@@ -158,9 +158,9 @@ def _read_ranges(client: EtcdClient, ranges: Sequence[KeyRange]) -> tuple[list[K
 
 
 class Store:
-    """etcd's keys, leases and transactions. Thread-safe. Every method takes at most timeout_s (default: the
-    configuration's request_timeout_s) and raises StoreUnavailable naming the endpoints, or UserError if etcd
-    refuses the user."""
+    """A client of etcd's keys, leases and transactions. Thread-safe. Every method takes at most timeout_s (default: the
+    configuration's request_timeout_s) and raises StoreUnavailable naming the endpoints, or UserError if etcd refuses
+    the user."""
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config

@@ -12,7 +12,7 @@ from bagua_agent.etcd.client import KeyValue
 
 
 class LeasedKeyTable:
-    """Desired, written, created and removed keys of one process on its current lease.
+    """The desired, written, created and removed keys of one process on its current lease.
 
     Not thread-safe: LeasedKeys holds its lock around each call.
     """
@@ -54,19 +54,20 @@ class LeasedKeyTable:
         self.removals.add(key)
 
     def creation_begins(self, key: str) -> None:
-        """`put_if_absent` begins: `key` may appear on the lease, and is not removed meanwhile."""
+        """Notes that `put_if_absent` begins: `key` may appear on the lease, and is not removed meanwhile."""
         self._in_creation.add(key)
 
     def creation_ends(self, key: str) -> None:
-        """`put_if_absent` ends, with any outcome. An entry of an earlier creation stays: it may still be true."""
+        """Notes that `put_if_absent` ends, with any outcome. An entry of an earlier creation stays: it may still be
+        true."""
         self._in_creation.discard(key)
 
     def created(self, key: str, lease_id: int, create_revision: int) -> None:
-        """`put_if_absent` created `key`, or found it on the lease."""
+        """Notes that `put_if_absent` created `key`, or found it on the lease."""
         self._created[key] = (lease_id, create_revision)
 
     def belongs_to_another(self, key: str) -> None:
-        """`put_if_absent` found `key` on no lease of this process."""
+        """Notes that `put_if_absent` found `key` on no lease of this process."""
         self._created.pop(key, None)
 
     # ---- what to do
@@ -91,20 +92,20 @@ class LeasedKeyTable:
 
     @property
     def created_keys(self) -> dict[str, tuple[int, int]]:
-        """Lease and create revision of the keys that `put_if_absent` created or found on the lease."""
+        """The lease and create revision of the keys that `put_if_absent` created or found on the lease."""
         return dict(self._created)
 
     # ---- what was read or written in etcd
 
     def written(self, key: str, value: bytes, revision: int, *, is_current: bool) -> None:
-        """`key` is on a lease of this process. is_current: on the current one."""
+        """Notes that `key` is on a lease of this process. is_current: on the current one."""
         self._mod_revision[key] = revision
         if is_current and key in self._desired:
             self._written[key] = value
         # else removed meanwhile: its removal is queued
 
     def not_on_lease(self, key: str, found: KeyValue | None) -> None:
-        """`key` is absent (None), or was found on another lease or on none."""
+        """Notes that `key` is absent (None), or was found on another lease or on none."""
         self._mod_revision.pop(key, None)
         if found is None:
             return
@@ -116,7 +117,7 @@ class LeasedKeyTable:
             self._mod_revision[key] = found.mod_revision
 
     def removed(self, key: str) -> None:
-        """`key` is no longer on the lease."""
+        """Notes that `key` is no longer on the lease."""
         self.removals.discard(key)
         self._mod_revision.pop(key, None)
 
@@ -142,7 +143,7 @@ class LeasedKeyTable:
         self._left_to_others.clear()
 
     def lease_lost(self) -> None:
-        """The lease has ended in etcd, and all keys on it are gone."""
+        """Notes that the lease has ended in etcd, and all keys on it are gone."""
         self._written.clear()
         self._created.clear()
         self._left_to_others.clear()

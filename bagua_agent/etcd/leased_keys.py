@@ -115,7 +115,7 @@ class LeasedKeys:
         answers.
 
         is_anothers: whether what is found at the key is another owner's; it is not written over then, and `recheck`
-        looks again. Pure, and called from the thread.
+        reads it again. Pure, and called from the thread.
         """
         with self._changed:
             self._refuse_if_closing()

@@ -99,8 +99,8 @@ class Mirror:
         self._thread.start()
 
     def follow(self, ranges: Sequence[KeyRange], on_followed: Callable[[], None] | None = None) -> None:
-        """Makes these the ranges of the state. Returns at once; the difference comes as one batch when the store has
-        answered, then on_followed is called, both from the mirror's thread. A newer call replaces an older one."""
+        """Changes the ranges that the state is of. Returns at once; the difference comes as one batch when the store
+        has answered, then on_followed is called, both from the mirror's thread. A newer call replaces an older one."""
         with self._lock:
             self._wanted = (tuple(ranges), on_followed)
             stream = self._stream

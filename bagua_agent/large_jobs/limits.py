@@ -23,7 +23,7 @@ class Limits:
 
     whole_picture_nodes: up to so many nodes each agent follows all keys of the job. whole_record_members: up to so many
     workers a record is stored in one key. nodes_of_a_keeper: so many agents ask one for a larger record.
-    asking_at_once: so many agents look after a leader that may be gone before the next are to. nodes_of_a_lease: above
+    asking_at_once: so many agents ask after a leader that may be gone before the next are to. nodes_of_a_lease: above
     so many nodes leases last longer in proportion, so that keeping them costs etcd the same. gathered_for_deciding: so
     many times as long as a decision took, the next is left to gather; never longer than longest_gathering_s.
     """
@@ -53,7 +53,7 @@ class Limits:
         return ttl_s * max(1.0, nodes / self.nodes_of_a_lease)
 
     def turn_s(self, agent_id: str, nodes: int) -> float:
-        """Returns how long this agent leaves it to others to look after the leader: thousands that ask at once would
+        """Returns how long this agent leaves it to others to ask after the leader: thousands that ask at once would
         silence it."""
         if nodes <= self.asking_at_once:
             return 0.0

@@ -1,6 +1,6 @@
 """Notices that the store lost the job's keys, and has them written again.
 
-recreation.py decides what is written. Until it has settled, this agent should not stand for election.
+recreation.py decides what is written. Until it has settled, this agent should not run for election.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LostKeys:
         self._owners_back_at_s = now_s + SETTLE_S
 
     def notice(self, changes: tuple[Change, ...], now_s: float) -> None:
-        """Looks for a loss in `changes`, before any part of the agent acts on them. Raises JobReplaced."""
+        """Checks `changes` for a loss, before any part of the agent acts on them. Raises JobReplaced."""
         if any(change.key == self._own_key and change.value is None for change in changes):
             self.own_keys_lost(now_s)
         about = [change for change in changes if change.key in self._kept]

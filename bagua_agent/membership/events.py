@@ -33,7 +33,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSeen(Event):
-    """agents/<agent> was put. agent: as the key says; the picture adds since when."""
+    """The key agents/<agent> was put. agent: as the key says; the picture adds since when."""
 
     agent: AgentView
 
@@ -45,7 +45,7 @@ class AgentGone(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReady(Event):
-    """members/<worker> was put: ready, or a new commit is known. nonce: of its job, as in Generation.nonce."""
+    """The key members/<worker> was put: ready, or a new commit is known. nonce: of its job, as in Generation.nonce."""
 
     member: MemberView
     nonce: str = ""
@@ -58,14 +58,14 @@ class MemberGone(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRefused(Event):
-    """refused/<worker> was put."""
+    """The key refused/<worker> was put."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSeen(Event):
-    """replicas/<replica> was put. order: create revision of the key."""
+    """The key replicas/<replica> was put. order: create revision of the key."""
 
     replica: Replica
     order: int = 0
@@ -73,7 +73,7 @@ class ReplicaSeen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaGone(Event):
-    """replicas/<replica> was deleted."""
+    """The key replicas/<replica> was deleted."""
 
     replica_id: str
 
@@ -97,21 +97,21 @@ class GenerationWriteRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspicionRaised(Event):
-    """suspicions/<worker> was put."""
+    """The key suspicions/<worker> was put."""
 
     suspicion: SuspicionView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspicionCleared(Event):
-    """suspicions/<worker> was deleted."""
+    """The key suspicions/<worker> was deleted."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangOrderSeen(Event):
-    """control/hang was put, or deleted: None."""
+    """The key control/hang was put, or deleted. order: None if it was deleted."""
 
     order: HangOrder | None
 
@@ -130,14 +130,14 @@ class ProbeAnswered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDoubted(Event):
-    """Restart mode: the agent's host refused this agent's touch, or was silent for several rounds."""
+    """The agent's host refused this agent's touch, or was silent for several rounds. Restart mode only."""
 
     agent_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecorded(Event):
-    """failures/<worker> was put."""
+    """The key failures/<worker> was put."""
 
     failure: FailureView
 
@@ -157,7 +157,7 @@ class WorkerFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDeparted(Event):
-    """departed/<worker> was put."""
+    """The key departed/<worker> was put."""
 
     departure: DepartureView
 
@@ -170,8 +170,8 @@ class DesiredChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsPinned(Event):
-    """control/settings was put. It is never removed: a removal means that the store lost it. forgets: grows whenever
-    what trials found is to be forgotten."""
+    """The key control/settings was put. It is never removed: a removal means that the store lost it. forgets: grows
+    whenever what trials found is to be forgotten."""
 
     settings: StepSettings
     forgets: int = 0
@@ -179,14 +179,14 @@ class SettingsPinned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsTuned(Event):
-    """tuning/study was put: the settings that the tuner wants now."""
+    """The key tuning/study was put: the settings that the tuner wants now."""
 
     settings: StepSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeSeen(Event):
-    """The spec was put. restarts: its workers are started again for each generation."""
+    """The spec of the job was put. restarts: its workers are started again for each generation."""
 
     restarts: bool
     size_policy: SizePolicy = ANY_SIZE
@@ -195,14 +195,14 @@ class ModeSeen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosingSeen(Event):
-    """control/closing was put. generation: the one that confirmed the last step."""
+    """The key control/closing was put. generation: the one that confirmed the last step."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultSeen(Event):
-    """control/result was put: nothing is decided any more."""
+    """The key control/result was put: nothing is decided any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

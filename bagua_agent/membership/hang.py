@@ -1,4 +1,6 @@
-"""Decides whether the job hangs, for whom it waits, and what follows. Pure: times are arguments, nothing is kept.
+"""Decides whether the job hangs, for which members it waits, and what follows.
+
+Pure: times are arguments, nothing is kept.
 
 Considers the members of one generation: the newest in which a worker waits. A member is *inside* while it waits in a
 collective, for a copy or for a communicator of that generation (its STALLED suspicion exists), else *outside*:

@@ -1,8 +1,9 @@
-"""Chooses whom the next generation leaves out, and for how long, when all live and a generation does not work.
+"""Chooses the nodes that the next generation leaves out, and for how long.
 
-Workers report which hosts they can't reach. Those are hints: a transport may name a peer that merely gave up first, or
-no peer. So this gives ways out in order of preference, and decision.py takes the first that keeps the minimum and a
-holder. A node that is left out may come back after a quarantine that grows each time.
+It does so when all live and a generation does not work. Workers report which hosts they can't reach. Those are hints: a
+transport may name a peer that merely gave up first, or no peer. So this gives ways out in order of preference, and
+decision.py takes the first that keeps the minimum and a holder. A node that is left out may come back after a
+quarantine that grows each time.
 """
 
 from __future__ import annotations

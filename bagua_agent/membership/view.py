@@ -308,7 +308,7 @@ class JobView:
         return self.committed_generation > 0 or (self.generation is not None and self.generation.base > 0)
 
     def known_agent(self, agent_id: str) -> AgentView:
-        """Returns the agent of that id, one that is there or one that is gone."""
+        """Returns the agent of that id, whether it is there or gone."""
         return self.agents[agent_id] if agent_id in self.agents else self.gone[agent_id]
 
     def record(self, number: int) -> Generation | None:

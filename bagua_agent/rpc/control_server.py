@@ -1,5 +1,5 @@
-"""The service that other agents of the job call, for probes and large records, and people for looks and traces. On TCP
-with mutual TLS."""
+"""The service that other agents of the job call for probes and large records, and people's commands for a node's state,
+output, stacks, collectives and traces. On TCP with mutual TLS."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _THREADS_FOR_ITSELF = 4
 
 
 class ControlServer(control_pb2_grpc.AgentControlServicer):
-    """Serves probes, large records, looks and traces. kept_record(sha256): the packed parts of a large record, if this
-    agent has them. traces: of this node's workers. restarts(): whether the job is in restart mode."""
+    """Serves probes, large records, and what people's commands read. kept_record(sha256): the packed parts of a large
+    record, if this agent has them. traces: of this node's workers. restarts(): whether the job is in restart mode."""
 
     def __init__(
         self,

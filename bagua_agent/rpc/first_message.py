@@ -12,7 +12,7 @@ M = TypeVar("M")
 
 
 def first_of(messages: Iterator[M], context: grpc.ServicerContext, within_s: float) -> M | None:
-    """Returns the first message; None if the stream ends without one. A stream that says nothing for within_s is
+    """Returns the first message; None if the stream ends without one. A stream that sends none for within_s is
     cancelled, which gRPC raises here."""
     limit = threading.Timer(within_s, context.cancel)
     limit.daemon = True

@@ -101,7 +101,7 @@ def server_options() -> list[tuple[str, int]]:
 
 
 def limits_of_connections() -> list[tuple[str, int]]:
-    """Returns options of grpc.server: what clients may take that have not shown who they are."""
+    """Returns options of grpc.server: what clients may take that have not proved their identity."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return [
         ("grpc.server_handshake_timeout_ms", _MS_FOR_A_HANDSHAKE),

@@ -1,4 +1,5 @@
-"""Touches agents: whether the kernel of an agent's host accepts a connection to the agent's port, which costs no call.
+"""Touches agents: finds out whether the kernel of an agent's host accepts a connection to the agent's port, which costs
+no call.
 
 Says less than a probe (control_client.py): a frozen agent still accepts. A refusal or silence is a reason to probe, no
 proof.
@@ -29,7 +30,7 @@ class Touch(Enum):
 
 def touch_all(addresses: Mapping[str, str], timeout_s: float) -> dict[str, Touch]:
     """Touches all agents at once; takes timeout_s at most. addresses: agent -> control address. An agent whose touch
-    says nothing is absent: its address is none, this host has no descriptor left, or this process was frozen
+    has no outcome is absent: its address is none, this host has no descriptor left, or this process was frozen
     meanwhile."""
     began_s = time.monotonic()
     found: dict[str, Touch] = {}

@@ -1,6 +1,6 @@
 """Decides whether a worker's failure is the casualty of another worker's end, in live mode.
 
-A worker that dies, or is lost with its host breaks the groups that other workers built with it: a group of the script's
+A worker that dies or is lost with its host breaks the groups that other workers built with it: a group of the script's
 own ends these workers too, though they are not at fault. root_cause.py decides which ending explains which; this module
 decides between which workers: a worker and its *fellows*, those listed in a generation together with it. Pure.
 

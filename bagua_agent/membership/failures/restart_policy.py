@@ -86,8 +86,8 @@ def killed_too_often(failure: FailureView, max_restarts: int, most_kills: int) -
 def in_doubt(
     failures: Iterable[FailureView], max_restarts: int, *, trained: bool, since_s: float
 ) -> tuple[FailureView, ...]:
-    """Returns those of the failures that end the job that were seen from since_s on and tell of another's end, which
-    may yet become known; none if the job ends without them too."""
+    """Returns the failures that end the job although they tell of another's end, which may yet become known, and that
+    were seen from since_s on; none if the job ends without them too."""
     every = list(failures)
     doubtful = tuple(
         f

@@ -72,8 +72,8 @@ def survivors(
     ready: Iterable[Offer],
     without: Collection[str] = (),
 ) -> Target:
-    """Returns the survivors that stay; newcomers only if these are too few, or if all of them stay only so, at the next
-    allowed size. without: agents that are left out."""
+    """Returns the survivors that stay. Newcomers are added only if these are too few, or if their number is no allowed
+    size and newcomers complete the next one. without: agents that are left out."""
     room = view.room(desired)
     inside = _whole([_carried(view, standing, s) for s in standing.survivors if s.agent_id not in without])
     stay = _staying(view, inside)

@@ -43,7 +43,7 @@ _REPLICAS_AT_ONCE = 64  # half of what a transaction of etcd takes
 
 
 class IllegalTransition(InternalError):
-    """An event that cannot follow this state: our bug. Carries the event and what came before it."""
+    """Raised for an event that cannot follow this state: our bug. Carries the event and what came before it."""
 
     def __init__(self, why: str, event: ev.Event, state: State) -> None:
         story = "\n".join(f"  {e!r}" for e in state.recent)

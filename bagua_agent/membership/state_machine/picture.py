@@ -36,7 +36,7 @@ _RECORDS_KEPT = 64
 
 
 class IllegalEvent(InternalError):
-    """An event that contradicts the picture in a way that neither delay nor loss explains."""
+    """Raised for an event that contradicts the picture in a way that neither delay nor loss explains."""
 
 
 def absorb(
