@@ -1,4 +1,4 @@
-"""The kernels of the communication core: one arithmetic, for CUDA and for the CPU, equal bit for bit.
+"""Provides the kernels of the communication core: one arithmetic, for CUDA and for the CPU, equal bit for bit.
 
 All take and give torch tensors, contiguous, on one device; the device chooses the target. `values` are float32, float16
 or bfloat16; compressed tensors are uint8; arithmetic is fp32. On the CPU the calling thread holds no GIL meanwhile and
@@ -41,8 +41,8 @@ Adam whose second moment rests, in place (adam.py has the formulas):
     adam_gradients(values, second, eps) -> values                the way back
     adam_update(parameter, gradient, first, second, *, share, weight_decay, eps, rate) -> parameter
 
-What a block that holds NaN, an infinity or a magnitude above 2**126 decodes to is NaN throughout: training sees it,
-as it would in full precision. NaNs are written as the one canonical NaN.
+A block that holds NaN, an infinity or a magnitude above 2**126 decodes to NaN throughout: training sees it, as it would
+in full precision. NaNs are written as the one canonical NaN.
 
     target(device="cpu") -> Target(name, reason)    "extension", "fallback" (slow: torch, same bits) or "cuda"
 

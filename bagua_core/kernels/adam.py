@@ -1,4 +1,4 @@
-"""Between gradients and steps of an Adam whose second moment rests, and the step itself: one pass over memory each.
+"""Converts gradients to steps of an Adam whose second moment rests, and back, and takes the step, in one pass each.
 
 Checks and shapes; the arithmetic is in arithmetic.h.
 """
@@ -25,11 +25,11 @@ def adam_steps(
     after: Tensor | None = None,
     decay: float = 0.0,
 ) -> Tensor:
-    """values = x, in place, or values = after = decay * before + x; x = values / (sqrt(second) + eps). Returns values.
+    """Sets values = x, in place, or values = after = decay * before + x, where x = values / (sqrt(second) + eps).
 
     In each block of 4,096 an |x| of more than `reach` times their mean becomes that (inf: none does). second: of the
     shape and dtype of `values`; infinite for elements that rest. before, after: float32 of that shape, both or neither;
-    what is not finite is 0 in `after`. Raises KernelArgumentError.
+    what is not finite is 0 in `after`. Returns values. Raises KernelArgumentError.
     """
     _check_alike(values=values, second=second)
     _check_positive("eps", eps)
@@ -53,9 +53,9 @@ def adam_steps(
 
 
 def adam_gradients(values: Tensor, second: Tensor, eps: float) -> Tensor:
-    """The way back: values = values * (sqrt(second) + eps), in place, and 0 for elements that rest. Returns values.
+    """Converts steps back to gradients: values = values * (sqrt(second) + eps), in place, and 0 for elements that rest.
 
-    second: of the shape and dtype of `values`. Raises KernelArgumentError.
+    second: of the shape and dtype of `values`. Returns values. Raises KernelArgumentError.
     """
     _check_alike(values=values, second=second)
     _check_positive("eps", eps)
@@ -75,12 +75,12 @@ def adam_update(
     eps: float,
     rate: float,
 ) -> Tensor:
-    """The first moment and the parameter, in place:
+    """Updates the first moment and the parameter, in place:
 
         first = first + share * (gradient + weight_decay * parameter - first)
         parameter = parameter - rate * first / (sqrt(second) + eps)
 
-    All of one shape and dtype. Returns parameter. Raises KernelArgumentError.
+    All are of one shape and dtype. Returns parameter. Raises KernelArgumentError.
     """
     _check_alike(parameter=parameter, gradient=gradient, first=first, second=second)
     _check_positive("eps", eps)

@@ -13,14 +13,15 @@ from bagua_core.kernels.interface import VALUE_DTYPES
 
 
 def check_values(name: str, tensor: Tensor, like: Tensor | None = None) -> None:
-    """A contiguous tensor of a dtype of values, on the device of `like`. Raises KernelArgumentError."""
+    """Checks that `tensor` is contiguous, of a dtype of values and on the device of `like`. Raises
+    KernelArgumentError."""
     if tensor.dtype not in VALUE_DTYPES:
         raise KernelArgumentError(f"{name} is {tensor.dtype}; convert it to float32, float16 or bfloat16")
     check_memory(name, tensor, like)
 
 
 def check_memory(name: str, tensor: Tensor, like: Tensor | None = None) -> None:
-    """Raises KernelArgumentError."""
+    """Checks that `tensor` is dense, contiguous and on the device of `like`. Raises KernelArgumentError."""
     if tensor.layout != torch.strided:
         raise KernelArgumentError(f"{name} is {tensor.layout}; use .to_dense()")
     if not tensor.is_contiguous():
@@ -32,7 +33,7 @@ def check_memory(name: str, tensor: Tensor, like: Tensor | None = None) -> None:
 
 
 def check_same_count(name: str, tensor: Tensor, like: Tensor) -> None:
-    """Raises KernelArgumentError."""
+    """Checks that `tensor` has as many elements as `like`. Raises KernelArgumentError."""
     if tensor.numel() != like.numel():
         raise KernelArgumentError(
             f"{name} has {tensor.numel()} elements, the others {like.numel()}; make them equal"
@@ -40,13 +41,13 @@ def check_same_count(name: str, tensor: Tensor, like: Tensor) -> None:
 
 
 def check_scale(name: str, scale: float) -> None:
-    """Raises KernelArgumentError."""
+    """Checks that `scale` is finite. Raises KernelArgumentError."""
     if not math.isfinite(scale):
         raise KernelArgumentError(f"{name}={scale}; use a finite number")
 
 
 def as_rows(name: str, values: Tensor) -> Tensor:
-    """[rows, count] of [count] or [rows, count]. Raises KernelArgumentError."""
+    """Returns `values`, [count] or [rows, count], as [rows, count]. Raises KernelArgumentError."""
     if values.dim() not in (1, 2):
         raise KernelArgumentError(f"{name} has the shape {tuple(values.shape)}; use [count] or [rows, count]")
     return values.view(1, -1) if values.dim() == 1 else values
@@ -55,7 +56,7 @@ def as_rows(name: str, values: Tensor) -> Tensor:
 def as_compressed(
     name: str, tensor: Tensor, rows: int | None, size_bytes: int, like: Tensor | None = None
 ) -> Tensor:
-    """[rows, bytes]; rows None: any number above 0. Raises KernelArgumentError."""
+    """Returns a compressed tensor as [rows, bytes]; rows None: any number above 0. Raises KernelArgumentError."""
     two = as_rows(name, tensor)
     if two.dtype != torch.uint8:
         raise KernelArgumentError(f"{name} is {tensor.dtype}; compressed tensors are uint8")

@@ -1,4 +1,4 @@
-"""Sums of tensors with weights, in place, computed in fp32 whatever the dtypes."""
+"""Provides sums of tensors with weights, in place, computed in fp32 whatever the dtypes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bagua_core.kernels.targets import kernels_for
 
 
 def weighted_average(x: Tensor, y: Tensor, x_weight: float, y_weight: float) -> Tensor:
-    """x = x_weight * x + y_weight * y, in place; each product and the sum are rounded to fp32. Returns x.
+    """Sets x = x_weight * x + y_weight * y, in place; each product and the sum are rounded to fp32. Returns x.
 
     x, y: values of any one shape; dtypes may differ. Raises KernelArgumentError.
     """
@@ -25,9 +25,9 @@ def weighted_average(x: Tensor, y: Tensor, x_weight: float, y_weight: float) -> 
 
 
 def add_difference(x: Tensor, newer: Tensor, older: Tensor, scale: float = 1.0) -> Tensor:
-    """x = x + scale * (newer - older), in place. Returns x.
+    """Sets x = x + scale * (newer - older), in place. Returns x.
 
-    What asynchronous averaging adds when the mean of a snapshot arrives: whatever x did meanwhile stays.
+    Asynchronous averaging adds this when the mean of a snapshot arrives: whatever x did meanwhile stays.
     x: values. newer, older: values of one dtype, with as many elements as x. Raises KernelArgumentError.
     """
     arguments.check_values("x", x)

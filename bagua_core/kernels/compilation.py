@@ -32,11 +32,12 @@ COMPILE_TIMEOUT_S = 120.0
 
 
 class CompilationError(RuntimeError):
-    """No compiler, or it failed; the message says which and how."""
+    """Raised if there is no compiler, or it failed; the message says which and how."""
 
 
 def source_digest() -> str:
-    """Names sources and flags: a library that carries another digest was compiled from other ones. Raises OSError."""
+    """Returns a digest of sources and flags: a library with another digest was compiled from other ones. Raises
+    OSError."""
     digest = hashlib.sha256(" ".join([*COMPILE_FLAGS, *LINK_FLAGS]).encode())
     for path in [SOURCE, *READ_BY_IT]:
         digest.update(path.read_bytes())
@@ -44,12 +45,13 @@ def source_digest() -> str:
 
 
 def macros() -> list[tuple[str, str]]:
-    """As setuptools takes them."""
+    """Returns the macros of a compilation, as setuptools takes them."""
     return [("BAGUA_SOURCE", f'"{source_digest()}"')]
 
 
 def find_compiler(language: str = "C", variable: str = "CC", usual: str = "cc, gcc, clang") -> list[str]:
-    """A compiler's command: what the variable says, else the first usual one that is there. Raises CompilationError."""
+    """Returns a compiler's command: what the variable says, else the first usual one that is there. Raises
+    CompilationError."""
     named = shlex.split(os.environ.get(variable, ""))
     for words in [named] if named else [[name] for name in usual.split(", ")]:
         if shutil.which(words[0]):
@@ -60,7 +62,8 @@ def find_compiler(language: str = "C", variable: str = "CC", usual: str = "cc, g
 
 
 def run_compiler(command: list[str], what: str, timeout_s: float) -> None:
-    """Raises CompilationError, which names `what` was not compiled, or the compiler's last lines."""
+    """Runs a compiler's command. Raises CompilationError, which says that `what` was not compiled, or has the
+    compiler's last lines."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout_s, check=False
@@ -73,7 +76,7 @@ def run_compiler(command: list[str], what: str, timeout_s: float) -> None:
 
 
 def compile_library(destination: Path) -> None:
-    """Compile the library into `destination`, a new file. Raises CompilationError."""
+    """Compiles the library into `destination`, a new file. Raises CompilationError."""
     defines = [f"-D{name}={value}" for name, value in macros()]
     command = [
         *find_compiler(),

@@ -24,7 +24,7 @@ from bagua_core.kernels.compilation import CompilationError
 
 
 class LibraryUnavailableError(BaguaError, RuntimeError):
-    """No library that fits; the message holds every reason."""
+    """Raised if no library fits; the message holds every reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Found:
 
 
 def find() -> Found:
-    """The library, compiled if need be (seconds, once per user and version). Raises LibraryUnavailableError."""
+    """Returns the library, compiled if need be (seconds, once per user and version). Raises LibraryUnavailableError."""
     try:
         digest = compilation.source_digest()
     except OSError as error:
@@ -53,7 +53,7 @@ def find() -> Found:
 
 
 def cache_directory() -> Path:
-    """The directory of libraries compiled on demand; not created here."""
+    """Returns the directory of libraries compiled on demand; not created here."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "bagua-kernels"
 
@@ -68,12 +68,13 @@ def _from_cache(directory: Path, digest: str) -> Found:
 
 
 def address_of(values: array[Any]) -> int:
-    """As the library's functions take it; valid while a reference to `values` exists."""
+    """Returns the address of `values` for the library's functions; valid while a reference to `values` exists."""
     return values.buffer_info()[0]
 
 
 def check_private(directory: Path) -> None:
-    """Who can write there can run code here."""
+    """Checks that only this user can write to `directory`, for code from there is run here. Raises
+    LibraryUnavailableError."""
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise LibraryUnavailableError(
@@ -82,7 +83,7 @@ def check_private(directory: Path) -> None:
 
 
 def compile_once(path: Path, compile_into: Callable[[Path], None]) -> None:
-    """Make `path` by compile_into(a new file), once among all processes. Raises OSError and what compile_into does."""
+    """Makes `path` by compile_into(a new file), once among all processes. Raises OSError and what compile_into does."""
     with open(path.parent / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # its holder ends: the compiler has a deadline
         if path.exists():

@@ -22,10 +22,10 @@ KEPT_TABLES = 256  # of part addresses; a model's buckets come again in every st
 
 
 class CupyLauncher:
-    """See Launcher in on_gpu.py."""
+    """Starts kernels by CuPy; see Launcher in on_gpu.py."""
 
     def __init__(self) -> None:
-        """Raises KernelUnavailableError."""
+        """Imports CuPy. Raises KernelUnavailableError if it is not installed."""
         try:
             import cupy
         except ImportError as error:
@@ -50,7 +50,7 @@ class CupyLauncher:
             kernel((thread_blocks,), (THREADS,), tuple(arguments))
 
     def _on(self, stream: Any, index: int) -> Any:
-        """CuPy's object for a stream of torch's, which never destroys one."""
+        """Returns CuPy's object for a stream of torch's, which never destroys one."""
         key = (index, int(stream.cuda_stream))
         found = self._streams.get(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""From a compressed form back to values, alone or summed over peers: what all compressed forms have in common."""
+"""Decodes compressed forms to values, alone or summed over peers: the part that all compressed forms have in common."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE_OF = {Code.MINMAX: minmax_bytes, Code.ONE_BIT: one_bit_bytes}
 def decompress(
     code: Code, compressed: Tensor, out: Tensor, scale: float, add: bool, block_size: int
 ) -> Tensor:
-    """Each row by itself; out [count] or [rows, count]. Raises KernelArgumentError."""
+    """Decodes each row by itself to `out`, [count] or [rows, count]. Raises KernelArgumentError."""
     arguments.check_values("out", out)
     arguments.check_scale("scale", scale)
     values = arguments.as_rows("out", out)
@@ -29,7 +29,7 @@ def decompress(
 
 
 def reduce_values(code: Code, compressed: Tensor, out: Tensor, scale: float, block_size: int) -> Tensor:
-    """All rows summed; out [count]. Raises KernelArgumentError."""
+    """Decodes all rows and writes their sum to `out`, [count]. Raises KernelArgumentError."""
     arguments.check_values("out", out)
     arguments.check_scale("scale", scale)
     if out.dim() != 1:

@@ -1,4 +1,4 @@
-"""The exceptions of kernel calls."""
+"""Defines the exceptions of kernel calls."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from bagua_core.errors import UserError
 
 
 class KernelArgumentError(UserError, ValueError):
-    """A tensor or number does not fit; the message names the value and the next move."""
+    """Raised if a tensor or number does not fit; the message names the value and the next move."""
 
 
 class KernelUnavailableError(UserError, RuntimeError):
-    """This machine cannot run the kernel: no compiled kernels where some were demanded."""
+    """Raised if this machine cannot run the kernel: it has no compiled kernels where some were demanded."""

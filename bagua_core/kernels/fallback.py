@@ -1,8 +1,8 @@
-"""The kernels by torch's operators, for CPU and CUDA tensors: many times slower than compiled ones, the same bits.
+"""Runs the kernels by torch's operators, for CPU and CUDA tensors: many times slower than compiled ones, the same bits.
 
 The arithmetic is that of arithmetic.h over whole tensors: torch's operators round +, -, * and / of float32 as IEEE 754
-says, and one operator is never contracted with the next. Divisors are tensors, for torch multiplies CUDA
-tensors by the inverse of a number. Nothing waits for a device. See Kernels in interface.py.
+says, and one operator is never contracted with the next. Divisors are tensors, for torch multiplies CUDA tensors by the
+inverse of a number. Nothing waits for a device. See Kernels in interface.py.
 """
 
 from __future__ import annotations
@@ -128,12 +128,12 @@ def _adam_scale(second: Tensor, eps: float) -> Tensor:
 
 
 def _floats(values: Tensor) -> Tensor:
-    """As float32; memory of its own unless they are float32 already."""
+    """Returns the values as float32; memory of its own unless they are float32 already."""
     return values.detach().float()
 
 
 def _store(x: Tensor, out: Tensor) -> None:
-    """Into `out` of any dtype of values, to nearest, ties to even; NaNs become the canonical one."""
+    """Writes x to `out` of any dtype of values, to nearest, ties to even; NaNs become the canonical one."""
     out = out.detach()
     out.copy_(x)
     integer = torch.int32 if out.dtype == torch.float32 else torch.int16
@@ -141,19 +141,19 @@ def _store(x: Tensor, out: Tensor) -> None:
 
 
 def _of_each(of_block: Tensor, count: int, block_size: int) -> Tensor:
-    """[rows, count] of [rows, blocks]: each value has its block's."""
+    """Returns [rows, blocks] as [rows, count]: each value has its block's."""
     return of_block[..., None].expand(-1, -1, block_size).flatten(1)[:, :count]
 
 
 def _lengths(count: int, block_size: int, like: Tensor) -> Tensor:
-    """How many values are in each block."""
+    """Returns the number of values in each block."""
     lengths = torch.full((-(-count // block_size),), block_size, dtype=torch.float32, device=like.device)
     lengths[-1] = (count - 1) % block_size + 1
     return lengths
 
 
 def _sums_of_magnitudes(blocks: Tensor) -> Tensor:
-    """Of the last dimension: strided lanes, each in order, then folds by halves."""
+    """Sums the magnitudes of the last dimension: strided lanes, each in order, then folds by halves."""
     padded = pad(blocks.abs(), (0, -blocks.shape[-1] % SUM_LANES))
     first, *others = torch.split(padded, SUM_LANES, -1)
     lanes = first
@@ -170,14 +170,14 @@ def _bits(like: Tensor) -> Tensor:
 
 
 def _write(out: Tensor, headers: Tensor, payload: Tensor, payload_at: int) -> None:
-    """A compressed form: headers (float32) and payload (uint8) of each row, each padded with zeros."""
+    """Writes a compressed form: headers (float32) and payload (uint8) of each row, each padded with zeros."""
     out.zero_()
     out[:, : 4 * headers.shape[1]] = headers.contiguous().view(torch.uint8)
     out[:, payload_at : payload_at + payload.shape[1]] = payload
 
 
 def _decode(code: Code, rows: Tensor, count: int, block_size: int) -> Tensor:
-    """[rows, count]."""
+    """Decodes `rows` to [rows, count]."""
     blocks = -(-count // block_size)
     if code is Code.MINMAX:
         payload_at = minmax_payload_at(count, block_size)
@@ -191,7 +191,7 @@ def _decode(code: Code, rows: Tensor, count: int, block_size: int) -> Tensor:
 
 
 def _sum(code: Code, compressed: Tensor, count: int, block_size: int) -> Tensor:
-    """[count]; peer by peer, for bounded memory."""
+    """Decodes all peers' rows and returns their sum, [count]; peer by peer, for bounded memory."""
     total = _decode(code, compressed[:1], count, block_size)
     for row in torch.split(compressed[1:], 1):
         total = total + _decode(code, row, count, block_size)

@@ -1,4 +1,4 @@
-"""Many tensors as one buffer and back: one pass, cast on the way if the buffer has another dtype."""
+"""Copies many tensors to one buffer and back: one pass, cast on the way if the buffer has another dtype."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from bagua_core.kernels.targets import kernels_for
 def flatten(
     tensors: Sequence[Tensor], out: Tensor | None = None, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The tensors' elements one after the other. Returns out.
+    """Copies the tensors' elements, one after the other, to `out`. Returns out.
 
-    tensors: at least one, all of one dtype and device. out: [sum of counts]; made, of `dtype` or theirs, if None.
-    Any dtype can be copied; casts are among float32, float16 and bfloat16. Raises KernelArgumentError.
+    tensors: at least one, all of one dtype and device. out: [sum of counts]; made, of `dtype` or theirs, if None. Any
+    dtype can be copied; casts are among float32, float16 and bfloat16. Raises KernelArgumentError.
     """
     if not tensors:
         raise KernelArgumentError("no tensors; a flat buffer needs at least one, or nothing says its dtype")
@@ -33,7 +33,7 @@ def flatten(
 
 
 def unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """The way back: flat [sum of counts] into the tensors, in place. Raises KernelArgumentError."""
+    """Reverses `flatten`: copies `flat`, [sum of counts], to the tensors, in place. Raises KernelArgumentError."""
     _copy(flat, tensors, into_flat=False)
 
 

@@ -1,4 +1,4 @@
-"""The sizes of compressed tensors and the offsets of their parts. Pure, and the same as in arithmetic.h.
+"""Computes the sizes of compressed tensors and the offsets of their parts. Pure, and the same as in arithmetic.h.
 
 A compressed tensor is [headers][payload], each padded with zeros to 16 bytes. It says neither its count nor its block
 size: peers agree on both, as on the shape of the tensor itself. Owns the default block sizes.
@@ -21,27 +21,28 @@ ONE_BIT_BLOCK = 4096  # 0.8 %
 
 
 def minmax_payload_at(count: int, block_size: int = MINMAX_BLOCK) -> int:
-    """Offset of the codes, in bytes."""
+    """Returns the offset of the codes, in bytes."""
     return _aligned(MINMAX_HEADER_BYTES * blocks_in(count, block_size))
 
 
 def minmax_bytes(count: int, block_size: int = MINMAX_BLOCK) -> int:
-    """Bytes of `count` values as min-max uint8. Raises KernelArgumentError."""
+    """Returns the size, in bytes, of `count` values as min-max uint8. Raises KernelArgumentError."""
     return minmax_payload_at(count, block_size) + _aligned(count)
 
 
 def one_bit_payload_at(count: int, block_size: int = ONE_BIT_BLOCK) -> int:
-    """Offset of the signs, in bytes."""
+    """Returns the offset of the signs, in bytes."""
     return _aligned(ONE_BIT_HEADER_BYTES * blocks_in(count, block_size))
 
 
 def one_bit_bytes(count: int, block_size: int = ONE_BIT_BLOCK) -> int:
-    """Bytes of `count` values as one bit each. Raises KernelArgumentError."""
+    """Returns the size, in bytes, of `count` values as one bit each. Raises KernelArgumentError."""
     return one_bit_payload_at(count, block_size) + _aligned(-(-count // 8))
 
 
 def blocks_in(count: int, block_size: int) -> int:
-    """Raises KernelArgumentError for a count or block size that no kernel takes."""
+    """Returns the number of blocks of `count` values. Raises KernelArgumentError for a count or block size that no
+    kernel takes."""
     if count < 0:
         raise KernelArgumentError(f"a count of {count} values; it can't be negative")
     if not BLOCK_STEP <= block_size <= LARGEST_BLOCK or block_size % BLOCK_STEP:

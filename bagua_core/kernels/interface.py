@@ -30,30 +30,32 @@ class Kernels(Protocol):
     def minmax_reduce(
         self, compressed: Tensor, count: int, out: Tensor, scale: float, block_size: int
     ) -> None:
-        """out: [bytes]."""
+        """Writes the compressed form of scale * (sum over the rows) to `out`, [bytes]."""
 
     def one_bit_compress(
         self, values: Tensor, error: Tensor, left: Tensor, out: Tensor, block_size: int
     ) -> None:
-        """left: the new error; may be `error` itself."""
+        """Compresses values + error to `out`, each row by itself, and writes the new error to `left`, maybe `error`
+        itself."""
 
     def decompress(
         self, code: Code, compressed: Tensor, out: Tensor, scale: float, add: bool, block_size: int
     ) -> None:
-        """Each row by itself; out: [rows, count]."""
+        """Decodes each row by itself to `out`, [rows, count]."""
 
     def reduce_values(
         self, code: Code, compressed: Tensor, out: Tensor, scale: float, block_size: int
     ) -> None:
-        """out: [count]."""
+        """Decodes all rows and writes their sum to `out`, [count]."""
 
     def copy_parts(self, flat: Tensor, parts: Sequence[Tensor], into_flat: bool) -> None:
-        """Parts of one dtype, none empty. Other dtypes than those of values: only equal ones."""
+        """Copies the parts to `flat`, or back; they are of one dtype, none empty. A dtype that is not one of values is
+        copied to the same dtype only."""
 
     def weighted_average(self, x: Tensor, y: Tensor, x_weight: float, y_weight: float) -> None: ...
 
     def add_difference(self, x: Tensor, newer: Tensor, older: Tensor, scale: float) -> None:
-        """newer and older have one dtype."""
+        """Adds scale * (newer - older) to x; newer and older have one dtype."""
 
     def adam_steps(
         self,
@@ -65,10 +67,11 @@ class Kernels(Protocol):
         reach: float,
         decay: float,
     ) -> None:
-        """All [count]; second has the dtype of values, before and after are float32, both there or neither."""
+        """Does what adam.adam_steps does. All are [count]; second has the dtype of values, before and after are
+        float32, both there or neither."""
 
     def adam_gradients(self, values: Tensor, second: Tensor, eps: float) -> None:
-        """Both [count], of one dtype."""
+        """Does what adam.adam_gradients does. Both are [count], of one dtype."""
 
     def adam_update(
         self,
@@ -81,4 +84,4 @@ class Kernels(Protocol):
         eps: float,
         rate: float,
     ) -> None:
-        """All [count], of one dtype."""
+        """Does what adam.adam_update does. All are [count], of one dtype."""

@@ -1,4 +1,5 @@
-"""The min-max grid of a block's values by torch's operators, for any number of codes: the formula of arithmetic.h.
+"""Computes the min-max grid of a block's values by torch's operators, for any number of codes: the formula of
+arithmetic.h.
 
 Codes 0 to `most_code` stand for low + code * step. A range that holds zero has zero on the grid.
 """
@@ -15,7 +16,7 @@ ROUNDER = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer
 
 
 def in_blocks(x: Tensor, block_size: int, mode: str = "constant") -> Tensor:
-    """[rows, count] as [rows, blocks, block_size]; what is missing in the last block is 0 or the last value."""
+    """Returns [rows, count] as [rows, blocks, block_size]; what is missing in the last block is 0 or the last value."""
     missing = -x.shape[1] % block_size
     if missing:
         x = pad(x, (0, missing), mode)
@@ -23,7 +24,7 @@ def in_blocks(x: Tensor, block_size: int, mode: str = "constant") -> Tensor:
 
 
 def minmax_codes(x: Tensor, block_size: int, most_code: int) -> tuple[Tensor, Tensor]:
-    """(low and step of each block, float32, [rows, 2 * blocks]; codes, uint8, [rows, count]).
+    """Returns (low and step of each block, float32, [rows, 2 * blocks]; codes, uint8, [rows, count]).
 
     x: float32, [rows, count]. A block that holds NaN, an infinity or a magnitude above LARGEST has a low of NaN.
     """

@@ -1,4 +1,4 @@
-"""Min-max uint8: values as codes on a grid of 256 between the least and the greatest of their block.
+"""Compresses to min-max uint8: values as codes on a grid of 256 between the least and the greatest of their block.
 
 Checks and shapes; the arithmetic is in arithmetic.h, the layout in formats.py.
 """
@@ -16,11 +16,11 @@ from bagua_core.kernels.targets import kernels_for
 
 
 def minmax_compress(values: Tensor, out: Tensor | None = None, *, block_size: int = MINMAX_BLOCK) -> Tensor:
-    """Each row by itself.
+    """Compresses each row by itself to min-max uint8. Returns out.
 
-    values: [count] or [rows, count]. out: uint8, [minmax_bytes] or [rows, minmax_bytes]; made if None. Returns out.
-    An error of at most half a step, (greatest - least) / 510, in every block; zero stays exactly zero in a block that
-    has values on both sides of it or equal to it. Raises KernelArgumentError.
+    values: [count] or [rows, count]. out: uint8, [minmax_bytes] or [rows, minmax_bytes]; made if None. The error is at
+    most half a step, (greatest - least) / 510, in every block; zero stays exactly zero in a block that has values on
+    both sides of it or equal to it. Raises KernelArgumentError.
     """
     arguments.check_values("values", values)
     rows = arguments.as_rows("values", values)
@@ -37,7 +37,7 @@ def minmax_compress(values: Tensor, out: Tensor | None = None, *, block_size: in
 def minmax_decompress(
     compressed: Tensor, out: Tensor, *, scale: float = 1.0, add: bool = False, block_size: int = MINMAX_BLOCK
 ) -> Tensor:
-    """out = scale * x, or out + scale * x with `add`. Returns out.
+    """Sets out = scale * x, or out + scale * x with `add`, where x are the decoded values. Returns out.
 
     compressed: uint8, [minmax_bytes] or [rows, minmax_bytes]. out: values, [count] or [rows, count].
     Raises KernelArgumentError.
@@ -53,7 +53,8 @@ def minmax_reduce(
     scale: float = 1.0,
     block_size: int = MINMAX_BLOCK,
 ) -> Tensor:
-    """The compressed form of scale * (sum over peers), summed as fp32 in the order of the rows. Returns out.
+    """Writes the compressed form of scale * (sum over peers) to `out`, summed as fp32 in the order of the rows. Returns
+    out.
 
     compressed: uint8, [peers, minmax_bytes]. count: values in each. out: uint8, [minmax_bytes]; made if None.
     Raises KernelArgumentError.
@@ -72,7 +73,7 @@ def minmax_reduce(
 def minmax_reduce_values(
     compressed: Tensor, out: Tensor, *, scale: float = 1.0, block_size: int = MINMAX_BLOCK
 ) -> Tensor:
-    """out = scale * (sum over peers), summed as fp32 in the order of the rows. Returns out.
+    """Sets out = scale * (sum over peers), summed as fp32 in the order of the rows. Returns out.
 
     compressed: uint8, [peers, minmax_bytes]. out: values, [count]. Raises KernelArgumentError.
     """

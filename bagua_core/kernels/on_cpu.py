@@ -1,4 +1,4 @@
-"""The kernels on CPU tensors, by the compiled library. Owns the calls' arguments; results are written by cpu.c."""
+"""Runs the kernels on CPU tensors, by the compiled library. Owns the calls' arguments; results are written by cpu.c."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ INSTRUCTION_SETS = ("baseline", "avx2")
 
 
 class CpuKernels:
-    """See Kernels in interface.py. Threads: torch.get_num_threads() at the time of the call, less for little work."""
+    """Calls the compiled library's kernels; see Kernels in interface.py.
+
+    Threads: torch.get_num_threads() at the time of the call, less for little work.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
     def use_instruction_set(self, name: str | None = None) -> str:
-        """Use `name`, or the best of this processor for None or where it lacks `name`; returns what is used."""
+        """Selects `name`, or the best of this processor for None or where it lacks `name`; returns what is used."""
         wanted = -1 if name is None else INSTRUCTION_SETS.index(name)
         return INSTRUCTION_SETS[self._library.bagua_use_instruction_set(wanted)]
 
     def sizes(self, count: int, block_size: int) -> tuple[int, int]:
-        """Bytes of both compressed forms as the header has them; formats.py must agree."""
+        """Returns the sizes, in bytes, of both compressed forms as the header has them; formats.py must agree."""
         library = self._library
         return library.bagua_minmax_bytes(count, block_size), library.bagua_one_bit_bytes(count, block_size)
 

@@ -1,4 +1,4 @@
-"""The kernels on CUDA tensors: which kernel of cuda.cu, how many thread blocks, which arguments.
+"""Runs the kernels on CUDA tensors: chooses the kernel of cuda.cu, the number of thread blocks, and the arguments.
 
 Knows nothing of CuPy: a launcher starts kernels by name (the tests have one that emulates a GPU's threads on the CPU).
 """
@@ -51,24 +51,27 @@ def compile_flags(passes: int) -> tuple[str, ...]:
 
 
 def passes_for(block_size: int) -> int:
-    """The fewest in which a thread block takes a whole block of values."""
+    """Returns the fewest passes in which a thread block takes a whole block of values."""
     return next(p for p in PASSES if block_size <= p * PASS)
 
 
 class Launcher(Protocol):
-    """arguments: NumPy scalars, of the kernel's very types; addresses are uint64."""
+    """Starts kernels by name. arguments: NumPy scalars, of the kernel's very types; addresses are uint64."""
 
     def launch(
         self, device: torch.device, name: str, passes: int, thread_blocks: int, arguments: Sequence[Any]
     ) -> None:
-        """Start `name`, compiled for `passes`, on the current stream of `device`, THREADS threads a block."""
+        """Starts `name`, compiled for `passes`, on the current stream of `device`, with THREADS threads a block."""
 
     def table(self, numbers: Sequence[int], device: torch.device) -> Tensor:
-        """int64 on `device`, which kernels of the current stream may read."""
+        """Returns the numbers as int64 on `device`; kernels of the current stream may read them."""
 
 
 class GpuKernels:
-    """See Kernels in interface.py. Everything runs on the current stream of the tensors' device."""
+    """Starts the kernels of cuda.cu; see Kernels in interface.py.
+
+    Everything runs on the current stream of the tensors' device.
+    """
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher

@@ -1,4 +1,5 @@
-"""One bit with error feedback: signs, and the mean magnitude of each block; what was not sent is added next time.
+"""Compresses to one bit with error feedback: signs, and each block's mean magnitude; what was not sent is added next
+time.
 
 Checks and shapes; the arithmetic is in arithmetic.h, the layout in formats.py.
 """
@@ -24,13 +25,13 @@ def one_bit_compress(
     left: Tensor | None = None,
     block_size: int = ONE_BIT_BLOCK,
 ) -> Tensor:
-    """t = values + error; each row's signs of t are sent with the mean |t| of their block, and error becomes t - sent.
+    """Compresses t = values + error, each row's signs with the mean |t| of their block; error becomes t - sent. Returns
+    out.
 
     values: [count] or [rows, count]. error: float32 of that shape, zero before the first step. left: like `error`, for
-    the new error; None: `error` itself.
-    out: uint8, [one_bit_bytes] or [rows, one_bit_bytes]; made if None. Returns out.
-    A block whose sum of magnitudes is not finite decodes to NaN and keeps its error (0 where that is not finite).
-    Raises KernelArgumentError.
+    the new error; None: `error` itself. out: uint8, [one_bit_bytes] or [rows, one_bit_bytes]; made if None. A block
+    whose sum of magnitudes is not finite decodes to NaN and keeps its error (0 where that is not finite). Raises
+    KernelArgumentError.
     """
     arguments.check_values("values", values)
     rows = arguments.as_rows("values", values)
@@ -57,7 +58,7 @@ def one_bit_compress(
 def one_bit_decompress(
     compressed: Tensor, out: Tensor, *, scale: float = 1.0, add: bool = False, block_size: int = ONE_BIT_BLOCK
 ) -> Tensor:
-    """out = scale * x, or out + scale * x with `add`. Returns out.
+    """Sets out = scale * x, or out + scale * x with `add`, where x are the decoded values. Returns out.
 
     compressed: uint8, [one_bit_bytes] or [rows, one_bit_bytes]. out: values, [count] or [rows, count].
     Raises KernelArgumentError.
@@ -68,7 +69,7 @@ def one_bit_decompress(
 def one_bit_reduce_values(
     compressed: Tensor, out: Tensor, *, scale: float = 1.0, block_size: int = ONE_BIT_BLOCK
 ) -> Tensor:
-    """out = scale * (sum over peers), summed as fp32 in the order of the rows. Returns out.
+    """Sets out = scale * (sum over peers), summed as fp32 in the order of the rows. Returns out.
 
     compressed: uint8, [peers, one_bit_bytes]. out: values, [count]. Raises KernelArgumentError.
     """

@@ -19,8 +19,11 @@ from bagua_core.kernels.targets import compiled_library
 
 
 class RepeatedFlatten:
-    """out: [sum of counts] on the CPU, contiguous. counts: elements of each tensor. Raises KernelUnavailableError where
-    there is no compiled library."""
+    """Copies tensors of the same sizes to one flat buffer at each call.
+
+    out: [sum of counts] on the CPU, contiguous. counts: elements of each tensor. Raises KernelUnavailableError where
+    there is no compiled library.
+    """
 
     def __init__(self, out: Tensor, counts: Sequence[int]) -> None:
         self._copy = compiled_library().bagua_copy_parts
@@ -31,7 +34,8 @@ class RepeatedFlatten:
         self._starts = array("q", accumulate((count * width for count in counts if count), initial=0))
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """tensors: contiguous, on the CPU, of the dtype of `out`, with so many elements as was said. Unchecked."""
+        """Copies `tensors` to `out`. They are contiguous, on the CPU, of the dtype of `out` and of the given counts.
+        Unchecked."""
         pointers = array("Q", map(Tensor.data_ptr, tensors))
         if not self._all:
             pointers = array("Q", [pointers[place] for place in self._parts])

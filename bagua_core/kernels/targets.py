@@ -29,26 +29,27 @@ _log = logging.getLogger("bagua.kernels")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """name: "extension", "fallback" or "cuda". reason: where it comes from, or what is missing."""
+    """The target that runs kernels. name: "extension", "fallback" or "cuda". reason: where it comes from, or what is
+    missing."""
 
     name: str
     reason: str
 
 
 def target(device: str | torch.device = "cpu") -> Target:
-    """The target for tensors on `device`. Raises KernelUnavailableError, KernelArgumentError."""
+    """Returns the target for tensors on `device`. Raises KernelUnavailableError, KernelArgumentError."""
     return _chosen_for(torch.device(device))[0]
 
 
 def kernels_for(tensor: Tensor) -> Kernels:
-    """Raises KernelUnavailableError, KernelArgumentError."""
+    """Returns the kernels for `tensor`. Raises KernelUnavailableError, KernelArgumentError."""
     return _chosen_for(tensor.device)[1]
 
 
 @functools.cache
 def compiled_library() -> ctypes.CDLL:
-    """The CPU's, for what goes on without it just as well: no word is said where there is none. Raises
-    KernelUnavailableError."""
+    """Returns the CPU's library, for what goes on without it just as well: nothing is logged where there is none.
+    Raises KernelUnavailableError."""
     if os.environ.get(CHOICE_VARIABLE) == "fallback":
         raise KernelUnavailableError(f"{CHOICE_VARIABLE}=fallback")
     try:

@@ -16,11 +16,11 @@ from bagua_core.errors import UserError
 
 
 class UnscalableOutputs(UserError, TypeError):
-    """Gradients of an uneven part of a batch cannot be weighted."""
+    """Raised if gradients of an uneven part of a batch cannot be weighted."""
 
 
 def announce_backward(outputs: Any, begins: Callable[[], None]) -> None:
-    """Have `begins` called when a backward through `outputs` begins; now, if they hold no result that is known here.
+    """Has `begins` called when a backward through `outputs` begins; now, if they hold no result that is known here.
 
     outputs: of a forward; tensors are looked for in lists, tuples, mappings and dataclasses. Leaves among them, such as
     a parameter, are no results: they outlive the step, and so would what is registered on them.
@@ -38,7 +38,7 @@ def announce_backward(outputs: Any, begins: Callable[[], None]) -> None:
 
 
 def scale_gradients(outputs: Any, factor: float) -> None:
-    """Multiply every gradient that a backward through `outputs` brings to what they were made of.
+    """Multiplies every gradient that a backward through `outputs` brings to what they were made of.
 
     outputs: as in `announce_backward`. Raises UnscalableOutputs if they hold no result that is known here.
     """

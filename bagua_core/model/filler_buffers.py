@@ -25,8 +25,11 @@ _Kept = tuple[int, _Copies]  # collectives answered before
 
 
 class FillerBuffers:
-    """buffers: of the module. answered: how many of the script's collectives other workers have answered so far.
-    but_of: layers of this class keep what a forward does to their buffers."""
+    """Takes back what a filler's forward and backward do to the buffers of one module.
+
+    buffers: of the module. answered: how many of the script's collectives other workers have answered so far. but_of:
+    layers of this class keep what a forward does to their buffers.
+    """
 
     def __init__(
         self, buffers: ModuleBuffers, answered: Callable[[], int], but_of: type[nn.Module] | None = None
@@ -38,7 +41,7 @@ class FillerBuffers:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Within: a forward of the module."""
+        """Saves the buffers and puts them back at the end of the context, in which a forward of the module runs."""
         kept = self._copies()
         try:
             yield
@@ -46,7 +49,8 @@ class FillerBuffers:
             self._put_back(kept)
 
     def backward_begins(self) -> None:
-        """In a backward through the forward's outputs: checkpointed layers compute their forward in it once more."""
+        """Saves the buffers until the end of the backward under way, for checkpointed layers compute their forward in
+        it once more. Called in a backward through the forward's outputs."""
         task = torch._C._current_graph_task_id()
         if task not in (-1, self._task):
             self._task = task
@@ -64,7 +68,8 @@ class FillerBuffers:
 
     @torch.no_grad()
     def _put_back(self, kept: _Kept) -> None:
-        """A buffer that was made, or has another shape, stays: all workers have buffers of the same shapes."""
+        """Writes the saved values back. A buffer that was made, or has another shape, stays: all workers have buffers
+        of the same shapes."""
         answered_before, copies = kept
         is_answered = self._answered() != answered_before
         live = self._buffers.named_of_own_samples() if is_answered else self._buffers.named(self._but_of)

@@ -1,4 +1,4 @@
-"""The buffers of a module by name, listed in every step without walking the whole module each time."""
+"""Lists the buffers of a module by name in every step, without walking the whole module each time."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ModuleBuffers:
         ]
 
     def current(self) -> list[torch.Tensor]:
-        """Each buffer once, in registration order."""
+        """Returns each buffer once, in registration order."""
         return list(self.named().values())
 
     def named(self, but_of: type[nn.Module] | None = None) -> dict[str, torch.Tensor]:
-        """Each buffer once, under the first of its names. but_of: a class of submodules that are left out."""
+        """Returns each buffer once, under the first of its names. but_of: a class of submodules that are left out."""
         found: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
         for prefix, module in self._holders:
@@ -43,7 +43,8 @@ class ModuleBuffers:
         return found
 
     def named_of_own_samples(self) -> dict[str, torch.Tensor]:
-        """Those of torch's own normalizations, which follow from the samples of this worker alone; see `named`."""
+        """Returns the buffers of torch's own normalizations, which follow from the samples of this worker alone; see
+        `named`."""
         own = {
             prefix + name
             for prefix, module in self._holders
@@ -53,16 +54,17 @@ class ModuleBuffers:
         return {name: buffer for name, buffer in self.named().items() if name in own}
 
     def names_of_normalizations(self) -> set[str]:
-        """Of torch's classes and of theirs that others have derived from them."""
+        """Returns the names of the buffers of torch's normalizations and of classes that are derived from them."""
         holders = [(prefix, module) for prefix, module in self._holders if isinstance(module, _NormBase)]
         return {prefix + name for prefix, module in holders for name in module._buffers}
 
     def statistics(self) -> list[torch.Tensor]:
-        """Running statistics of normalizations in training mode: autograd keeps them, but no backward uses them."""
+        """Returns running statistics of normalizations in training mode: autograd keeps them, but no backward uses
+        them."""
         norms = [m for _, m in self._holders if isinstance(m, _NormBase) and m.training]
         return [b for m in norms for b in (m.running_mean, m.running_var) if b is not None]
 
     def put(self, name: str, buffer: torch.Tensor | None) -> None:
-        """Make `buffer` the one of that name; None removes it. Raises AttributeError for an unknown submodule."""
+        """Makes `buffer` the one of that name; None removes it. Raises AttributeError for an unknown submodule."""
         path, _, own = name.rpartition(".")
         self._module.get_submodule(path)._buffers[own] = buffer

@@ -21,11 +21,12 @@ class OptimizerSteps:
         self._compared = True
 
     def stepped(self) -> None:
-        """An optimizer's step was due, whether this attempt takes it or an earlier one did."""
+        """Counts a step of an optimizer that was due, whether this attempt takes it or an earlier one did."""
         self._count += 1
 
     def step_committed(self, step: int) -> None:
-        """step: of the plan. Every wrapped model says so; the first one counts."""
+        """Keeps the count of the plan's `step`, which is committed. Every wrapped model calls this; the first call
+        counts."""
         if self._committed is None or self._committed[0] != step + 1:
             self._committed = (step + 1, self._count)
         self._count = 0
@@ -34,18 +35,19 @@ class OptimizerSteps:
         self._count = 0
 
     def leave_uncompared(self) -> None:
-        """Replicas differ by design, so ranks may decide differently, for example after an overflow."""
+        """Stops the comparison: replicas differ by design, so ranks may decide differently, for example after an
+        overflow."""
         self._compared = False
 
     def before(self, step: int) -> int | None:
-        """The count of the step before `step`; None if this rank did not commit that one by itself."""
+        """Returns the count of the step before `step`; None if this rank did not commit that one by itself."""
         if self._committed is None or self._committed[0] != step or not self._compared:
             return None
         return self._committed[1]
 
 
 def optimizer_steps_of(engine: object) -> OptimizerSteps:
-    """The engine's count; there is one from the first call on."""
+    """Returns the engine's count; there is one from the first call on."""
     found = _of_engine.get(engine)
     if found is None:
         found = _of_engine[engine] = OptimizerSteps()

@@ -6,7 +6,7 @@ import torch
 
 
 def write(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy `value`, of the same shape, to `tensor`. Elements that are one place in memory have one value there.
+    """Copies `value`, of the same shape, to `tensor`. Elements that are one place in memory have one value there.
 
     torch refuses to write a tensor that was expanded, for its elements may get several values.
     """

@@ -1,8 +1,8 @@
-"""The state of a GradScaler, copied and put back without a wait of the host for the device.
+"""Copies the state of a GradScaler and puts it back without a wait of the host for the device.
 
-`GradScaler.state_dict` reads its scale and its growth counter from the GPU, so the host is blocked until all work
-given so far is done: twice in every step that keeps a snapshot. Here both stay on the device. Relies on the two tensors
-that torch keeps in `_scale` and `_growth_tracker`; a scaler without them is read by `state_dict`.
+`GradScaler.state_dict` reads its scale and its growth counter from the GPU, so the host is blocked until all work given
+so far is done: twice in every step that keeps a snapshot. Here both stay on the device. Relies on the two tensors that
+torch keeps in `_scale` and `_growth_tracker`; a scaler without them is read by `state_dict`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NUMBERS = ("_growth_factor", "_backoff_factor", "_growth_interval", "_init_scal
 
 
 class ScalerSnapshot:
-    """A scaler's state at one moment of the calling thread's stream."""
+    """A copy of a scaler's state at one moment of the calling thread's stream."""
 
     def __init__(self, scaler: GradScaler) -> None:
         self._tensors: dict[str, torch.Tensor | None] = {}
@@ -34,7 +34,7 @@ class ScalerSnapshot:
         self._numbers = {name: getattr(scaler, name) for name in _NUMBERS}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as `GradScaler.state_dict` gives it. The host waits for the device."""
+        """Returns the state as `GradScaler.state_dict` gives it. The host waits for the device."""
         if self._state is not None or not self._numbers:
             return dict(self._state or {})
         scale, tracker = self._tensors["_scale"], self._tensors["_growth_tracker"]
@@ -47,7 +47,7 @@ class ScalerSnapshot:
         }
 
     def restore(self, scaler: GradScaler) -> None:
-        """Give `scaler` the state. Its tensors stay the same objects where it has them."""
+        """Gives `scaler` the state. Its tensors stay the same objects where it has them."""
         if self._state is not None:
             scaler.load_state_dict(self._state)
             return
@@ -63,6 +63,6 @@ class ScalerSnapshot:
 
 
 def unchanged_scale(scaler: GradScaler) -> float | torch.Tensor:
-    """The scale as `GradScaler.update` takes it, to set it to what it is."""
+    """Returns the scale as `GradScaler.update` takes it, to set it to what it is."""
     scale = getattr(scaler, "_scale", None)
     return scale.detach().clone() if isinstance(scale, torch.Tensor) else float(scaler.get_scale())

@@ -34,7 +34,7 @@ class Shard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """values: of the buffer at the step's begin; version: of the buffer, by which a change shows."""
+    """A buffer with its values at the step's begin. version: of the buffer, by which a change shows."""
 
     buffer: torch.Tensor
     version: int
@@ -42,7 +42,7 @@ class _Kept:
 
 
 class _Layer:
-    """One BatchNorm layer with running statistics."""
+    """A BatchNorm layer with running statistics."""
 
     def __init__(self, name: str, module: _BatchNorm, buffers: ShardBuffers) -> None:
         self.name = name
@@ -98,7 +98,7 @@ class _Layer:
         self.found = [tensor for tensor in written if tensor is not None]
 
     def apply(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """One shard's statistics, as the layer itself does it."""
+        """Applies one shard's statistics to the running ones, as the layer itself does it."""
         module = self.module
         factor = module.momentum
         if module.num_batches_tracked is not None:
@@ -111,7 +111,8 @@ class _Layer:
 
 
 class ShardBuffers:
-    """Of one module. Raises NotDeterministicError for layers whose statistics span shards."""
+    """Keeps what forwards of single shards do to the buffers of one module. Raises NotDeterministicError for layers
+    whose statistics span shards."""
 
     def __init__(self, module: nn.Module) -> None:
         for name, part in module.named_modules():
@@ -141,14 +142,14 @@ class ShardBuffers:
 
     @property
     def is_in_step(self) -> bool:
-        """A forward in training of the step has begun."""
+        """Whether a forward in training of the step has begun."""
         return self._of_step is not None
 
     # -- in the course of a step
 
     def forward_begins(self, shard: Shard) -> None:
-        """A forward in training of this shard; several of one shard are one forward. Raises NotDeterministicError if
-        the script has changed a parameter since the step's first one."""
+        """Begins a forward in training of this shard; several of one shard are one forward. Raises
+        NotDeterministicError if the script has changed a parameter since the step's first one."""
         self.is_computing = True
         if self._of_step is shard:
             return
@@ -164,7 +165,8 @@ class ShardBuffers:
             layer.found = []
 
     def shard_computed(self, shard: Shard) -> None:
-        """The forwards of the shard are done. Raises NotDeterministicError as forward_begins."""
+        """Records what the forwards of the shard changed, when they are done. Raises NotDeterministicError as
+        forward_begins."""
         self.is_computing = False
         if self._of_step is not shard:
             return  # a backward without a forward of this module
@@ -177,7 +179,7 @@ class ShardBuffers:
             self._rows.append((shard.shard, self._row()))
 
     def check_without_gradients(self) -> None:
-        """A forward that computes no gradients begins within a step. Raises NotDeterministicError if it would change
+        """Checks a forward without gradients that begins within a step. Raises NotDeterministicError if it would change
         running statistics."""
         layer = next((layer for layer in self._layers if layer.is_updating), None)
         if layer is not None:
@@ -187,7 +189,8 @@ class ShardBuffers:
             )
 
     def _check_parameters(self, shard: Shard) -> None:
-        """A loop body runs once a shard, so as often as this worker has shards."""
+        """Checks that no parameter changed since the step's first forward. A loop body runs once a shard, so as often
+        as this worker has shards."""
         if shard.shard is None:
             return  # a state may be copied in meanwhile, and what this worker computes does not count
         for name, parameter in self._module.named_parameters():
@@ -199,12 +202,12 @@ class ShardBuffers:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to send: the module has no buffers."""
+        """Whether there is nothing to send: the module has no buffers."""
         return not self._layers and not self._all.named()
 
     @property
     def row_length(self) -> int:
-        """Numbers of a shard's row: for each layer whether it computed, its mean and its variance."""
+        """The length of a shard's row, which holds for each layer whether it computed, its mean and its variance."""
         return sum(1 + 2 * layer.width for layer in self._layers)
 
     @property
@@ -215,11 +218,11 @@ class ShardBuffers:
         return torch.device("cpu")
 
     def rows(self) -> list[torch.Tensor]:
-        """Of this worker's shards, in order: [row_length], float64, on `device`."""
+        """Returns the rows of this worker's shards, in order: [row_length], float64, on `device`."""
         return [row for _, row in self._rows]
 
     def apply_statistics(self, rows: Sequence[torch.Tensor]) -> None:
-        """rows: of all shards, in order. The step is final."""
+        """Applies the rows of all shards, in order, to the running statistics. The step is final."""
         with torch.no_grad():
             for row in rows:
                 at = 0
@@ -231,7 +234,8 @@ class ShardBuffers:
                     at += 1 + 2 * width
 
     def others(self, of_first: bool) -> list[torch.Tensor]:
-        """The buffers that are no BatchNorm layer's. of_first: as shard 0 left them, on the worker that computed it."""
+        """Returns the buffers that are no BatchNorm layer's. of_first: as shard 0 left them, on the worker that
+        computed it."""
         self._put_back()
         named = self._named()
         if of_first:
@@ -241,7 +245,7 @@ class ShardBuffers:
         return list(named.values())
 
     def forget(self) -> None:
-        """The step is over, or did not happen."""
+        """Drops what the step's forwards left: the step is over, or did not happen."""
         self.is_computing = self.has_changed = False
         self._of_step = None
         self._rows, self._of_first = [], {}
@@ -249,7 +253,7 @@ class ShardBuffers:
             layer.found = []
 
     def close(self) -> None:
-        """Remove all hooks."""
+        """Removes all hooks."""
         for layer in self._layers:
             for hook in layer.hooks:
                 hook.remove()
@@ -273,7 +277,7 @@ class ShardBuffers:
         return {name: buffer for name, buffer in self._all.named().items() if id(buffer) not in of_layers}
 
     def _keep(self) -> None:
-        """The values of the step's begin. Most buffers are constants, so copies are kept from step to step."""
+        """Keeps the values of the step's begin. Most buffers are constants, so copies are kept from step to step."""
         before, self._kept = self._kept, {}
         for name, buffer in self._named().items():
             known = before.get(name)
@@ -282,8 +286,9 @@ class ShardBuffers:
             self._kept[name] = known
 
     def _differs(self, name: str, known: _Kept, buffer: torch.Tensor) -> bool:
-        """Writes through .data leave the version, so values are compared too: of large buffers, most of which are
-        constants, in some steps, and always once that has found one."""
+        """Tells whether the buffer has changed since `known`. Writes through .data leave the version, so values are
+        compared too: of large buffers, most of which are constants, in some steps, and always once that has found one.
+        """
         if known.buffer is not buffer or known.version != buffer._version:
             return True
         is_audited = self._steps <= AUDITED_STEPS or self._steps % AUDIT_EVERY == 0
@@ -295,7 +300,7 @@ class ShardBuffers:
         return differs
 
     def _changed(self) -> dict[str, _Kept]:
-        """Buffers that a forward changed in place, or replaced, since the step's begin."""
+        """Returns the buffers that a forward changed in place, or replaced, since the step's begin."""
         found = {}
         for name, buffer in self._named().items():
             known = self._kept.get(name)
@@ -312,7 +317,7 @@ class ShardBuffers:
 
 
 def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Also of NaN, which equals nothing."""
+    """Tells whether both tensors have the same bytes, also those of NaN, which equals nothing."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(*(t.detach().reshape(-1).view(torch.uint8) for t in (one, other)))

@@ -1,4 +1,4 @@
-"""The modules of a model that `fully_shard` was called on, and what they hold beside their sharded parameters.
+"""Finds the modules that `fully_shard` was called on, and what they hold beside their sharded parameters.
 
 Between a forward and the next backward, and after an evaluation, such a module may still hold gathered parameters,
 which a later forward uses. They are copies: what changes the sharded ones, such as a heal, must not leave them behind.
@@ -16,26 +16,27 @@ from bagua_core.errors import UserError
 
 
 class AccumulatedOverSteps(UserError, RuntimeError):
-    """Gradients that only torch's sharding knows of were left over by a committed step."""
+    """Raised if a committed step left gradients over that only torch's sharding knows of."""
 
 
 _MODULE = "torch.distributed.fsdp"
 
 
 def sharded_modules(module: nn.Module) -> list[Any]:
-    """Those of `module` and its submodules. None where torch's module for them is not loaded."""
+    """Returns the sharded ones of `module` and its submodules; none where torch's module for them is not loaded."""
     kind = getattr(sys.modules.get(_MODULE), "FSDPModule", None)
     return [] if kind is None else [m for m in module.modules() if isinstance(m, kind)]
 
 
 def drop_gathered(modules: list[Any]) -> None:
-    """Their next forward gathers the parameters anew. Between two steps."""
+    """Drops gathered parameters, between two steps; the modules' next forward gathers them anew."""
     for module in modules:
         module.reshard()
 
 
 def _unsynchronized(modules: list[Any]) -> Iterator[tuple[Any, str]]:
-    """Where gradients of backwards with set_requires_gradient_sync(False) lie: objects, and the names of attributes."""
+    """Yields where gradients of backwards with set_requires_gradient_sync(False) lie: objects, and the names of
+    attributes."""
     for module in modules:
         for group in getattr(module._get_fsdp_state(), "_fsdp_param_groups", ()):
             for parameter in group.fsdp_params:
@@ -50,7 +51,7 @@ def _unsynchronized(modules: list[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def check_unsynchronized(modules: list[Any]) -> None:
-    """A step begins. Raises AccumulatedOverSteps."""
+    """Checks, when a step begins, that no gradients are left over. Raises AccumulatedOverSteps."""
     if next(_unsynchronized(modules), None) is not None:
         raise AccumulatedOverSteps(
             "gradients of an earlier step lie in the model, from a backward with set_requires_gradient_sync(False): "
@@ -60,6 +61,6 @@ def check_unsynchronized(modules: list[Any]) -> None:
 
 
 def drop_unsynchronized(modules: list[Any]) -> None:
-    """The step that they belong to did not happen."""
+    """Drops the gradients that check_unsynchronized would find, for the step that they belong to did not happen."""
     for place in _unsynchronized(modules):
         setattr(*place, None)

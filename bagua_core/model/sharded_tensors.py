@@ -1,4 +1,4 @@
-"""Sharded tensors (DTensor): their local memory, the description of their layout, and how they are made of both.
+"""Reads, copies and makes sharded tensors (DTensor): their local memory, and the description of their layout.
 
 Everything that copies, compares or saves a state works on local tensors and keeps the DTensor objects. Nothing here
 communicates. torch.distributed.tensor is imported only once a script has: a tensor can't be sharded before.
@@ -25,15 +25,15 @@ _MOST_DIMENSIONS = 64
 
 
 class UnknownMesh(PeerViolation, ValueError):
-    """A state has a sharded tensor on a mesh that no model of this worker has."""
+    """Raised if a state has a sharded tensor on a mesh that no model of this worker has."""
 
 
 class UnsavablePlacement(UserError, TypeError):
-    """A tensor whose parts do not make it up by being put side by side. Says which placement."""
+    """Raised for a tensor whose parts do not make it up by being put side by side. Says which placement."""
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether `value` is a DTensor."""
+    """Tells whether `value` is a DTensor."""
     if type(value) in _PLAIN:
         return False
     module = sys.modules.get(_MODULE)
@@ -41,7 +41,7 @@ def is_sharded(value: Any) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory that this worker has of `tensor`: the tensor itself, or a DTensor's local tensor, without autograd."""
+    """Returns the memory that this worker has of `tensor`: itself, or a DTensor's local tensor, without autograd."""
     if not is_sharded(tensor):
         return tensor
     found: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]  # to_local() records in autograd
@@ -51,12 +51,13 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local_bytes(value: Any) -> int:
-    """Bytes of a tensor on this worker; 0 for what is no tensor."""
+    """Returns the size, in bytes, of a tensor on this worker; 0 for what is no tensor."""
     return local(value).nbytes if isinstance(value, torch.Tensor) else 0
 
 
 def largest_part(tensor: torch.Tensor) -> int:
-    """Not less than the elements that any worker of the replica holds of `tensor`; the same number on all of them."""
+    """Returns an upper bound of the elements that any worker of the replica holds of `tensor`; the same on all of
+    them."""
     if not is_sharded(tensor):
         return tensor.numel()
     sharded: Any = tensor
@@ -71,23 +72,24 @@ def largest_part(tensor: torch.Tensor) -> int:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the memory of `tensor` on this worker: a plain tensor."""
+    """Returns a copy of the memory of `tensor` on this worker: a plain tensor."""
     return local(tensor).detach().clone()
 
 
 def version(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Changes with each operation that writes to `tensor` or to its local tensor, and with its memory's address."""
+    """Returns numbers that change with each write to `tensor` or to its local tensor, and with its memory's address."""
     own = local(tensor)
     return tensor._version, own._version if own is not tensor else 0, own.data_ptr()
 
 
 def like(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """`value`, a local tensor, in the form of `tensor`: a DTensor if that is one."""
+    """Returns `value`, a local tensor, in the form of `tensor`: a DTensor if that is one."""
     return sharded_as(tensor, value) if is_sharded(tensor) and not is_sharded(value) else value
 
 
 def sharded_as(tensor: Any, value: torch.Tensor) -> torch.Tensor:
-    """A DTensor of the local tensor `value`, with the mesh, placements and global shape of the DTensor `tensor`."""
+    """Returns a DTensor of the local tensor `value`, with the mesh, placements and global shape of the DTensor
+    `tensor`."""
     return _made(value, tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
 
 
@@ -104,7 +106,7 @@ def _made(value: torch.Tensor, mesh: Any, placements: Any, shape: Any, stride: A
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a tensor lies on the workers of a replica, and which part of it is here."""
+    """The layout of a tensor on the workers of a replica, and the part of it that is here."""
 
     shape: tuple[int, ...]  # of the global tensor
     stride: tuple[int, ...]  # of the global tensor
@@ -117,7 +119,7 @@ class Layout:
 
     @staticmethod
     def of(tensor: Any) -> Layout:
-        """Raises UnsavablePlacement."""
+        """Returns the layout of a sharded tensor. Raises UnsavablePlacement."""
         mesh = tensor.device_mesh
         coordinate = tuple(mesh.get_coordinate() or ())
         placements = tuple(str(placement) for placement in tensor.placements)
@@ -152,7 +154,7 @@ class Layout:
 
     @staticmethod
     def from_json(value: Any) -> Layout:
-        """Raises ValueError for what `to_json` does not make."""
+        """Returns the layout that `to_json` has written. Raises ValueError for what `to_json` does not make."""
         try:
             shape, stride, placements = (tuple(value[key]) for key in ("shape", "stride", "placements"))
             mesh_shape, mesh_names, ranks = map(tuple, value["mesh"])
@@ -175,13 +177,13 @@ class Layout:
 
     @property
     def described(self) -> str:
-        """Without ranks: the same on all shards."""
+        """The layout without ranks: the same on all shards."""
         return f"{list(self.placements)} on {list(self.mesh_shape)} {list(self.mesh_names)}"
 
     @property
     def is_written_here(self) -> bool:
-        """Of the workers of a replica that hold the same part of the tensor, one writes it: the first of the mesh that
-        has the replica's first worker."""
+        """Whether this worker writes its part. Of the workers of a replica that hold the same part of the tensor, one
+        writes it: the first of the mesh that has the replica's first worker."""
         places = zip(self.placements, self.coordinate, strict=True)
         return 0 in self.ranks and all(at == 0 for placement, at in places if placement == "R")
 
@@ -192,7 +194,7 @@ def local_box(
     mesh_shape: tuple[int, ...],
     coordinate: tuple[int, ...],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Offset and size of what the worker at `coordinate` holds of a tensor of `shape`.
+    """Returns offset and size of what the worker at `coordinate` holds of a tensor of `shape`.
 
     Each placement divides what those before it left, as torch.chunk does. A strided one (`_S`) divides what a later
     placement of the same dimension leaves: fully_shard on top of tensor parallelism. Raises UnsavablePlacement for a
@@ -210,7 +212,7 @@ def local_box(
 
 
 def _order(placements: tuple[str, ...], mesh_shape: tuple[int, ...]) -> list[int]:
-    """Of the mesh's dimensions, the strided ones behind that which they follow. Raises UnsavablePlacement."""
+    """Returns the mesh's dimensions, the strided ones behind that which they follow. Raises UnsavablePlacement."""
     order = [at for at, placement in enumerate(placements) if not placement.startswith("_S")]
     for at, placement in reversed(list(enumerate(placements))):
         if placement.startswith("_S"):
@@ -226,7 +228,7 @@ def _order(placements: tuple[str, ...], mesh_shape: tuple[int, ...]) -> list[int
 
 
 def _dimension(placement: str) -> int:
-    """Of the tensor that the placement divides; -1 if it divides none."""
+    """Returns the dimension of the tensor that the placement divides; -1 if it divides none."""
     found = re.search(r"\d+", placement)
     return -1 if found is None else int(found[0])
 
@@ -240,10 +242,10 @@ class LocalPart:
 
 
 class Meshes:
-    """The meshes of this worker, found by what a layout says of them."""
+    """Finds the meshes of this worker by what a layout says of them."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        """tensors: of the models; those that are sharded count."""
+        """Collects the meshes of the sharded ones of `tensors`, which are the models'."""
         self._known: dict[Any, Any] = {}
         for tensor in tensors:
             if is_sharded(tensor):
@@ -251,7 +253,8 @@ class Meshes:
                 self._known.setdefault(_mesh_key(layout), tensor.device_mesh)  # type: ignore[attr-defined]
 
     def placed(self, value: Any) -> Any:
-        """`value`, nested containers of a state, with each LocalPart made a DTensor. Containers without one are kept.
+        """Returns `value`, nested containers of a state, with each LocalPart made a DTensor. Containers without one are
+        kept.
 
         Raises UnknownMesh.
         """

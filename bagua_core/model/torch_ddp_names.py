@@ -28,7 +28,7 @@ REGISTER_COMM_HOOK = (
 
 
 def unknown_arguments(names: Iterable[str]) -> str:
-    """The error's text."""
+    """Returns the text of the error for arguments of these names."""
     of_torch = [f"{name} (torch's): {_ARGUMENTS[name]}" for name in names if name in _ARGUMENTS]
     others = [f"got an unexpected keyword argument {name!r}" for name in names if name not in _ARGUMENTS]
     return f"bagua's DistributedDataParallel: {'; '.join([*of_torch, *others])}"

@@ -21,14 +21,15 @@ _ATTEMPTS = 20
 
 
 def calls_closure_once(kind: type[torch.optim.Optimizer]) -> bool:
-    """kind: a class whose step() takes a closure as its first argument."""
+    """Tells whether step() of `kind` calls its closure exactly once, before anything else; see the module. kind: a
+    class whose step() takes a closure as its first argument."""
     if kind not in _known:
         _known[kind] = _once(kind, kind.__mro__)
     return _known[kind]
 
 
 def _once(kind: type, ancestors: tuple[type, ...]) -> bool:
-    """ancestors: where to look for step(), in this order."""
+    """Tells whether the first step() found in `ancestors`, in this order, calls its closure once."""
     for place, owner in enumerate(ancestors):
         if "step" in vars(owner):
             definition = _definition(inspect.unwrap(vars(owner)["step"]))
@@ -46,7 +47,7 @@ def _definition(step: Any) -> ast.FunctionDef | None:
 
 
 def _parsed(source: str) -> ast.Module:
-    """ast.parse, which on CPython 3.11 may raise SystemError while another thread is within it."""
+    """Parses `source`. CPython 3.11 may raise SystemError while another thread parses, so this tries again then."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return ast.parse(source)
@@ -79,7 +80,7 @@ def _uses_are_one_call(definition: ast.FunctionDef, kind: type, others: tuple[ty
 
 
 def _uses(tree: ast.AST, name: str, path: tuple[ast.AST, ...] = ()) -> Iterator[tuple[ast.AST, ...]]:
-    """For each place where `name` is read, the nodes from the root to it."""
+    """Yields, for each place where `name` is read, the nodes from the root to it."""
     path = (*path, tree)
     if isinstance(tree, ast.Name) and tree.id == name and isinstance(tree.ctx, ast.Load):
         yield path
@@ -88,7 +89,7 @@ def _uses(tree: ast.AST, name: str, path: tuple[ast.AST, ...] = ()) -> Iterator[
 
 
 def _statements_before(path: tuple[ast.AST, ...]) -> Iterator[ast.stmt]:
-    """Those that run before the node at the end of `path`, in the blocks that it lies in."""
+    """Yields the statements that run before the node at the end of `path`, in the blocks that it lies in."""
     for block, inside in pairwise(path):
         for statements in (getattr(block, name, ()) for name in ("body", "orelse", "finalbody")):
             if isinstance(statements, list) and inside in statements:
@@ -96,7 +97,8 @@ def _statements_before(path: tuple[ast.AST, ...]) -> Iterator[ast.stmt]:
 
 
 def _may_change_parameters(statement: ast.stmt, own: str) -> bool:
-    """Whether it has a loop, or calls a method of the optimizer. own: the name of the optimizer itself."""
+    """Tells whether the statement has a loop, or calls a method of the optimizer. own: the name of the optimizer
+    itself."""
     return any(
         isinstance(node, (ast.For, ast.While))
         or (isinstance(node, ast.Call) and _is_own_method(node.func, own) and not _is_check(node))
@@ -105,7 +107,7 @@ def _may_change_parameters(statement: ast.stmt, own: str) -> bool:
 
 
 def _is_own_method(function: ast.AST, own: str) -> bool:
-    """`self.first_step`, `super().first_step`, but not `self.defaults.get`"""
+    """Tells whether the function is `self.first_step` or `super().first_step`, but not `self.defaults.get`."""
     if not isinstance(function, ast.Attribute):
         return False
     of = function.value
@@ -114,12 +116,12 @@ def _is_own_method(function: ast.AST, own: str) -> bool:
 
 
 def _is_check(call: ast.Call) -> bool:
-    """torch's own, with which many steps begin."""
+    """Tells whether the call is torch's own check, with which many steps begin."""
     return isinstance(call.func, ast.Attribute) and call.func.attr.endswith("_graph_capture_health_check")
 
 
 def _is_test(node: ast.AST, path: tuple[ast.AST, ...]) -> bool:
-    """`if closure`, `closure is not None` and the like."""
+    """Tells whether the node is tested by `if closure`, `closure is not None` and the like."""
     parent = path[-2]
     if isinstance(parent, ast.Compare):
         return True
@@ -127,7 +129,7 @@ def _is_test(node: ast.AST, path: tuple[ast.AST, ...]) -> bool:
 
 
 def _is_wrapped_anew(path: tuple[ast.AST, ...], closure: str) -> bool:
-    """`closure = torch.enable_grad()(closure)`"""
+    """Tells whether the closure is used as in `closure = torch.enable_grad()(closure)`."""
     call, assignment = path[-2], path[-3]
     return (
         isinstance(call, ast.Call)
@@ -137,7 +139,7 @@ def _is_wrapped_anew(path: tuple[ast.AST, ...], closure: str) -> bool:
 
 
 def _is_super_step(path: tuple[ast.AST, ...]) -> bool:
-    """`super().step(closure)`, also as a keyword"""
+    """Tells whether the closure is used as in `super().step(closure)`, also as a keyword."""
     call = path[-3] if isinstance(path[-2], ast.keyword) else path[-2]
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "step"):
         return False

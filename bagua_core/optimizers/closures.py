@@ -1,4 +1,4 @@
-"""The replacement that an optimizer's step gets for a closure that was already called."""
+"""Provides the replacement that an optimizer's step gets for a closure that was already called."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Evaluated:
 def closure_of(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
-    """step()'s closure, and its other arguments."""
+    """Returns step()'s closure, and its other arguments."""
     if kwargs.get("closure") is not None:
         rest = dict(kwargs)
         return rest.pop("closure"), args, rest

@@ -14,7 +14,7 @@ import torch
 
 
 def with_inner(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    """Each once, followed by those in its attributes that have a state of their own."""
+    """Returns each optimizer once, followed by those in its attributes that have a state of their own."""
     found: list[torch.optim.Optimizer] = []
     for optimizer in optimizers:
         for each in _reached(optimizer, []):
@@ -24,14 +24,15 @@ def with_inner(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> object:
-    """An optimizer may be of another class than torch's, without a state."""
+    """Returns the optimizer's state, or the optimizer itself if it is of another class than torch's, without a
+    state."""
     return getattr(optimizer, "state", optimizer)
 
 
 def _reached(
     optimizer: torch.optim.Optimizer, path: list[torch.optim.Optimizer]
 ) -> Iterator[torch.optim.Optimizer]:
-    """path: of optimizers that lead to it; one may refer back."""
+    """Yields the optimizer and those in its attributes. path: the optimizers that lead to it; one may refer back."""
     yield optimizer
     for value in getattr(optimizer, "__dict__", {}).values():
         for inner in _optimizers_in(value):
@@ -48,9 +49,10 @@ def _optimizers_in(value: Any) -> Iterator[torch.optim.Optimizer]:
 
 @contextmanager
 def same_groups(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-    """Within it optimizers may load states. Afterwards their groups are the objects that they were before, with what
-    was loaded: `load_state_dict` makes new ones, and an outer optimizer's learning rates would be the inner one's no
-    more."""
+    """Keeps the optimizers' groups the same objects while they load states within the context, with what was loaded.
+
+    `load_state_dict` makes new groups, and an outer optimizer's learning rates would be the inner one's no more.
+    """
     reached = {id(o): o for outer in optimizers for o in _reached(outer, [])}
     before = [(o, o.param_groups, list(o.param_groups)) for o in reached.values()]
     yield

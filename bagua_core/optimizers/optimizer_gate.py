@@ -29,7 +29,8 @@ _GATED = "_bagua_gated"
 
 
 class _Gate:
-    """The engine that a replaced method asks; None once its training is over: the method is the object's own then."""
+    """Holds the engine that a replaced method asks; None once its training is over: the method is the object's own
+    then."""
 
     def __init__(self, engine: StepEngine) -> None:
         self.engine: StepEngine | None = engine
@@ -41,7 +42,7 @@ def _gate_of(method: Any) -> _Gate | None:
 
 
 def release(gated: object, engine: StepEngine) -> None:
-    """Give an optimizer, scheduler or scaler its own methods back, unless another engine has gated it since."""
+    """Gives an optimizer, scheduler or scaler its own methods back, unless another engine has gated it since."""
     for name in ("step", "update"):
         gate = _gate_of(getattr(gated, name, None))
         if gate is not None and gate.engine is engine:
@@ -51,11 +52,11 @@ def release(gated: object, engine: StepEngine) -> None:
 
 
 def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None:
-    """From now on optimizer.step() acts only at the end of a step that did not fail, and else returns None.
+    """Makes optimizer.step() act only at the end of a step that did not fail, and else return None.
 
-    With a closure, the closure runs first and the decision is made after it: its backward is the step's
-    reduction. An optimizer that calls its closure again (LBFGS), or after it has moved parameters (SAM), sees the job's
-    loss, and its step is undone if a later call fails. Doing it twice is harmless.
+    With a closure, the closure runs first and the decision is made after it: its backward is the step's reduction. An
+    optimizer that calls its closure again (LBFGS), or after it has moved parameters (SAM), sees the job's loss, and its
+    step is undone if a later call fails. Doing it twice is harmless.
     """
     original: Callable[..., Any] = optimizer.step
     known = _gate_of(original)
@@ -118,13 +119,13 @@ def _has_gradient(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _calls_first(engine: StepEngine) -> bool:
-    """Whether an optimizer may move parameters before the first call of its closure: a reduction of the step is in, so
-    no copy of the state waits for one."""
+    """Tells whether an optimizer may move parameters before the first call of its closure: a reduction of the step is
+    in, so no copy of the state waits for one."""
     return engine.is_final and engine.micro_batch.last  # before the step has begun it is not final
 
 
 def _whole_step(before: Before, engine: StepEngine, step: Callable[[], Any], calls: RepeatedClosure) -> Any:
-    """A step that is final after the last call of its closure, or undone, whatever ended it."""
+    """Runs a step that is final after the last call of its closure, or undone, whatever ended it."""
     is_whole = False
     try:
         result = step()
@@ -141,7 +142,7 @@ def _whole_step(before: Before, engine: StepEngine, step: Callable[[], Any], cal
 def _refusal(
     optimizer: torch.optim.Optimizer, engine: StepEngine, parts: Sequence[StepPlan]
 ) -> Callable[[bool], str | None]:
-    """See RepeatedClosure."""
+    """Returns the function that says why an optimizer must not call its closure again; see RepeatedClosure."""
     kind = type(optimizer).__name__
 
     def why_not(moved: bool) -> str | None:
@@ -169,7 +170,7 @@ _gated_classes: dict[type, type] = {}
 
 
 def gate_scheduler(scheduler: LRScheduler | ReduceLROnPlateau, engine: StepEngine) -> None:
-    """From now on scheduler.step() acts where optimizer.step() does, and always outside steps."""
+    """Makes scheduler.step() act where optimizer.step() does, and always outside steps."""
     kind = type(scheduler)
     if kind in _gated_classes.values():
         _engines[scheduler] = engine
@@ -191,7 +192,7 @@ def _gated_scheduler_class(kind: type) -> type:
 
 
 def gate_scaler(scaler: GradScaler, engine: StepEngine) -> None:
-    """From now on scaler.update() moves the scale only once a step.
+    """Makes scaler.update() move the scale only once a step.
 
     Between micro-batches the scale must stay: contributions of one step are added up.
     """

@@ -21,15 +21,15 @@ from bagua_core.optimizers.state_copy import OptimizerStateCopy
 
 
 class RepeatedClosureError(UserError, RuntimeError):
-    """An optimizer calls its closure several times in a step in which this cannot be right."""
+    """Raised if an optimizer calls its closure several times in a step in which this cannot be right."""
 
 
 class StepAbandoned(BaguaError):
-    """A later call of the closure failed. It never leaves the gate."""
+    """Raised if a later call of the closure failed. It never leaves the gate."""
 
 
 class RepeatedClosure:
-    """What step() gets in the place of its closure. loss: the job's, of the newest call.
+    """The closure that step() gets in place of the script's. loss: the job's, of the newest call.
 
     before: the optimizer's parameters as they are now. refusal: why the optimizer must not call the closure again
     (given False), or after it has moved parameters (given True); None if it may.
@@ -51,11 +51,12 @@ class RepeatedClosure:
         self.loss: Any = None
 
     def called_already(self, loss: Any) -> None:
-        """The step's first call is done, and gave the job's `loss`. It counts unless parameters move before it."""
+        """Takes the job's `loss` of the step's first call, which is done. It counts unless parameters move before
+        it."""
         self.loss, self._holds_first = loss, True
 
     def __call__(self) -> Any:
-        """Raises StepAbandoned, RepeatedClosureError."""
+        """Calls the closure and returns the job's loss. Raises StepAbandoned, RepeatedClosureError."""
         is_first, self._is_called = not self._is_called, True
         moved = is_first and self._before.is_moved
         if is_first and self._holds_first and not moved:
@@ -72,7 +73,7 @@ class RepeatedClosure:
 
 
 def job_loss(loss: Any, engine: StepReductions) -> Any:
-    """The mean of all ranks' losses, weighted as their gradients are, in the type of `loss`.
+    """Returns the mean of all ranks' losses, weighted as their gradients are, in the type of `loss`.
 
     The reduction is part of the step: if it fails the step does, and `loss` comes back. A `loss` that is no number
     comes back too.
@@ -95,7 +96,7 @@ def job_loss(loss: Any, engine: StepReductions) -> Any:
 
 
 class Before:
-    """An optimizer's parameters and state as they are now."""
+    """A copy of an optimizer's parameters and state as they are now."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -105,7 +106,7 @@ class Before:
 
     @property
     def is_moved(self) -> bool:
-        """Parameters have changed since."""
+        """Whether parameters have changed since the copy was made."""
         return any(version(p) != v for (p, _), v in zip(self._parameters, self._versions, strict=True))
 
     def put_back(self) -> None:

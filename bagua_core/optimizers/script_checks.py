@@ -22,15 +22,15 @@ from bagua_core.errors import UserError
 
 
 class NotReducedError(UserError, RuntimeError):
-    """An optimizer is about to use gradients that were not reduced over the job."""
+    """Raised if an optimizer is about to use gradients that were not reduced over the job."""
 
 
 class SharedParametersError(UserError, ValueError):
-    """Two wrapped models would reduce the same parameter."""
+    """Raised if two wrapped models would reduce the same parameter."""
 
 
 class UngatedOptimizerError(UserError, RuntimeError):
-    """An optimizer that was not passed to DistributedDataParallel steps on a wrapped model's parameters."""
+    """Raised if an optimizer that was not passed to DistributedDataParallel steps on a wrapped model's parameters."""
 
 
 class CheckedModel(Protocol):
@@ -45,20 +45,20 @@ class CheckedModel(Protocol):
 
     @property
     def layout_version(self) -> int:
-        """Changes when `reduces` may answer differently."""
+        """A number that changes when `reduces` may answer differently."""
 
     def reduces(self, parameter: torch.Tensor) -> bool:
-        """Whether the model's algorithm acts on this parameter's gradient."""
+        """Tells whether the model's algorithm acts on this parameter's gradient."""
 
     def unreduced(self) -> str | None:
-        """Why .grad may not be the job's gradient at this moment; None if it is."""
+        """Returns why .grad may not be the job's gradient at this moment; None if it is."""
 
     def holds_reduced(self, parameter: torch.Tensor) -> bool:
-        """Whether .grad is the memory that a reduction left there."""
+        """Tells whether .grad is the memory that a reduction left there."""
 
 
 class ScriptChecks:
-    """The wrapped models of one engine."""
+    """Checks the gradients of the wrapped models of one engine."""
 
     def __init__(self) -> None:
         self._models: list[weakref.ref[CheckedModel]] = []
@@ -73,16 +73,16 @@ class ScriptChecks:
         return found
 
     def add(self, model: CheckedModel) -> None:
-        """`model` is wrapped."""
+        """Adds a model that is wrapped."""
         self._models.append(weakref.ref(model))
         _refuse_ungated_optimizers()
 
     def remove(self, model: CheckedModel) -> None:
-        """`model` is not wrapped any more."""
+        """Removes a model that is not wrapped any more."""
         self._models = [reference for reference in self._models if reference() not in (None, model)]
 
     def check_unshared(self, model: CheckedModel, trained: Iterable[torch.Tensor]) -> None:
-        """trained: those that `model` is about to reduce. Raises SharedParametersError if another model does."""
+        """Raises SharedParametersError if another model reduces one of `trained`, which `model` is about to reduce."""
         others = [other for other in self.models() if other is not model]
         shared = [p for p in trained if any(other.reduces(p) for other in others)]
         if shared:
@@ -93,7 +93,7 @@ class ScriptChecks:
             )
 
     def check_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """`optimizer` is about to step. Raises NotReducedError."""
+        """Checks the gradients of `optimizer`, which is about to step. Raises NotReducedError."""
         models = self.models()
         if not models:
             return
@@ -121,12 +121,12 @@ class ScriptChecks:
                 )
 
     def has_equal_states(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether all models whose parameters the optimizer moves keep their replicas equal."""
+        """Tells whether all models whose parameters the optimizer moves keep their replicas equal."""
         unequal = [model for model in self.models() if not model.equal_states]
         return not any(m.reduces(p) for m in unequal for p in _parameters_of(optimizer))
 
     def wrapped_parameters_of(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        """Names of the optimizer's parameters that a wrapped model reduces."""
+        """Returns the names of the optimizer's parameters that a wrapped model reduces."""
         models = self.models()
         return self._names(
             [p for p in _parameters_of(optimizer) if any(m.reduces(p) for m in models)], models
@@ -135,7 +135,8 @@ class ScriptChecks:
     def _strange_to(
         self, optimizer: torch.optim.Optimizer, models: list[CheckedModel]
     ) -> list[tuple[str, torch.Tensor]]:
-        """The optimizer's parameters that no model reduces. Looked for anew when groups or models have changed."""
+        """Returns the optimizer's parameters that no model reduces. Finds them anew when groups or models have
+        changed."""
         version = (
             *(len(group["params"]) for group in optimizer.param_groups),
             *(model.layout_version for model in models),
@@ -172,7 +173,7 @@ _of_engine: weakref.WeakKeyDictionary[object, ScriptChecks] = weakref.WeakKeyDic
 
 
 def checks_of(engine: object) -> ScriptChecks:
-    """The engine's checks; there are some from the first call on."""
+    """Returns the engine's checks; there are some from the first call on."""
     found = _of_engine.get(engine)
     if found is None:
         found = _of_engine[engine] = ScriptChecks()
@@ -192,7 +193,7 @@ _installed: list[Any] = []
 
 @contextmanager
 def gated_step() -> Iterator[None]:
-    """A gated optimizer steps; optimizers that it steps in turn are its own affair."""
+    """Marks the step of a gated optimizer; optimizers that it steps in turn are its own affair."""
     _inside.depth += 1
     try:
         yield
@@ -209,7 +210,7 @@ def _refuse_ungated_optimizers() -> None:
 def _before_any_step(
     optimizer: torch.optim.Optimizer, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> None:
-    """torch calls it before each optimizer's own step. Raises UngatedOptimizerError."""
+    """Refuses an ungated optimizer; torch calls it before each optimizer's own step. Raises UngatedOptimizerError."""
     if torch.compiler.is_compiling() or _inside.depth:  # a compiled step would break its graph here
         return
     if all(p.grad is None for group in optimizer.param_groups for p in group["params"]):

@@ -1,4 +1,4 @@
-"""Copies an optimizer's own state, so that steps of it can be undone, and tells its size.
+"""Copies an optimizer's own state, so that steps of it can be undone, and computes its size.
 
 Beside a dictionary for each parameter a state may have values of the whole optimizer under names of its own, as
 MADGRAD's counter of steps.
@@ -16,7 +16,7 @@ from bagua_core.model.sharded_tensors import is_sharded, like, local, local_byte
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Of its tensors on this worker."""
+    """Returns the size, in bytes, of the state's tensors on this worker."""
     return _bytes(optimizer.state)
 
 
@@ -27,7 +27,7 @@ def _bytes(value: Any) -> int:
 
 
 class OptimizerStateCopy:
-    """The state as it is now. Tensors are put back in place, for others may hold views of them."""
+    """A copy of the state as it is now. Tensors are put back in place, for others may hold views of them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -35,7 +35,7 @@ class OptimizerStateCopy:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Once: the optimizer may keep what was saved."""
+        """Restores the saved state. Callable once: the optimizer may keep what was saved."""
         state: dict[Any, Any] = self._optimizer.state
         for key in [key for key in state if key not in self._state]:
             del state[key]
@@ -50,7 +50,7 @@ class OptimizerStateCopy:
 
 
 def _copied(value: Any) -> Any:
-    """A deep copy. Of a sharded tensor its local tensor is copied, and the mesh is shared."""
+    """Returns a deep copy. Of a sharded tensor its local tensor is copied, and the mesh is shared."""
     values = value.values() if isinstance(value, Mapping) else (value,)
     kept = {id(v): like(v, local(v).clone()) for v in values if is_sharded(v)}
     return copy.deepcopy(value, kept)
