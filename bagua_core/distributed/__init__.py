@@ -11,7 +11,7 @@ from typing import NoReturn
 
 
 def replace_process(name: str) -> NoReturn:
-    """name: launch or run. Their flags are the original's."""
+    """Replaces this process by the original launcher `name`: launch or run. Their flags are the original's."""
     sys.stdout.flush()
     command = [sys.executable, "-m", "bagua_launch.original_main", name, *sys.argv[1:]]
     os.execv(sys.executable, command)

@@ -1,4 +1,4 @@
-"""`python -m bagua_core.distributed.run`: see bagua_launch/original_main.py."""
+"""Runs as `python -m bagua_core.distributed.run`: see bagua_launch/original_main.py."""
 
 from __future__ import annotations
 

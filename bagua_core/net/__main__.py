@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def print_counters(pids: list[int]) -> int:
-    """One line of JSON for each process; without pids, of every process of this machine that has the plugin."""
+    """Prints one line of JSON for each process; without pids, of every process of this machine that has the plugin."""
     try:
         found = [(pid, counters.read(pid)) for pid in pids] if pids else list(counters.processes())
     except counters.NoCountersError as error:

@@ -17,7 +17,10 @@ COMPILE_TIMEOUT_S = 300.0
 
 
 def library() -> Path:
-    """The plugin, compiled if need be (half a minute). Raises CompilationError, LibraryUnavailableError or OSError."""
+    """Returns the plugin's path, and compiles the plugin if need be (half a minute).
+
+    Raises CompilationError, LibraryUnavailableError or OSError.
+    """
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.read_bytes())
@@ -33,12 +36,12 @@ def library() -> Path:
 
 
 def compile_plugin(destination: Path, extra_flags: Sequence[str] = ()) -> None:
-    """Compile the plugin into `destination`; `extra_flags` follow the others. Raises CompilationError."""
+    """Compiles the plugin into `destination`; `extra_flags` follow the others. Raises CompilationError."""
     command = [*find_compiler(), *FLAGS, *extra_flags]
     command += ["-o", str(destination), *map(str, sorted(SOURCES.glob("*.cc")))]
     compilation.run_compiler(command, "Bagua-Net", COMPILE_TIMEOUT_S)
 
 
 def find_compiler() -> list[str]:
-    """The command of a C++ compiler: $CXX, else c++, g++ or clang++. Raises CompilationError."""
+    """Returns the command of a C++ compiler: $CXX, else c++, g++ or clang++. Raises CompilationError."""
     return compilation.find_compiler("C++", "CXX", "c++, g++, clang++")

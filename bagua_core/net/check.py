@@ -12,7 +12,7 @@ _INIT, _DEVICES, _PROPERTIES = 1, 2, 3  # members of the table of version 6
 
 
 class _Properties(ctypes.Structure):
-    """PropertiesV6 of plugin/nccl_net.h."""
+    """The struct PropertiesV6 of plugin/nccl_net.h."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -28,7 +28,7 @@ class _Properties(ctypes.Structure):
 
 
 def why_inactive(environ: Mapping[str, str], library: Path) -> str:
-    """Why NCCL would not load `library`, by the environment of a program; empty if it would."""
+    """Returns why NCCL would not load `library`, by the environment of a program; empty if it would."""
     named = environ.get("NCCL_NET_PLUGIN", "")
     if named == str(library):
         return ""
@@ -40,7 +40,7 @@ def why_inactive(environ: Mapping[str, str], library: Path) -> str:
 
 
 def interfaces(library: Path) -> list[str]:
-    """One line for each NIC that the plugin finds. Raises OSError."""
+    """Returns one line for each NIC that the plugin finds. Raises OSError."""
     table = (ctypes.c_void_p * 17).in_dll(ctypes.CDLL(str(library)), "ncclNetPlugin_v6")
     init = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(table[_INIT] or 0)
     devices = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(table[_DEVICES] or 0)
@@ -57,7 +57,7 @@ def interfaces(library: Path) -> list[str]:
 
 
 def report(library: Path, compiler: str) -> bool:
-    """Print the report. Returns whether the plugin is active and finds a NIC."""
+    """Prints the report. Returns whether the plugin is active and finds a NIC."""
     reason, found = why_inactive(os.environ, library), interfaces(library)
     print(f"active: {f'no, {reason}; use eval $(python -m bagua_core.net env)' if reason else 'yes'}")
     print(f"plugin: {library}, interface versions {INTERFACE_VERSIONS}, compiler {compiler}")

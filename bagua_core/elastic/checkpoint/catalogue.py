@@ -59,7 +59,7 @@ class Run:
 
 
 class OldFormat(UserError, ValueError):
-    """The directory has a part that an earlier version wrote. Its message says so. To begin anew would in time remove
+    """The directory has a part that an earlier version wrote. The message says so. To begin anew would in time remove
     it."""
 
 

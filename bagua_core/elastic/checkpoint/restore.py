@@ -39,7 +39,7 @@ class CheckpointMismatch(UserError, RuntimeError):
 
 
 class CheckpointsUnreadable(InfrastructureLost, RuntimeError):
-    """The directory cannot be listed or is of an older version, so no checkpoint can be chosen."""
+    """No checkpoint can be chosen: the directory cannot be listed or is of an older version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Diverged(UserError, RuntimeError):
 
 
 class DigestCheck:
-    """every_steps 0: never."""
+    """Compares the parameters' digests of all ranks. every_steps 0: never."""
 
     def __init__(self, every_steps: int) -> None:
         self._every_steps = every_steps
@@ -35,12 +35,13 @@ class DigestCheck:
         return self._every_steps > 0 and step % self._every_steps == 0
 
     def step_done(self, parameters: Callable[[], Sequence[torch.Tensor]], step: int) -> None:
-        """Step `step` is committed here, and no comparison is due. Takes a digest if that costs little."""
+        """Records that step `step` is committed here, and no comparison is due. Takes a digest if that costs little."""
         if self._every_steps > 1:
             self._trace.step_done(parameters, step)
 
     def state_replaced(self, parameters: Callable[[], Sequence[torch.Tensor]], step: int) -> None:
-        """A copy brought the state after `step`."""
+        """Drops the digests taken so far, because a copy brought the state after `step`. Takes one of it if that costs
+        little."""
         self._trace.compared()
         self.step_done(parameters, step)
 
@@ -52,7 +53,7 @@ class DigestCheck:
         wait: Callable[[Pending], None],
         computing_us: int = UNKNOWN,
     ) -> tuple[int, ...]:
-        """All ranks' computing_us, which travels along: see stragglers.py.
+        """Compares the digests, and returns all ranks' computing_us, which travels along: see stragglers.py.
 
         Raises Diverged naming the steps and ranks; CollectiveFailed if the comparison could not be made.
         """
@@ -75,7 +76,10 @@ class DigestCheck:
     def _exchange_trace(
         self, communicator: Communicator, step: int, wait: Callable[[Pending], None]
     ) -> list[dict[int, int]]:
-        """By global_rank. All ranks have found the same difference, so all come here."""
+        """Returns the digests that all ranks took since the last comparison, by global_rank.
+
+        All ranks have found the same difference, so all come here.
+        """
         steps = range(step - self._every_steps + 1, step)
         own = torch.tensor(
             [self._trace.taken.get(s, _NOT_TAKEN) for s in steps], dtype=torch.int64, device="cpu"

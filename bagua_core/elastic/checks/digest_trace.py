@@ -23,7 +23,7 @@ _FORGET_FACTOR = 1.05  # a cost measured once in a quiet moment is not believed 
 
 
 class ParameterDigest:
-    """63 bits of a fixed list of parameters, many small ones at the cost of one."""
+    """A digest of 63 bits of a fixed list of parameters, many small ones at the cost of one."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = list(parameters)
@@ -42,7 +42,7 @@ class ParameterDigest:
         return max((group.run.untyped_storage().nbytes() for group in self._groups), default=0)
 
     def fits(self) -> bool:
-        """Whether the parameters still have the sizes they had."""
+        """Tells whether the parameters still have the sizes they had."""
         return [p.numel() for p in self._parameters] == self._sizes
 
     def value(self) -> int:
@@ -71,7 +71,10 @@ class _Group:
 
 
 def _gathered_groups(parameters: Sequence[torch.Tensor]) -> list[_Group]:
-    """parameters: of _GATHERED_BYTES at most, each. A copy of all would be a second model where all are small."""
+    """Groups parameters that are gathered and read together. parameters: of _GATHERED_BYTES at most, each.
+
+    A copy of all would be a second model where all are small.
+    """
     parts: list[list[torch.Tensor]] = []
     left = 0
     for p in parameters:
@@ -96,13 +99,18 @@ def _gathered_groups(parameters: Sequence[torch.Tensor]) -> list[_Group]:
 
 
 def _slot_bytes(tensor: torch.Tensor) -> int:
-    """A multiple of the largest element, complex128, so that the next slot can be a view of any dtype."""
+    """Returns the size of the tensor's slot.
+
+    It is a multiple of the largest element, complex128, so that the next slot can be a view of any dtype.
+    """
     return -(-tensor.nbytes // 16) * 16
 
 
 def stride(cost_s: float, step_s: float, most: int) -> int:
-    """Take a digest after every so many steps: a power of two, at most `most` (then none, or one, between two
-    comparisons), so that digests stay within their share of the time."""
+    """Returns the number of steps from one digest to the next that keeps digests within their share of the time.
+
+    It is a power of two, at most `most` (then none, or one, between two comparisons).
+    """
     budget_s = max(LEAST_BUDGET_S, FRACTION_OF_STEP * step_s)
     steps = 1
     while steps < most and cost_s > budget_s * steps:
@@ -112,9 +120,12 @@ def stride(cost_s: float, step_s: float, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """step: the first one known to differ. agreed_after: the last one known not to; equal to step - 1 if the
-    difference is known to have come about in `step`. odd: global ranks that differ from what
-    more than half of all have. all_differ: there is no such majority, so nothing says who is right; `odd` is all."""
+    """A difference between ranks.
+
+    step: the first one known to differ. agreed_after: the last one known not to; equal to step - 1 if the difference is
+    known to have come about in `step`. odd: global ranks that differ from what more than half of all have. all_differ:
+    there is no such majority, so nothing says who is right; `odd` is all.
+    """
 
     step: int
     agreed_after: int
@@ -129,8 +140,11 @@ class Difference:
 def first_difference(
     digests: Sequence[Mapping[int, int]], last_equal: Sequence[int], compared: Sequence[int], step: int
 ) -> Difference:
-    """digests: by global_rank, those taken since the last comparison by step. last_equal: by global_rank, the step of
-    that comparison. compared: by global_rank, the digests after `step`, which differ."""
+    """Finds the first step after which the ranks' digests differ.
+
+    digests: by global_rank, those taken since the last comparison by step. last_equal: by global_rank, the step of that
+    comparison. compared: by global_rank, the digests after `step`, which differ.
+    """
     steps = sorted({s for of_rank in digests for s in of_rank if s < step})
     values, first = dict(enumerate(compared)), step
     for earlier in steps:
@@ -151,7 +165,10 @@ def first_difference(
 
 
 class DigestTrace:
-    """This rank's digests since the last comparison. clock: seconds. processor: seconds that this process has used."""
+    """Holds this rank's digests since the last comparison.
+
+    clock: seconds. processor: seconds that this process has used.
+    """
 
     def __init__(
         self,
@@ -180,7 +197,10 @@ class DigestTrace:
         return stride(self._cost_s, self._step_s, self._most_steps)
 
     def step_done(self, parameters: Callable[[], Sequence[torch.Tensor]], step: int) -> None:
-        """parameters: asked for only where none, or others, are known."""
+        """Measures the step, and takes a digest if one is due.
+
+        parameters: asked for only where none, or others, are known.
+        """
         began_s, used_s = self._clock(), self._processor()
         if self._last_step_at_s is not None:
             lasted_s = began_s - self._last_step_at_s[0]
@@ -201,12 +221,14 @@ class DigestTrace:
             del self._taken[min(self._taken)]
 
     def compared(self) -> None:
-        """All agreed, or the state is another: what was taken so far says nothing any more. Parameters that a script
-        has put in the place of others are found again."""
+        """Drops what was taken so far: all agreed, or the state is another, so it says nothing any more.
+
+        Parameters that a script has put in the place of others are found again.
+        """
         self._taken = {}
         self._digest = None
 
 
 def _lower(known: float | None, measured: float) -> float:
-    """The least of late: what a thing costs when nothing disturbs it."""
+    """Returns the least of late: what a thing costs when nothing disturbs it."""
     return measured if known is None else min(known * _FORGET_FACTOR, measured)

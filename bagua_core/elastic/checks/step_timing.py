@@ -37,7 +37,10 @@ class WaitMonitor:
         return min(MOST_STALL_S, max(LEAST_STALL_S, USUAL_FACTOR * (self._usual_s or 0.0)))
 
     def is_stalled(self, waited_s: float) -> bool:
-        """True at most once per threshold, with the time to the next report doubling."""
+        """Tells whether a wait is due for a report.
+
+        That is so at most once per threshold, with the time to the next report doubling.
+        """
         if waited_s < self._next_report_s:
             return False
         self._next_report_s = max(waited_s, self._next_report_s) * REPORT_AGAIN_FACTOR
@@ -51,7 +54,7 @@ class WaitMonitor:
 
 
 class UsualStep:
-    """How long a step usually takes, from its boundary to its commit.
+    """Measures how long a step usually takes, from its boundary to its commit.
 
     Time between two steps does not count: changes of membership, waits for nodes, an evaluation between epochs. A
     checkpoint or an evaluation within a step makes that step unusual, hence the median. The first step of a process
@@ -69,12 +72,12 @@ class UsualStep:
 
     @property
     def seconds(self) -> float:
-        """0: unknown."""
+        """The usual duration of a step in seconds; 0 if unknown."""
         return median_low(self._newest_s) if self._newest_s else 0.0
 
 
 class Pace:
-    """Steps per second between two reports, pauses between steps included."""
+    """Counts steps per second between two reports, pauses between steps included."""
 
     def __init__(self, report_every_s: float) -> None:
         self._every_s = report_every_s
@@ -83,7 +86,7 @@ class Pace:
         self.steps_per_s = 0.0
 
     def step_done(self, now_s: float) -> bool:
-        """Count one step; True when it is time to report."""
+        """Counts one step. Returns True when it is time to report."""
         if self._since_s is None:
             self._since_s = now_s
             return True
@@ -97,5 +100,5 @@ class Pace:
 
 
 def moving_report_s(members: int) -> float:
-    """The time from one report of a wait for arriving bytes to the next, in a generation of so many members."""
+    """Returns the time from one report of a wait for arriving bytes to the next, in a generation of so many members."""
     return min(MOST_STALL_S, max(MOVING_REPORT_S, members / MOST_MOVING_REPORTS_PER_S))

@@ -21,24 +21,27 @@ UNKNOWN = -1  # as exchanged: no whole step in the window, as on a joiner
 
 
 class ComputingTime:
-    """Mean computing time of this rank since the last `take`, in seconds."""
+    """Measures the mean computing time of this rank since the last `take`, in seconds."""
 
     def __init__(self) -> None:
         self._computed_s = 0.0
         self._steps = 0
 
     def step_done(self, lasted_s: float, waited_s: float) -> None:
-        """A step was committed. waited_s: in its collectives; what is no step's time (healing, entering, evaluation
-        between two steps) is in neither."""
+        """Counts a committed step.
+
+        waited_s: in its collectives; what is no step's time (healing, entering, evaluation between two steps) is in
+        neither.
+        """
         self._computed_s += max(0.0, lasted_s - waited_s)
         self._steps += 1
 
     def forget(self) -> None:
-        """The generation changed: shares of the batch did too."""
+        """Begins anew, because the generation changed: shares of the batch did too."""
         self._computed_s, self._steps = 0.0, 0
 
     def take(self) -> int:
-        """The mean as it is exchanged, in microseconds (UNKNOWN without a step), and begin anew."""
+        """Returns the mean as it is exchanged, in microseconds (UNKNOWN without a step), and begins anew."""
         mean_us = UNKNOWN if not self._steps else round(self._computed_s / self._steps * MICROSECONDS)
         self.forget()
         return mean_us
@@ -46,7 +49,7 @@ class ComputingTime:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """others_s: median of the others' computing time."""
+    """A rank that is slower than the others. others_s: median of the others' computing time."""
 
     global_rank: int
     computing_s: float
@@ -66,9 +69,10 @@ class Straggler:
 def slow_ranks(
     computing_us: Sequence[int], slower_by: float = SLOWER_BY, least_gap_s: float = LEAST_GAP_S
 ) -> tuple[Straggler, ...]:
-    """Ranks slower than the others in one window, the slowest first. computing_us: by global rank.
+    """Returns the ranks slower than the others in one window, the slowest first. computing_us: by global rank.
 
-    Against the median of the *others*: of two ranks the slow one would else be half of what it is compared with.
+    A rank is compared with the median of the *others*: of two ranks the slow one would else be half of what it is
+    compared with.
     """
     known = {r: us / MICROSECONDS for r, us in enumerate(computing_us) if us != UNKNOWN}
     if len(known) < 2:
@@ -91,7 +95,10 @@ class Findings:
 
 
 class StragglerWatch:
-    """Says who is slow for `windows` windows in a row, and who no longer is. Starts anew with each generation."""
+    """Finds ranks that are slow for `windows` windows in a row, and those that no longer are.
+
+    Starts anew with each generation.
+    """
 
     def __init__(self, slower_by: float = SLOWER_BY, windows: int = WINDOWS) -> None:
         if slower_by <= 1.0 or windows < 1:
@@ -105,7 +112,7 @@ class StragglerWatch:
         self._fast_for: dict[int, int] = {}  # of those named
 
     def observe(self, generation: int, computing_us: Sequence[int]) -> Findings:
-        """computing_us: what the ranks exchanged, by global rank."""
+        """Takes in one window and returns its findings. computing_us: what the ranks exchanged, by global rank."""
         if generation != self._generation:
             # ranks may be other workers now
             self._generation, self._slow_for, self._fast_for = generation, {}, {}

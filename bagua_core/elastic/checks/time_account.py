@@ -17,8 +17,10 @@ HANG_FROM_S = (
 
 
 def use_of_entry(aside: TimeUse | None, entered: Generation) -> TimeUse:
-    """What the time between two steps was for, which ended in `entered`. aside: why the worker had no generation
-    meanwhile (START, WAITING or STANDBY); None if it had one all the time."""
+    """Returns the use of the time between two steps that ended in `entered`.
+
+    aside: why the worker had no generation meanwhile (START, WAITING or STANDBY); None if it had one all the time.
+    """
     if aside is not None:
         return aside
     return TimeUse.FAILOVER if entered.kind is GenerationKind.FAILOVER else TimeUse.SWITCH
@@ -33,10 +35,11 @@ class FailedWait:
 
 
 def use_of_failed_wait(wait: FailedWait) -> tuple[TimeUse, str]:
-    """What the last wait of a step that was rolled back was for, and why.
+    """Returns the use of the last wait of a step that was rolled back, and why.
 
     The length of the wait decides. A process that ends closes its connections, and a host that vanishes is noticed
-    within a second by probes, so a longer silence is that of a peer that lives: hung, stopped, or cut off."""
+    within a second by probes, so a longer silence is that of a peer that lives: hung, stopped, or cut off.
+    """
     least_s = max(HANG_FROM_S, wait.threshold_s)
     if wait.waited_s < least_s:
         return (
@@ -47,7 +50,7 @@ def use_of_failed_wait(wait: FailedWait) -> tuple[TimeUse, str]:
 
 
 class TimeAccount:
-    """Sums of `seconds` are the time from `now_s` at the start to the last lap."""
+    """Sums the time by use. Sums of `seconds` are the time from `now_s` at the start to the last lap."""
 
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
@@ -58,23 +61,24 @@ class TimeAccount:
         self.computing_s = 0.0  # of step_sum_s, without waits for other workers
 
     def lap(self, use: TimeUse, now_s: float) -> None:
-        """All time since the last lap was for `use`."""
+        """Counts all time since the last lap for `use`."""
         self._add(use, now_s - self._since_s)
         self._since_s = now_s
 
     def part(self, use: TimeUse, seconds: float) -> None:
-        """So much of the lap under way was for `use`; the rest is for what `lap` will say."""
+        """Counts so much of the lap under way for `use`; the rest is for what `lap` will say."""
         self._add(use, seconds)
         self._since_s += seconds
 
     def step(self, step_s: float, waited_s: float = 0.0) -> None:
-        """A step was committed that took step_s, of which it waited for others for waited_s."""
+        """Counts a committed step that took step_s, of which it waited for others for waited_s."""
         self.step_counts[bisect.bisect_left(STEP_TIME_BOUNDS_S, step_s)] += 1
         self.step_sum_s += step_s
         self.computing_s += max(0.0, step_s - waited_s)
 
     def take_lost(self) -> dict[str, float]:
-        """Seconds since the last call that a change of membership took, by use; uses without any are left out."""
+        """Returns the seconds that changes of membership took since the last call, by use; uses without any are left
+        out."""
         lost = {use: self.seconds.get(use, 0.0) for use in LOST_TO_CHANGES}
         before, self._lost_before = self._lost_before, lost
         since = {use.value: seconds - before.get(use, 0.0) for use, seconds in lost.items()}

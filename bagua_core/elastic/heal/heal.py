@@ -1,8 +1,8 @@
 """Copies the job's state to a worker that is behind, between members of one generation.
 
-The state travels as a manifest and one run of bytes, striped over all holders, to where landing.py puts it; its
-digest is checked; only then is it handed out. No pickle. Owns the wire form, the threads and how long a peer may be
-silent; who heals from whom is decided in heal_plan.py, when the copy is swapped in by copying.py.
+The state travels as a manifest and one run of bytes, striped over all holders, to where landing.py puts it; its digest
+is checked; only then is it handed out. No pickle. Owns the wire form, the threads and how long a peer may be silent;
+heal_plan.py decides which member heals from which, copying.py when the copy is swapped in.
 
 SILENCE_S limits every wait for a peer but that for the first message between two ranks. A holder begins when its script
 comes to its next step, and serves receivers one after another; a receiver takes the stripes of all holders before it
@@ -44,7 +44,7 @@ class HealMismatch(CollectiveFailed):
 def send_state(
     communicator: Communicator, state: Any, holders: Sequence[int], receivers: Sequence[int]
 ) -> None:
-    """Send this holder's stripe of `state` to every receiver. Blocks; raises CollectiveFailed."""
+    """Sends this holder's stripe of `state` to every receiver. Blocks; raises CollectiveFailed."""
     manifest, tensors = state_codec.encode(state)
     total_bytes = tensors.size_bytes
     layout = state_codec.layout_of(manifest)
@@ -72,7 +72,10 @@ def receive_state(
     holders: Sequence[int],
     landing: Landing | None = None,
 ) -> Any:
-    """The state that `holders` send, landed (default: in staging). Blocks; raises CollectiveFailed, HealMismatch."""
+    """Returns the state that `holders` send, landed (default: in staging).
+
+    Blocks; raises CollectiveFailed, HealMismatch.
+    """
     where: Landing = Staging() if landing is None else landing
     header = torch.zeros(3, dtype=torch.int64, device="cpu")
     communicator.receive(header, holders[0], TAG).wait()
@@ -125,7 +128,7 @@ def _receive_stripe(
     layout: int,
     failures: Sequence[Exception],
 ) -> None:
-    """failures: of other stripes; their copy is of no use then."""
+    """Receives one holder's stripe. failures: of other stripes; their copy is of no use then."""
     begin, end = byte_ranges(total_bytes, len(holders), part)
     announced = torch.zeros(1, dtype=torch.int64, device="cpu")
     _receive(communicator, announced, holders[part], is_limited=lambda: part == 0 or bool(failures))

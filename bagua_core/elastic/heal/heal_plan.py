@@ -31,15 +31,15 @@ class StateGone(InfrastructureLost, RuntimeError):
 class HealPlan:
     """The actions by which members enter a generation; ranks are of that generation.
 
-    furthest: the job's state. holders: those that have it. at_once: copy it before anybody goes on. beside:
-    copy it beside the generation's first step, in which they have a share of 0 (the shadow step). initial: no
-    step was ever committed; the initial state of its one holder is the job's. newcomers: came without any state, so
-    they take part in nothing before their first step. spared: of those at once, one that copies only when all others
-    have verified theirs, for until then it holds the only complete state that is neither read nor written.
-    one_source: holders' parameters differ by the algorithm's nature, so a copy must come from one of them.
-    replaying: of those at once, the ones that have every step of the holders and miss only results of collectives
-    outside steps; they copy these results and keep their own state, because the holders' scripts may have gone on.
-    striping: the holders that send, if not all; they agree in the layout of what they send.
+    furthest: the job's state. holders: those that have it. at_once: copy it before any member goes on. beside: copy it
+    beside the generation's first step, in which they have a share of 0 (the shadow step). initial: no step was ever
+    committed; the initial state of its one holder is the job's. newcomers: came without any state, so they take part in
+    nothing before their first step. spared: of those at once, one that copies only when all others have verified
+    theirs, for until then it holds the only complete state that is neither read nor written. one_source: holders'
+    parameters differ by the algorithm's nature, so a copy must come from one of them. replaying: of those at once, the
+    ones that have every step of the holders and miss only results of collectives outside steps; they copy these results
+    and keep their own state, because the holders' scripts may have gone on. striping: the holders that send, if not
+    all; they agree in the layout of what they send.
     """
 
     furthest: StateName
@@ -62,7 +62,7 @@ class HealPlan:
 
     @property
     def sources(self) -> tuple[int, ...]:
-        """Those of the holders that send, striped if several."""
+        """The holders that send, striped if several."""
         return self.holders[:1] if self.one_source else self.striping or self.holders
 
     @property
@@ -72,15 +72,15 @@ class HealPlan:
 
     @property
     def healing(self) -> frozenset[int]:
-        """All that copy, now or in the shadow step. Only `beside` is healing in the first StepPlan."""
+        """All members that copy, now or in the shadow step. Only `beside` is healing in the first StepPlan."""
         return self.at_once | self.beside
 
 
 def counted_name(name: StateName, since_generation: int) -> StateName:
-    """The name of a member that counts: none, unless it committed while it was a member without interruption.
+    """Returns the name of a member that counts: none, unless it committed while it was a member without interruption.
 
-    A worker that was dropped, rightly or not, may carry steps that the job has since done otherwise; its
-    placement then says a `since_generation` after its last commit, even if it never noticed.
+    A worker that was dropped, rightly or not, may carry steps that the job has since done otherwise; its placement then
+    says a `since_generation` after its last commit, even if it never noticed.
     """
     return name if name.generation >= since_generation else StateName()
 
@@ -96,10 +96,12 @@ def plan(
     joining: Sequence[bool] | None = None,
     parts: Sequence[int] | None = None,
 ) -> HealPlan:
-    """names, outside (is outside a step), since (`Placement.since_generation`), stages (keeps its own state until
-    a copy is verified; default: all), half (default: none), layouts (digest of the layout of its state; default: all
-    alike), joining (has committed no step since it joined; default: as the names say), parts (final parts of the step
-    under way; default: 0), by global_rank. equal_states: of all holders.
+    """Decides which members hold the job's state, which copy it, and when.
+
+    names, outside (is outside a step), since (`Placement.since_generation`), stages (keeps its own state until a copy
+    is verified; default: all), half (default: none), layouts (digest of the layout of its state; default: all alike),
+    joining (has committed no step since it joined; default: as the names say), parts (final parts of the step under
+    way; default: 0), by global_rank. equal_states: of all holders.
 
     Raises ValueError when they do not describe the same members, StateGone.
     """
@@ -179,8 +181,11 @@ def _initial(half: Sequence[HalfCopy]) -> HealPlan:
 def _spared(
     counted: Sequence[StateName], holders: tuple[int, ...], at_once: frozenset[int], stages: Sequence[bool]
 ) -> frozenset[int]:
-    """The source may die in the middle of a copy. Then there must be another complete state: of a second holder, of
-    a member that is behind and stages, or of one that has not begun to write over its own."""
+    """Returns the member that waits with its copy, if one must.
+
+    The source may die in the middle of a copy. Then there must be another complete state: of a second holder, of a
+    member that is behind and stages, or of one that has not begun to write over its own.
+    """
     complete = [r for r in sorted(at_once) if not counted[r].is_none]
     if len(holders) > 1 or any(stages[r] for r in complete) or not complete or len(at_once) < 2:
         return (

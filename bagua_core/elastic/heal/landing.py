@@ -25,22 +25,25 @@ from bagua_core.elastic.state.heal_memory import is_out_of_memory
 
 class Landing(Protocol):
     def open(self, manifest: bytes, total_bytes: int) -> None:
-        """Before the first byte of a tensor. Raises CollectiveFailed if the state cannot land here."""
+        """Prepares for the state, before the first byte of a tensor.
+
+        Raises CollectiveFailed if the state cannot land here.
+        """
 
     def chunk(self, begin: int, end: int) -> torch.Tensor:
-        """Memory (uint8) to receive the state's bytes from `begin` to `end` in."""
+        """Returns memory (uint8) to receive the state's bytes from `begin` to `end` in."""
 
     def put(self, begin: int, chunk: torch.Tensor) -> None:
-        """`chunk` has arrived. Raises CollectiveAborted after give_up."""
+        """Takes `chunk`, which has arrived. Raises CollectiveAborted after give_up."""
 
     def state(self) -> Any:
-        """All bytes are there and their checksums fit: the state."""
+        """Returns the state, when all bytes are there and their checksums fit."""
 
     def give_up(self) -> None: ...
 
 
 class Staging:
-    """Memory of its own for the whole state, a piece for each tensor: what is kept of it must own its memory."""
+    """Lands the state in memory of its own, a piece for each tensor: what is kept of it must own its memory."""
 
     def __init__(self) -> None:
         self._manifest = b""
@@ -69,7 +72,10 @@ class Staging:
 
 
 class InPlace:
-    """The live tensors of `own_state` (modules and optimizers of a capture), and new memory for what has none."""
+    """Lands the state in the live tensors of `own_state` (modules and optimizers of a capture).
+
+    What has no live tensor gets new memory.
+    """
 
     def __init__(
         self,
@@ -77,8 +83,11 @@ class InPlace:
         declare: Callable[[], None],
         guarded: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """declare: say that the state held so far does not count any more. guarded: holds the guard that `declare`
-        takes, if a thread that holds it may call give_up."""
+        """Keeps what `open` will need.
+
+        declare: say that the state held so far does not count any more. guarded: holds the guard that `declare` takes,
+        if a thread that holds it may call give_up.
+        """
         self._own_state = own_state
         self._declare = declare
         self._guarded = guarded
@@ -114,7 +123,10 @@ class InPlace:
 
 
 class Fitting:
-    """Staging if there is memory for it, else in place. For a worker without a state that anybody relies on."""
+    """Stages the state if there is memory for it, else lands it in place.
+
+    For a worker without a state on which another worker relies.
+    """
 
     def __init__(self, fits: Callable[[int], bool], in_place: InPlace) -> None:
         self._fits = fits
@@ -146,9 +158,10 @@ class Fitting:
 
 
 def targets(manifest: bytes, own_manifest: bytes, own: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """One tensor for each that `manifest` describes: the own one in the same place, if it looks alike, or a new one.
+    """Returns a tensor for each that `manifest` describes: the own one in the same place if it looks alike, else a new
+    one.
 
-    Not those of buffers, which a forward beside the copy may change. Raises StateCodecError.
+    Own ones do not include those of buffers, which a forward beside the copy may change. Raises StateCodecError.
     """
     new = state_codec.allocate(manifest)
     try:
@@ -160,7 +173,7 @@ def targets(manifest: bytes, own_manifest: bytes, own: Sequence[torch.Tensor]) -
 
 
 def _places(ours: Any, theirs: Any) -> dict[int, int]:
-    """Which tensor of `theirs` may be written into which of `ours`, by the two manifests."""
+    """Returns which tensor of `theirs` may be written into which of `ours`, by the two manifests."""
     places: dict[int, int] = {}
     taken: set[int] = set()
     for here, there in _pairs(ours["state"], theirs["state"]):
@@ -173,7 +186,7 @@ def _places(ours: Any, theirs: Any) -> dict[int, int]:
 
 
 def _pairs(ours: Any, theirs: Any) -> list[tuple[int, int]]:
-    """(tensor here, tensor there) for all tensors of parameters and optimizers in the same place of both trees."""
+    """Returns (tensor here, tensor there) for tensors of parameters and optimizers in the same place of both trees."""
     here, there = value_tree.by_path(ours, "tensor"), value_tree.by_path(theirs, "tensor")
     return [(here[path], there[path]) for path in here.keys() & there.keys() if _may_be_live(path)]
 

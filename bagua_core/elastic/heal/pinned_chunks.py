@@ -1,4 +1,4 @@
-"""Parts of a copied state on the host, on their way between a device and the network: in pinned memory for CUDA.
+"""Moves parts of a copied state between a device and the network through host memory: pinned memory for CUDA.
 
 A chunk is read and written by the host, so both ways wait for the device, once for each chunk.
 """
@@ -13,13 +13,13 @@ from bagua_core.elastic.state.flat_tensors import FlatTensors
 
 
 def room(tensors: FlatTensors, begin: int, end: int) -> torch.Tensor:
-    """Host memory (uint8) for the bytes from `begin` to `end`."""
+    """Returns host memory (uint8) for the bytes from `begin` to `end`."""
     order = device_order.order_of(piece for _, piece in tensors.pieces(begin, end))
     return order.room_on_host(torch.empty(end - begin, dtype=torch.uint8, device="cpu"))
 
 
 def read(tensors: FlatTensors, begin: int, end: int) -> torch.Tensor:
-    """The bytes from `begin` to `end` on the host; padding reads as zero."""
+    """Reads the bytes from `begin` to `end` into host memory; padding reads as zero."""
     chunk = room(tensors, begin, end)
     orders: dict[DeviceOrder, None] = {}
     covered = 0
@@ -35,7 +35,7 @@ def read(tensors: FlatTensors, begin: int, end: int) -> torch.Tensor:
 
 
 def write(tensors: FlatTensors, begin: int, chunk: torch.Tensor) -> None:
-    """Put `chunk` into the tensors' memory from byte `begin` on. Nothing is written after the call."""
+    """Puts `chunk` into the tensors' memory from byte `begin` on. Nothing is written after the call."""
     orders: dict[DeviceOrder, None] = {}
     for at, piece in tensors.pieces(begin, begin + chunk.numel()):
         order = device_order.order_of([piece])

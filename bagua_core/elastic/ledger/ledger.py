@@ -1,9 +1,9 @@
 """The ledger: records the samples of every committed step, one JSON line per rank and step.
 
-Owns the form of the lines and writes them. When a line is due, and whose it is, is decided in the engine. Imports no
-torch: benchmarks and tests use it, which read ledgers (tests/lab/ledger.py).
-Invariants: each line is one write of one whole line; readers deduplicate by (job, generation, step, global_rank);
-what was done after the step from which a later run went on is void.
+Owns the form of the lines and writes them. The engine decides when a line is due, and whose it is. Imports no torch:
+benchmarks and tests that read ledgers use it (tests/lab/ledger.py).
+Invariants: each line is one write of one whole line; readers deduplicate by (job, generation, step, global_rank); what
+was done after the step from which a later run went on is void.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ SUFFIX = ".jsonl"
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """One rank's part in one committed step. time: seconds since 1970 on the machine that wrote it. job: the job's
-    nonce, for each job counts its generations from 1."""
+    """One rank's part in one committed step.
+
+    time: seconds since 1970 on the machine that wrote it. job: the job's nonce, for each job counts its generations
+    from 1.
+    """
 
     time: float
     generation: int
@@ -39,10 +42,10 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Generation `generation` of `job` went on from a checkpoint: steps after `resumed_at_step` that an earlier run,
-    or an earlier generation of this job, did are void.
+    """The line that says that generation `generation` of `job` went on from a checkpoint.
 
-    run: this start's number, which grows from start to start; clocks need not agree on their order.
+    Steps after `resumed_at_step` that an earlier run, or an earlier generation of this job, did are void. run: this
+    start's number, which grows from start to start; clocks need not agree on their order.
     """
 
     time: float
@@ -56,8 +59,10 @@ class Resumption:
 
 
 class LedgerWriter:
-    """Appends to <directory>/<worker_id>.jsonl. Never raises into training: the first error is said
-    through `on_error`, and writing goes on as far as it can."""
+    """Appends to <directory>/<worker_id>.jsonl. Never raises into training.
+
+    The first error is said through `on_error`, and writing goes on as far as it can.
+    """
 
     def __init__(self, directory: str | Path, worker_id: str, on_error: Callable[[str], None]) -> None:
         self._path = Path(directory) / f"{worker_id.replace('/', '_')}{SUFFIX}"

@@ -1,7 +1,7 @@
 """Writes the due lines of the ledger: turns commit_history's lines into the file's, with the source's samples.
 
-Owns the writer and the order "written before the next collective", which its callers keep. Which lines are due is
-commit_history.py's. Without a directory or a source of samples nothing is written.
+Owns the writer and the order "written before the next collective", which its callers keep. commit_history.py decides
+which lines are due. Without a directory or a source of samples nothing is written.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class LedgerLines:
             )
 
     def end(self) -> None:
-        """Another worker writes this one's lines."""
+        """Stops writing, because another worker writes this one's lines."""
         self._writer = None
 
     def resumed(self, resumption: Resumption) -> None:
-        """The job goes on from a checkpoint: said before any line of what it does then."""
+        """Writes that the job goes on from a checkpoint, before any line of what it does then."""
         if self._writer is not None:
             self._writer.write(resumption)

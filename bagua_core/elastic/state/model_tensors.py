@@ -305,8 +305,7 @@ class ModelTensors:
             self._gradients = None
 
     def adopt(self, at_resume_point: Mapping[str, torch.Tensor]) -> None:
-        """Makes a failure of the step go back to the holder's values, after a state was copied in the middle of the
-        step."""
+        """Makes a failure of the step go back to the holder's values; a state was copied in the middle of the step."""
         live = self.everything()
         self._learned |= {n for n in at_resume_point if n.startswith(PARAMETER)}
         self._watch.end()

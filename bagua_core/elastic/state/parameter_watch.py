@@ -23,7 +23,7 @@ LARGEST_COPY_BYTES = 256 << 20
 
 
 class ParameterWatch:
-    """Watches the parameters between the begin of a step and its first reduction."""
+    """Watches the parameters between the beginning of a step and its first reduction."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -33,8 +33,10 @@ class ParameterWatch:
         self._digests: list[int] = []
 
     def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Starts to watch `parameters`, by name, for a step that begins: those that only an optimizer is known to
-        change."""
+        """Starts to watch `parameters`, by name, in a step that begins.
+
+        They are those that only an optimizer is known to change.
+        """
         self._watched = parameters
         self._marks = [sharded_tensors.version(p) for p in parameters.values()]
         self._copies, self._digests = [], []
@@ -48,7 +50,7 @@ class ParameterWatch:
     def changed(self) -> dict[str, torch.Tensor | None]:
         """Returns the watched parameters that have changed since `begin`.
 
-        Each has its value (local tensor) at the begin, or None if no copy was taken in this step.
+        Each has its value (local tensor) at that time, or None if no copy was taken in this step.
         """
         found: dict[str, torch.Tensor | None] = {}
         for place, (name, parameter) in enumerate(self._watched.items()):

@@ -261,8 +261,10 @@ class StateRegistry:
         return [{name: t.detach() for name, t in m.everything().items()} for m in self.models]
 
     def bulk(self) -> dict[str, Any]:
-        """Returns parameters, algorithms' tensors and the optimizers' states: live tensors, stable until an optimizer
-        steps."""
+        """Returns parameters, algorithms' tensors and the optimizers' states.
+
+        The tensors are the live ones, stable until an optimizer steps.
+        """
         return {
             "modules": [{n: t.detach() for n, t in m.lasting().items()} for m in self.models],
             "optimizers": [_without_groups(o.state_dict()) for o in self.optimizers],
