@@ -51,7 +51,8 @@ WRITE_AGAIN_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Suggested:
-    """The sampler's process has ended. settings None: it has nothing more to suggest, or failed for `why`."""
+    """The event that the sampler's process has ended. settings None: it has nothing more to suggest, or failed for
+    `why`."""
 
     study: int
     settings: StepSettings | None

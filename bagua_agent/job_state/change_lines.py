@@ -31,7 +31,8 @@ class Hold:
 
 
 def hold(generation: Generation, agent_id: str) -> Hold:
-    """Decides for the terminal of agent_id, whose workers alone report their first commits to it."""
+    """Decides how long the line of a record is held on the terminal of agent_id, whose workers alone report their first
+    commits to it."""
     if not generation.members:
         return Hold(0.0, "no worker enters it")
     if generation.is_gathering:

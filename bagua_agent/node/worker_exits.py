@@ -89,8 +89,8 @@ def consequence(
 @dataclass(slots=True)
 class _Unexplained:
     """A failure that mentions another worker's end which is not reported yet, or that waits: its slot has no successor
-    so far, since the job would end with it. written: its record is, set in the writes' thread. at_s: when the worker
-    ended, or the record was still not written."""
+    so far, since the job would end with it. written: set in the writes' thread once its record is written. at_s: when
+    the worker ended, or the record was still not written."""
 
     failure: pb.Failure
     company: Company
