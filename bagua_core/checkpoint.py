@@ -41,7 +41,7 @@ _OF_ONE_FILE = (errno.EIO, errno.EACCES)  # a bad sector, another owner: other c
 
 
 class ExportError(UserError):
-    """Nothing is exported. Says why, and what there is."""
+    """Nothing is exported. The message says why, and what there is."""
 
 
 def command_parser() -> argparse.ArgumentParser:

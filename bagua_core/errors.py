@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class BaguaError(Exception):
-    """Root of the tree. What derives from it directly is caught within the core."""
+    """The root of the tree. What derives from it directly is caught within the core."""
 
 
 class UserError(BaguaError):

@@ -1,4 +1,4 @@
-"""Batch normalization over the global batch: statistics of all workers' samples, in forward and in backward.
+"""Normalizes over the global batch: statistics of all workers' samples, in forward and in backward.
 
 Owns one layer's arithmetic and its two exchanges, on a lane of their own so that they never mix with gradients under
 way. The result is what one process would compute on the whole global batch, whatever the workers' shares: statistics

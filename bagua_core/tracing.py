@@ -28,7 +28,7 @@ _Entry = tuple[int, int, int, int, int]  # name, track, begin, duration, value
 
 
 class Recorder:
-    """One trace of this worker. send: takes a message, from any thread."""
+    """Records one trace of this worker. send: takes a message, from any thread."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Failpoints: named points at the protocol's edges at which a test can make this process die, stop or wait.
+"""Defines failpoints: named points at the protocol's edges at which a test can make this process die, stop or wait.
 
 `BAGUA_FAILPOINTS` (through the worker's environment): `name=action[:argument][@step][#slot]`, several
 separated by `;`. Actions: kill (SIGKILL itself), stop (SIGSTOP itself), exit:CODE, raise, sleep:SECONDS, and

@@ -294,7 +294,7 @@ def _run_path(path: str) -> None:
 
 
 def _import_ahead(names: str) -> None:
-    """Import what takes long, before there is a worker. What cannot be imported is the script's affair."""
+    """Imports what takes long, before there is a worker. What cannot be imported is the script's affair."""
     import importlib
 
     for name in filter(None, names.split(",")):

@@ -72,7 +72,7 @@ def _exit_code(outcome: BaseException | None) -> int:
 
 
 def _unfreeze_for_nanobind() -> None:
-    """Let the interpreter's last collection take what the warm parent froze, where extensions made with nanobind are
+    """Lets the interpreter's last collection take what the warm parent froze, where extensions made with nanobind are
     loaded, as Triton is from 3.9 on: nanobind prints a hundred lines about objects that it finds alive after that.
 
     Only there, for the collection takes half a second of a processor.

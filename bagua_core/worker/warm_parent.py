@@ -71,7 +71,7 @@ def _fork_worker(descriptors: list[int]) -> tuple[bool, dict[str, Any]]:
 
 
 def _fork_and_leave(report_write: int) -> None:
-    """Fork the worker and end; returns in the worker, once it has its new parent."""
+    """Forks the worker and ends; returns in the worker, once it has its new parent."""
     own_pidfd = os.pidfd_open(os.getpid())
     ready_read, ready_write = os.pipe()
     try:

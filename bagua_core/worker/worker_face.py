@@ -53,7 +53,7 @@ def put_on(request: dict[str, Any], descriptors: list[int], printed: tuple[bytes
 
 
 def _renew_streams() -> None:
-    """Make sys.stdin, stdout and stderr as the interpreter makes them, from what the descriptors are now.
+    """Makes sys.stdin, stdout and stderr as the interpreter makes them, from what the descriptors are now.
 
     The same text objects stay, because imported modules hold them (logging's handlers do).
     """

@@ -24,12 +24,12 @@ _COLUMNS = 13
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """One member's row. outside: it is in a collective outside a step, not at a boundary. stages: a copy would
-    not touch its own state until it is verified. half: what a copy that failed has left of its state.
-    layout: digest of the layout of its state. joining: it has committed no step since it joined. parts: of the step
-    under way that are final, optimizer steps and exchanges of weights. kept: it has local steps of a round that is not
-    committed. run: of the checkpoints that go with its state; 0 if it knows of none.
-    equal_states: holders have the same parameters; it follows from the algorithm, so it is not sent."""
+    """The row of one member. outside: it is in a collective outside a step, not at a boundary. stages: a copy would not
+    touch its own state until it is verified. half: what a copy that failed has left of its state. layout: digest of the
+    layout of its state. joining: it has committed no step since it joined. parts: of the step under way that are final,
+    optimizer steps and exchanges of weights. kept: it has local steps of a round that is not committed. run: of the
+    checkpoints that go with its state; 0 if it knows of none. equal_states: holders have the same parameters; it
+    follows from the algorithm, so it is not sent."""
 
     name: StateName
     outside: bool

@@ -19,7 +19,7 @@ class Host(Protocol):
     def fingerprint(self) -> Mapping[str, str]: ...
 
     def take_part(self, generation: Generation, plan: HealPlan, infos: list[entry.Info]) -> None:
-        """Heal as planned and become part of `generation`. Raises CollectiveFailed."""
+        """Heals as planned and becomes part of `generation`. Raises CollectiveFailed."""
 
     def stepped_out(self, left: Generation, *, keeps_state: bool, together: bool) -> None:
         """Takes this worker out of `left`, since no generation in force lists it. Unless keeps_state, what it holds is

@@ -142,13 +142,13 @@ class Rendezvous:
         return joined(self._bind_host, self._server.port)
 
     def publish(self, values: Mapping[str, bytes]) -> None:
-        """Put values into this worker's own meeting store, where any member or later worker can read them."""
+        """Puts values into this worker's own meeting store, where any member or later worker can read them."""
         self._server.publish({key.encode(): value for key, value in values.items()})
 
     def start(
         self, generation: Generation, members: tuple[int, ...] | None = None, suffix: str = ALL
     ) -> Building:
-        """Begin to build among `members` (global ranks, ascending; default all). Wakes `changed` when done."""
+        """Begins to build among `members` (global ranks, ascending; default all). Wakes `changed` when done."""
         building = Building(generation, suffix, members or tuple(range(generation.world_size)))
         threading.Thread(
             target=self._build, args=(building,), name=f"bagua-build-{generation.number}", daemon=True

@@ -44,7 +44,7 @@ class SessionError(InfrastructureLost, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Everything the agent has said so far, the newest of each kind.
+    """Holds everything the agent has said so far, the newest of each kind.
 
     leave_by_s: monotonic time by which a worker that leaves has to be done; infinite if the agent set no limit.
     interrupted: the node leaves because of a SIGINT.
@@ -65,7 +65,8 @@ class News:
 
 
 class Session:
-    """One session per worker process. All methods are safe from any thread."""
+    """The session of a worker process with its agent. There is one per process. All methods are safe from any
+    thread."""
 
     def __init__(self, socket_path: str, worker_id: str, changed: threading.Condition) -> None:
         self._changed = changed
@@ -101,7 +102,7 @@ class Session:
         return self._news
 
     def on_news(self, listener: Callable[[News], None]) -> None:
-        """Call `listener` from the session's thread at every message, before waiters wake."""
+        """Calls `listener` from the session's thread at every message, before waiters wake."""
         self._listeners.append(listener)
 
     def _read(self) -> None:

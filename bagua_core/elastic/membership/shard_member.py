@@ -103,7 +103,7 @@ class ShardMember(MemberWaits):
     def _end(
         self, news: News, number: int, reason: str, last: membership_pb2.LastCheckpoint | None
     ) -> NoReturn:
-        """Leave the job."""
+        """Leaves the job."""
 
     def agree(self, own: Outcome) -> Outcome:
         """Returns the worst of the replica's shards' outcomes; without replicas, `own`."""
@@ -211,7 +211,7 @@ class ShardMember(MemberWaits):
 
     @abstractmethod
     def break_generation(self, error: Exception) -> None:
-        """Give up the generation in force, and report why."""
+        """Gives up the generation in force, and reports why."""
 
     def _await_end(self) -> None:
         """Waits until the agent ends this process, for a bounded time; not longer than the job lasts."""

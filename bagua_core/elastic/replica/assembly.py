@@ -46,7 +46,7 @@ class Session(Protocol):
         stage: Stage = Stage.LOOP,
         gathering: int = 0,
     ) -> None:
-        """Report this worker's stage."""
+        """Reports this worker's stage."""
 
 
 MEETING_TIMEOUT_S = 60.0

@@ -147,7 +147,7 @@ def shared_store(meeting: Store, shard_rank: int, bind_host: str, first_host: st
 
 
 def _bind_gloo_to(host: str) -> None:
-    """Have torch's Gloo listen on the interface of `host`, by its environment variable, unless the variable is set.
+    """Makes torch's Gloo listen on the interface of `host`, by its environment variable, unless the variable is set.
 
     Otherwise Gloo resolves the host's name. The variable stays set, since the script may make further groups."""
     name = None if _INTERFACE in os.environ else interface_of(host)

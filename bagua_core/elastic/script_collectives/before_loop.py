@@ -43,7 +43,8 @@ _RECIPE = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One collective of the first workers. result: None if it can't be given to a late worker; then why says why."""
+    """The result of one collective of the first workers. result: None if it can't be given to a late worker; then why
+    says why."""
 
     asked: str
     result: torch.Tensor | None

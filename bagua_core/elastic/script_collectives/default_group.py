@@ -53,7 +53,7 @@ def forbid_default_group() -> None:
 
 
 def explain_missing_group(error: BaseException) -> None:
-    """Add a note to torch's own error, whose advice is to call torch's init_process_group."""
+    """Adds a note to torch's own error, whose advice is to call torch's init_process_group."""
     if isinstance(error, (ValueError, RuntimeError)) and _NO_GROUP in str(error) and not is_made():
         error.add_note(
             "bagua: an elastic job has no process group of torch.distributed, which could not follow its membership. "

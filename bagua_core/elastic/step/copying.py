@@ -97,7 +97,7 @@ class Copying:
         return self._stages
 
     def enter(self, communicator: Communicator, plan: HealPlan) -> None:
-        """Copy at once as planned, and begin to receive the copy beside the first step. Raises CollectiveFailed.
+        """Copies at once as planned, and begins to receive the copy beside the first step. Raises CollectiveFailed.
 
         The shards of a replica swap their copies in together or not at all: with one of two, the replica would count by
         its older shard as a holder of a state that the newer one has no more.
@@ -240,7 +240,7 @@ class Copying:
         return self._transfer is not None
 
     def swap_in(self) -> None:
-        """Wait for the copy that this worker receives and make it its state. Raises CollectiveFailed."""
+        """Waits for the copy that this worker receives and makes it its state. Raises CollectiveFailed."""
         self._swap_in(self._received())
 
     def _received(self) -> Any:
@@ -263,7 +263,7 @@ class Copying:
             self.sent()
 
     def sent(self) -> None:
-        """Wait until copies that others receive no longer read the live state. Raises CollectiveFailed."""
+        """Waits until copies that others receive no longer read the live state. Raises CollectiveFailed."""
         transfer = self._transfer
         if transfer is None:
             return

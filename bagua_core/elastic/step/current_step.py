@@ -394,7 +394,7 @@ class CurrentStep:
                 self.state.exchange_committed(self.generation_number)
 
     def _end_reading(self) -> None:
-        """Wait until copies of the state that are being sent to others no longer read the parameters."""
+        """Waits until copies of the state that are being sent to others no longer read the parameters."""
         if self.copying is None or self.global_rank in self.newcomers:
             return
         try:

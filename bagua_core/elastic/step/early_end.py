@@ -29,7 +29,7 @@ class EarlyEnd:
         return self._with_signal(generation, lambda signal: signal.is_given(step)) or False
 
     def end(self, generation: Generation, step: int) -> None:
-        """End the round of this step on all members."""
+        """Ends the round of this step on all members."""
         self._with_signal(generation, lambda signal: signal.give(step))
 
     def close(self) -> None:

@@ -401,9 +401,9 @@ class Engine(Places):
     # -- the end
 
     def finish(self) -> bool:
-        """Commit the step under way, then wait until every member has committed it too.
+        """Commits the step under way, then waits until every member has committed it too.
 
-        False: meanwhile the job went elsewhere with this worker (it was left out and joined again): the
+        Returns False if meanwhile the job went elsewhere with this worker (it was left out and joined again): the
         source's position says where, and there is more to do.
         """
         self.state.guard.check()
@@ -452,7 +452,7 @@ class Engine(Places):
         return True
 
     def end_training(self) -> None:
-        """Commit the step under way and end the training; in a job, once all members have. The session with the agent
+        """Commits the step under way and ends the training; in a job, once all members have. The session with the agent
         stays until the process ends: by it the agent knows that the worker lives."""
         member = self.member
         if member is None or (member.generation is not None and not self._is_gathered):

@@ -57,7 +57,7 @@ def is_launched() -> bool:
 
 
 def at_end_of_training(action: Callable[[], object]) -> None:
-    """Have `action` called when the present training, or else the next one, is ended by end_training()."""
+    """Has `action` called when the present training, or else the next one, is ended by end_training()."""
     if action not in _at_end:
         _at_end.append(action)
 
@@ -95,8 +95,8 @@ def script_failed(error: BaseException) -> None:
 
 
 def shutdown(exit_code: int) -> bool:
-    """End this process's part in the job. exit_code: what the script ended with. Raises SystemExit or KeyboardInterrupt
-    if the worker leaves the job meanwhile; a second call then closes what is open.
+    """Ends this process's part in the job. exit_code: what the script ended with. Raises SystemExit or
+    KeyboardInterrupt if the worker leaves the job meanwhile; a second call then closes what is open.
 
     Returns whether the process must end by os._exit: threads of abandoned communicators can't be joined.
     """

@@ -64,7 +64,7 @@ class InvalidTransition(InternalError, RuntimeError):
 
 
 class StepStates:
-    """The state of the step under way."""
+    """Holds the state of the step under way."""
 
     def __init__(self) -> None:
         self.phase = Phase.BETWEEN
@@ -75,7 +75,7 @@ class StepStates:
         return self.phase in IN_STEP
 
     def take(self, event: Event, detail: str = "") -> None:
-        """Go on by `event`. Raises InvalidTransition, with the recent history."""
+        """Goes on by `event`. Raises InvalidTransition, with the recent history."""
         after = TRANSITIONS.get((self.phase, event))
         if after is None:
             raise InvalidTransition(

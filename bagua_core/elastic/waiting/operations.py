@@ -28,7 +28,7 @@ class OperationLog:
 
     @property
     def next_index(self) -> int:
-        """Index of the next collective that the script will ask for."""
+        """The index of the next collective that the script will ask for."""
         return self._next
 
     def recorded(self, index: int) -> torch.Tensor | None:
@@ -48,7 +48,7 @@ class OperationLog:
         return list(self._results)
 
     def replace(self, results: list[torch.Tensor], *, same_step: bool) -> None:
-        """Take over another rank's log. The script's place in it stays if it counts from the same step."""
+        """Takes over another rank's log. The script's place in it stays if it counts from the same step."""
         self._results = list(results)
         if not same_step:
             self._next = 0
