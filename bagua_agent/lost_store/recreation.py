@@ -43,8 +43,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class PutAgain:
-    """A transaction that writes lost keys again. before: what it points to, written first; no other agent's at any
-    time."""
+    """A transaction that writes lost keys again. before: what it points to, written first; these keys never hold
+    another agent's values."""
 
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...]

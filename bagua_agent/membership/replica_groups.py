@@ -74,7 +74,7 @@ def lists_whole_replicas(record: Generation, size: int) -> bool:
 
 
 def present_as_whole(raw: Mapping[str, MemberView], known: Groups) -> dict[str, MemberView]:
-    """Returns those of `raw`, workers that are there, whose replicas are there as a whole, with their replicas."""
+    """Returns the workers whose replicas are there as a whole, with their replicas. raw: the workers that are there."""
     return {
         worker_id: replace(member, replica=group)
         for worker_id, member in raw.items()

@@ -71,8 +71,9 @@ def ended_early(view: JobView, standing: Standing, now_s: float, policy: Policy)
     """Decides what follows if members ended with exit code 0 and another one can't go on without them; None if that is
     not so.
 
-    Not of a newcomer: the others never needed it. Where all members end, some end first: hence the wait. Not while the
-    node of a member is gone: that explains why others can't go on, and is dealt with as any loss.
+    The end of a newcomer does not count: the others never needed it. Where all members end, some end first, so it waits
+    before it decides. It returns None while the node of a member is gone: that explains why others can't go on, and is
+    handled as any loss.
     """
     record = view.record(standing.in_force)
     if record is None or any(_is_gone(view, m) for m in record.members):

@@ -198,7 +198,8 @@ def _after_failure(
     now_s: float,
     policy: Policy,
 ) -> Decision:
-    """Decides what follows a failure while all agents live. A worker is then the cause: the first one by cause."""
+    """Decides what follows a failure while all agents live. A worker is then the cause: the failure that root_cause.py
+    ranks first."""
     until_s = min(a.run_since_s for a in failed) + policy.blame_window_s
     over = {a.agent_id for a in inside if _run(a, record) is Run.FINISHED} | view.failures.keys()
     undecided = any(m.worker_id not in over and m.agent_id not in over for m in record.members)
