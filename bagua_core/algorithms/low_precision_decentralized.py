@@ -1,5 +1,6 @@
-"""Decentralized averaging in a ring with one byte a weight: what travels is how far a model has moved from what its
-neighbours know of it.
+"""Implements decentralized averaging in a ring with one byte a weight.
+
+The messages say how far a model has moved from what its neighbours know of it.
 
 Each party keeps W, its public copy, and L and R, those of its neighbours; all copies of one W have the same bits. Once
 a step: t = x + L/3 + R/3 - 5W/3 and C = Q(t); both neighbours get C; L, R and W each grow by what C says of

@@ -1,4 +1,4 @@
-"""The sum of the workers' momentum over a bucket, compressed with error feedback: what QAdam does with gradients.
+"""Sums the workers' momentum over a bucket, compressed with error feedback: what QAdam does with gradients.
 
 After the warm-up each rank has a momentum of its own, of its part g of the mean gradient, in units of the step that
 Adam would take, d = sqrt(exp_avg_sq) + eps. One compressor then serves layers of any scale, and what it loses is a part

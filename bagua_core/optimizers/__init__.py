@@ -1,1 +1,1 @@
-"""The gate at optimizer.step(): closures, and checks of what the script does."""
+"""Provides the gate at optimizer.step(): closures, and checks of what the script does."""

@@ -44,10 +44,10 @@ class Operation(ABC):
         """Acts on the gradients in the bucket. Raises CollectiveFailed."""
 
     def reduced(self) -> None:  # noqa: B027 (most remember nothing)
-        """The step is final."""
+        """Takes over what the step changed; called when it is final."""
 
     def failed(self) -> None:  # noqa: B027
-        """The step did not happen."""
+        """Drops what the step changed; called when it did not happen."""
 
 
 class PythonOp(Operation):
