@@ -18,7 +18,7 @@ Placed = Callable[[Any], Any]
 
 
 class SharedBatches:
-    """A batch sampler of this worker's part of each batch that the workers have together.
+    """A batch sampler that yields this worker's part of each batch that the workers have together.
 
     The parts of a batch, by rank, are in the order of the samples, so a gather of each batch returns that order. All
     workers have equally many batches, as synchronised metrics need (with batch_size=1 some may have one less), and
@@ -46,7 +46,8 @@ class SharedBatches:
                 yield batch
 
     def _order(self) -> list[Any]:
-        """The same on all workers, whose random generators may be in different states, and in each evaluation."""
+        """Returns the order of the samples, the same in each evaluation and on all workers, whose random generators may
+        be in different states."""
         with random_sources_kept(), _kept(getattr(self._samples, "generator", None)) as own:
             seed_random_sources(0)
             if own is not None:
@@ -58,7 +59,7 @@ class SharedBatches:
 
 @contextmanager
 def _kept(generator: object) -> Iterator[torch.Generator | None]:
-    """What is drawn within leaves no trace in the generator, if it is one of torch's."""
+    """Restores the generator's state at its end, if the generator is one of torch's. Yields None if it is not."""
     if not isinstance(generator, torch.Generator):
         yield None
         return
@@ -82,7 +83,7 @@ class EvaluationBatches:
 
 
 class UndividedBatches(EvaluationBatches):
-    """A DataLoader with all that it has, of which only the batches are placed."""
+    """A DataLoader with all of its attributes, of which only the batches are placed."""
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -94,7 +95,7 @@ class UndividedBatches(EvaluationBatches):
 
 
 def shared(dataloader: object, place: Place, placed: Placed | None = None) -> object:
-    """The loader over this worker's share. A loader that can't be divided has all of its samples on each worker.
+    """Returns the loader over this worker's share. A loader that can't be divided has all its samples on each worker.
 
     placed(batch): what the script gets for a batch. None for the batch itself; a loader that can't be divided is then
     returned as it is.

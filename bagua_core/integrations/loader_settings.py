@@ -14,12 +14,15 @@ from bagua_core.errors import UserError
 
 
 class UnsupportedInElasticJob(UserError, ValueError):
-    """A setting of the script that does not go with workers that join and leave. The text names the alternative."""
+    """A setting of the script does not go with workers that join and leave. The text names the alternative."""
 
 
 def algorithm_of_steps(algorithm: str | Algorithm) -> Algorithm:
-    """The algorithm by its name. Raises UnsupportedInElasticJob where workers take different numbers of local steps,
-    for trainers count steps by the job's position, and in a deterministic job, whose shards they do not know."""
+    """Returns the algorithm by its name.
+
+    Raises UnsupportedInElasticJob where workers take different numbers of local steps, for trainers count steps by the
+    job's position, and in a deterministic job, whose shards they do not know.
+    """
     if WorkerEnvironment.is_present(os.environ) and WorkerEnvironment.decode(os.environ).virtual_shards:
         raise UnsupportedInElasticJob(
             "--deterministic needs a loop over bagua.ElasticDataLoader, whose batches are virtual shards; "
@@ -34,7 +37,7 @@ def algorithm_of_steps(algorithm: str | Algorithm) -> Algorithm:
 
 
 def reading_settings(dataloader: DataLoader[Any]) -> dict[str, Any]:
-    """How the script's loader reads samples, as arguments of the one that takes its place."""
+    """Returns how the script's loader reads samples, as arguments of the loader that takes its place."""
     return {
         "num_workers": dataloader.num_workers,
         "collate_fn": dataloader.collate_fn,
@@ -47,7 +50,7 @@ def reading_settings(dataloader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def order_of(dataloader: DataLoader[Any], who: str) -> dict[str, Any]:
-    """The order of the samples, as arguments of ElasticDataLoader, which checks a sampler of the script itself.
+    """Returns the order of the samples, as arguments of ElasticDataLoader, which checks a sampler of the script itself.
 
     who: the integration, as the error names it. A stream has its own order.
     Raises UnsupportedInElasticJob.

@@ -19,7 +19,7 @@ from bagua_core.elastic.state import state_codec
 
 
 def mean(tensor: torch.Tensor, *, is_filler: bool = False) -> torch.Tensor:
-    """The mean over the workers with a value; 0 if none has one."""
+    """Returns the mean over the workers with a value; 0 if none has one."""
     values = tensor if tensor.is_floating_point() else tensor.float()
     counted = torch.cat([values.flatten(), values.new_ones(1)])
     summed = bagua.allreduce(torch.zeros_like(counted) if is_filler else counted)
@@ -27,8 +27,8 @@ def mean(tensor: torch.Tensor, *, is_filler: bool = False) -> torch.Tensor:
 
 
 def gather_unequal(tensor: torch.Tensor, *, is_filler: bool = False) -> list[torch.Tensor]:
-    """The tensors of workers with a value, by rank. Their shapes may differ in size, not in the number of dimensions,
-    and empty ones are left out. If there are fillers only, all of them: a script may expect a value."""
+    """Returns the tensors of workers with a value, by rank. Their shapes may differ in size, not in the number of
+    dimensions, and empty ones are left out. If there are fillers only, all of them: a script may expect a value."""
     flat = tensor.reshape(1) if tensor.dim() == 0 else tensor
     shapes, rows = _shapes_and_rows(flat, is_filler)
     # a worker was lost between the two: all that are left see it, and do both again
@@ -46,8 +46,9 @@ def gather_unequal(tensor: torch.Tensor, *, is_filler: bool = False) -> list[tor
 
 
 def gather_objects(objects: Sequence[Any], *, is_filler: bool = False) -> list[Any]:
-    """The objects of workers with a value, by rank, as copies; tensors among them on the CPU. Numbers of objects may
-    differ. If there are fillers only, those of all of them. See bagua.broadcast_object for what an object may be.
+    """Returns the objects of workers with a value, by rank, as copies; tensors among them on the CPU. Numbers of
+    objects may differ. If there are fillers only, those of all of them. bagua.broadcast_object says what an object may
+    be.
 
     Raises CannotTravel, before any peer is asked.
     """
@@ -59,12 +60,12 @@ def gather_objects(objects: Sequence[Any], *, is_filler: bool = False) -> list[A
 
 
 def _sizes(sizes: list[int]) -> list[int]:
-    """The shape, whose sizes travel inverted if the values are of fillers."""
+    """Returns the shape, whose sizes travel inverted if the values are of fillers."""
     return [~size if size < 0 else size for size in sizes]
 
 
 def _shapes_and_rows(flat: torch.Tensor, is_filler: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every worker's shape as it travels, and its values padded to the longest."""
+    """Gathers every worker's shape, as it travels, and its values, padded to the longest."""
     own = torch.tensor(flat.shape, dtype=torch.int64, device="cpu")
     shapes = bagua.allgather(~own if is_filler else own)
     padded = flat.new_zeros(max(math.prod(_sizes(sizes)) for sizes in shapes.tolist()))

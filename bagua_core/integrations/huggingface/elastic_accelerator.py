@@ -97,7 +97,7 @@ class ElasticAccelerator(Accelerator):
         return self.process_index == self.num_processes - 1
 
     def _follow_ranks(self) -> None:
-        """accelerate's loggers, print() and save() decide by its shared state."""
+        """Puts the ranks into accelerate's shared state, by which its loggers, print() and save() decide."""
         engine = runtime.engine()
         # Before its first step a joiner has rank 0 of the collectives between steps, which it is alone in.
         rank = engine.plan.global_rank if engine.joining else self.process_index
@@ -108,8 +108,9 @@ class ElasticAccelerator(Accelerator):
     # -- what is prepared
 
     def prepare(self, *objects: Any, device_placement: list[bool] | None = None) -> Any:
-        """As Accelerator.prepare. The first DataLoader of all calls is the train loader, the others are divided for an
-        evaluation. A model comes with the optimizers of its parameters in one call.
+        """Prepares the objects, as Accelerator.prepare does, and returns them in order. The first DataLoader of all
+        calls is the train loader, the others are divided for an evaluation. A model comes with the optimizers of its
+        parameters in one call.
 
         Raises UnsupportedInElasticJob.
         """
@@ -159,7 +160,7 @@ class ElasticAccelerator(Accelerator):
 
     @property
     def _has_fillers_values(self) -> bool:
-        """Whether what the script computes here is of fillers. In a loop body behind an evaluation it is of that."""
+        """Whether the script computes values of fillers here. Behind an evaluation in a loop body they are its own."""
         engine = runtime.engine()
         return engine.has_fillers and engine.micro_batch is not self._evaluated_in
 
@@ -192,13 +193,13 @@ class ElasticAccelerator(Accelerator):
         return bagua.DistributedDataParallel(model, own, self._algorithm, **self._wrapping())
 
     def _wrapping(self) -> dict[str, Any]:
-        """How models are wrapped, as arguments of DistributedDataParallel."""
+        """Returns how models are wrapped, as arguments of DistributedDataParallel."""
         return {}
 
     # -- steps
 
     def _do_sync(self) -> None:
-        """Whether the optimizer steps on this batch follows from the job's place and not from a counter of this
+        """Decides whether the optimizer steps on this batch, from the job's place and not from a counter of this
         process: a joiner and a repeated step decide as the others do."""
         if self._train_loader is None:
             raise UnsupportedInElasticJob("ElasticAccelerator.accumulate() needs a train loader: prepare it")
@@ -216,8 +217,8 @@ class ElasticAccelerator(Accelerator):
     # -- collectives
 
     def gather(self, tensor: Any) -> Any:
-        """Every worker's tensors, joined in their first dimension, whose sizes may differ. Those computed from fillers
-        are left out.
+        """Returns every worker's tensors, joined in their first dimension, whose sizes may differ. Those computed from
+        fillers are left out.
 
         Raises UnsupportedInElasticJob where other sizes differ, and for anything but tensors.
         """
@@ -226,8 +227,8 @@ class ElasticAccelerator(Accelerator):
         return found
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As gather, and of a list of objects the list of all workers' objects, by rank. Evaluation loaders give every
-        sample once, so there is nothing to cut off.
+        """Gathers tensors as `gather` does, and lists of objects to the list of all workers' objects, by rank.
+        Evaluation loaders give every sample once, so there is nothing to cut off.
 
         use_gather_object: gather tensors in a list as objects too, in whatever shapes.
         Raises UnsupportedInElasticJob for objects that are in no list, CannotTravel (bagua.broadcast_object says what
@@ -250,7 +251,7 @@ class ElasticAccelerator(Accelerator):
     def pad_across_processes(
         self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False
     ) -> Any:
-        """Every worker's tensors get one size in `dim`: the largest."""
+        """Pads every worker's tensors to one size in `dim`: the largest."""
         found = _applied(
             "pad_across_processes", lambda t: _padded_to_largest(t, dim, pad_index, pad_first), tensor
         )
@@ -258,8 +259,8 @@ class ElasticAccelerator(Accelerator):
         return found
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """A mean is of the workers that have the job's state and samples of the step. scale: used on TPUs only, as in
-        accelerate."""
+        """Reduces the workers' tensors to their sum or mean; the mean is of workers that have the job's state and
+        samples of the step. scale: used on TPUs only, as in accelerate."""
         if reduction not in ("sum", "mean"):
             raise UnsupportedInElasticJob(
                 f"ElasticAccelerator.reduce(): reduction={reduction!r} is no sum or mean"
@@ -280,7 +281,7 @@ for _name in METHODS:
 
 
 def _applied(method: str, function: Callable[[torch.Tensor], torch.Tensor], data: Any) -> Any:
-    """`data` with the function's result in the place of each tensor. Raises UnsupportedInElasticJob."""
+    """Returns `data` with the function's result in the place of each tensor. Raises UnsupportedInElasticJob."""
     for leaf in _leaves(data):
         if not is_torch_tensor(leaf):  # to return it as it is would give each worker its own
             raise UnsupportedInElasticJob(
@@ -291,7 +292,7 @@ def _applied(method: str, function: Callable[[torch.Tensor], torch.Tensor], data
 
 
 def _leaves(data: Any) -> Iterator[Any]:
-    """What recursively_apply finds in `data`."""
+    """Yields the objects that recursively_apply finds in `data`."""
     if isinstance(data, (list, tuple)):
         for item in data:
             yield from _leaves(item)
@@ -303,7 +304,7 @@ def _leaves(data: Any) -> Iterator[Any]:
 
 
 def _gathered_rows(tensor: torch.Tensor, is_filler: bool) -> torch.Tensor:
-    """Every worker's rows. All workers raise the same error, for it follows from what was gathered."""
+    """Returns every worker's rows. All workers raise the same error, for it follows from the gathered shapes."""
     parts = gather_unequal(tensor.reshape(1) if tensor.dim() == 0 else tensor, is_filler=is_filler)
     if len({part.shape[1:] for part in parts}) > 1:
         shapes = ", ".join(str(list(part.shape)) for part in parts)
@@ -329,7 +330,7 @@ def _padded_to_largest(tensor: torch.Tensor, dim: int, pad_index: int, pad_first
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """The launcher's ranks are hidden: accelerate would make torch's default process group of them."""
+    """Hides the launcher's ranks: accelerate would make torch's default process group of them."""
     kept = {name: os.environ.pop(name) for name in _PLACE if name in os.environ}
     try:
         yield

@@ -85,7 +85,7 @@ class ElasticTrainer(TrainingLoop):
         return (None if loss is None else _of_samples(loss, inputs)), logits, labels
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """The main worker saves. If it is lost meanwhile, the next one does."""
+        """Has the main worker save. If it is lost meanwhile, the next one does."""
         while True:
             saves = bool(self.args.should_save)
             super()._save_checkpoint(model, trial)
@@ -96,7 +96,7 @@ class ElasticTrainer(TrainingLoop):
         self.state.best_model_checkpoint = bagua.broadcast_object(self.state.best_model_checkpoint)
 
     def _load_best_model(self) -> None:
-        """Raises UnsupportedInElasticJob."""
+        """Loads the best checkpoint. Raises UnsupportedInElasticJob if this worker can't see it."""
         if not os.path.isdir(self.state.best_model_checkpoint):
             raise UnsupportedInElasticJob(
                 f"ElasticTrainer: load_best_model_at_end can't find {self.state.best_model_checkpoint}, which the main "
@@ -110,7 +110,7 @@ class ElasticTrainer(TrainingLoop):
 
 
 class _BatchLoss(torch.Tensor):
-    """The mean loss of a batch, which the trainer repeats to weigh it: once for each sample that was there."""
+    """The mean loss of a batch, which the trainer repeats to weigh it: once for each sample of the batch."""
 
     samples: int
 

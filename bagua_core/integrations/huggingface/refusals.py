@@ -25,13 +25,13 @@ _PRECISIONS = ("no", "bf16")
 
 
 def check_arguments(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """Raises UnsupportedInElasticJob."""
+    """Checks the arguments of Accelerator and its environment. Raises UnsupportedInElasticJob."""
     for text in _reasons(arguments, environment):
         raise UnsupportedInElasticJob(f"ElasticAccelerator: {text}")
 
 
 def check_precision(name: str) -> None:
-    """Raises UnsupportedInElasticJob."""
+    """Checks the name of the mixed precision. Raises UnsupportedInElasticJob."""
     if name not in _PRECISIONS:
         raise UnsupportedInElasticJob(
             f"ElasticAccelerator: mixed_precision={name!r} is none of {', '.join(_PRECISIONS)}"
@@ -39,7 +39,7 @@ def check_precision(name: str) -> None:
 
 
 def _reasons(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """What does not go with an elastic job; none if all does."""
+    """Returns a text for each setting that does not go with an elastic job; none if all do."""
     reasons = [
         f"{name} does not go with workers that join and leave; bagua-launch runs such a script with accelerate's "
         "own Accelerator, and starts it again after a change"
@@ -58,7 +58,7 @@ def _reasons(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> li
 
 
 def refused(name: str) -> Callable[..., Any]:
-    """A method that raises UnsupportedInElasticJob."""
+    """Returns a method that raises UnsupportedInElasticJob."""
 
     def refuse(self: Any, *arguments: Any, **keywords: Any) -> Any:
         raise UnsupportedInElasticJob(

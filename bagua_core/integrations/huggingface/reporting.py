@@ -17,19 +17,19 @@ _PACKAGE = "transformers.integrations"
 
 
 def reports(callback: object) -> bool:
-    """Whether it is transformers' callback for a tracker, or derived from one."""
+    """Tells whether `callback` is transformers' callback for a tracker, or derived from one."""
     return any(kind.__module__.startswith(_PACKAGE) for kind in type(callback).__mro__)
 
 
 def share_folders(callbacks: Iterable[object]) -> None:
-    """Every worker writes into the folder that the first main worker chose, so that TensorBoard shows one run."""
+    """Gives every worker the folder that the first main worker chose, so that TensorBoard shows one run."""
     for callback in callbacks:
         if isinstance(callback, TensorBoardCallback) and hasattr(callback, "logging_dir"):
             callback.logging_dir = bagua.broadcast_object(callback.logging_dir)
 
 
 def begin_as_main(callback: Any, trainer: Any) -> None:
-    """This worker has become the main one: the callback was set up on a worker that does not report."""
+    """Begins the training anew for a callback of a worker that has become the main one, and did not report before."""
     if hasattr(callback, "_initialized"):
         callback._initialized = False
     callback.on_train_begin(

@@ -1,4 +1,4 @@
-"""The loss of a step of the whole job, from the losses of its micro-batches on this worker.
+"""Computes the loss of a step of the whole job, from the losses of its micro-batches on the workers.
 
 A loss is a mean over the samples of its micro-batch, or a sum that was divided by the items (tokens, most often) of the
 whole batch. The first counts by its samples; the second as it is.
@@ -19,12 +19,12 @@ class StepLoss:
         self._flops = 0.0
 
     def begin(self, *, is_over_items: bool) -> None:
-        """A step begins. is_over_items: its losses were divided by the items of the whole batch."""
+        """Begins a step. is_over_items: its losses were divided by the items of the whole batch."""
         self._is_over_items = is_over_items
         self._sums = None
 
     def note_flops(self, flops: float) -> None:
-        """Of the micro-batch whose backward comes next."""
+        """Notes the floating-point operations of the micro-batch whose backward comes next."""
         self._flops = flops
 
     def before_backward(self, loss: torch.Tensor) -> torch.Tensor:
@@ -44,7 +44,7 @@ class StepLoss:
 
     @property
     def loss(self) -> torch.Tensor:
-        """The job's, once the step's last micro-batch has been through its backward; and so are the flops."""
+        """The job's loss, once the step's last micro-batch has been through its backward; and so are the flops."""
         assert self._sums is not None
         return self._sums[0]
 

@@ -13,7 +13,7 @@ from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, ord
 
 
 class TrainLoader(ElasticDataLoader):
-    """As ElasticDataLoader.
+    """An ElasticDataLoader whose batches are placed, and whose epochs come from `epochs` alone.
 
     placed(batch): what the script gets for a batch. ranks_changed(): called after each boundary.
     """
@@ -44,7 +44,8 @@ class TrainLoader(ElasticDataLoader):
             yield self._placed(batch)
 
     def _read(self, key: BatchKey) -> Any:
-        """A step's micro-batches are read together, before it begins: a mean over tokens counts those of all."""
+        """Returns the micro-batch `key`. A step's micro-batches are read together, before it begins: a mean over tokens
+        counts those of all."""
         if key.micro == 0:
             count = self._division.micro_batches(key.epoch, key.batch, key.active_count)
             keys = [key._replace(micro=micro) for micro in range(count)]
@@ -66,7 +67,9 @@ def train_loader(
     ranks_changed: Callable[[], None],
     max_local_batch_size: int | None = None,
 ) -> TrainLoader:
-    """global_batch_size: None for the loader's batch size. The others: see TrainLoader and ElasticDataLoader.
+    """Returns the elastic loader that takes the place of the script's.
+
+    global_batch_size: None for the loader's batch size. The others: see TrainLoader and ElasticDataLoader.
 
     Raises UnsupportedInElasticJob.
     """

@@ -19,7 +19,9 @@ from bagua_core.integrations.huggingface.train_loader import TrainLoader
 
 
 class TrainerAccelerator(ElasticAccelerator):
-    """loss: sees each loss before its backward. max_local_batch_size: see ElasticDataLoader.
+    """An ElasticAccelerator for transformers' Trainer.
+
+    loss: sees each loss before its backward. max_local_batch_size: see ElasticDataLoader.
 
     Collectives are the job's from `begin` to `end`, when all workers are in the training loop. Outside of it each
     worker evaluates by itself, as one process does.
@@ -35,7 +37,7 @@ class TrainerAccelerator(ElasticAccelerator):
         super().__init__(*arguments, **keywords)
 
     def begin(self, ranks_changed: Callable[[], None]) -> None:
-        """ranks_changed(): called whenever ranks may be others."""
+        """Makes collectives the job's. ranks_changed(): called whenever ranks may be others."""
         self._is_together = True
         self._ranks_changed = ranks_changed
 
@@ -44,7 +46,7 @@ class TrainerAccelerator(ElasticAccelerator):
 
     @property
     def num_processes(self) -> int:
-        """1: the trainer multiplies losses by it, to undo an average over processes."""
+        """The number 1, for the trainer multiplies losses by it, to undo an average over processes."""
         return 1
 
     def _follow_ranks(self) -> None:
@@ -55,7 +57,7 @@ class TrainerAccelerator(ElasticAccelerator):
 
     @contextmanager
     def making_train_loader(self) -> Iterator[None]:
-        """The DataLoader that is prepared in here is the train loader; all others are for evaluation."""
+        """Marks the DataLoader that is prepared within as the train loader; all others are for evaluation."""
         self._makes_train_loader = True
         try:
             yield
@@ -71,8 +73,8 @@ class TrainerAccelerator(ElasticAccelerator):
         return self._as_train_loader(loader, self._placed, self._max_local_batch_size)
 
     def _place(self) -> tuple[int, int]:
-        """Where this worker is in a list that all have alike. Ranks are not: after a loss in a collective the workers
-        that had finished it learn of the loss later than the others."""
+        """Returns this worker's place in a list that is the same on all workers, and its length. Ranks are not: after a
+        loss in a collective the workers that had finished it learn of the loss later than the others."""
         if not self._is_together:
             return 0, 1
         numbers = (

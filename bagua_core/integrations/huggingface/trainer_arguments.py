@@ -18,12 +18,15 @@ from bagua_core.integrations.huggingface.elastic_accelerator import single_proce
 
 @dataclass
 class ElasticTrainingArguments(TrainingArguments):
-    """As TrainingArguments. `per_device_train_batch_size` is the most samples that a worker takes at once;
-    a batch of the job has that many times `gradient_accumulation_steps`, with any number of workers."""
+    """TrainingArguments for a worker of an elastic job.
+
+    `per_device_train_batch_size` is the most samples that a worker takes at once; a batch of the job has that many
+    times `gradient_accumulation_steps`, with any number of workers.
+    """
 
     @cached_property
     def _setup_devices(self) -> torch.device:
-        """As one process with one device, on a worker's own device and with a worker's rank."""
+        """The worker's own device: set up as for one process with one device, with the worker's rank."""
         bagua.init_process_group()
         with single_process():
             device: torch.device = super()._setup_devices

@@ -20,13 +20,13 @@ _RESTARTS = "bagua-launch runs the script with transformers' own Trainer, and st
 
 
 def check_trainer(trainer: Any) -> None:
-    """Before the trainer makes its accelerator. Raises UnsupportedInElasticJob."""
+    """Checks the trainer, before it makes its accelerator. Raises UnsupportedInElasticJob."""
     for text in _reasons(trainer, trainer.args):
         raise UnsupportedInElasticJob(f"ElasticTrainer: {text}")
 
 
 def check_training(trainer: Any, trial: object, has_trained: bool) -> None:
-    """Before the trainer trains. Raises UnsupportedInElasticJob."""
+    """Checks the trainer, before it trains. Raises UnsupportedInElasticJob."""
     text = None
     if has_trained:
         text = "this process has trained; call bagua_core.shutdown() before it trains again"
@@ -39,7 +39,10 @@ def check_training(trainer: Any, trial: object, has_trained: bool) -> None:
 
 
 def check_resumption(loader: TrainLoader) -> None:
-    """Before the trainer goes on within the data, from a checkpoint of its own. Raises UnsupportedInElasticJob."""
+    """Checks that the trainer can continue within the data, from a checkpoint of its own.
+
+    Raises UnsupportedInElasticJob.
+    """
     if not has_length(loader):
         raise UnsupportedInElasticJob(
             "ElasticTrainer: resume_from_checkpoint: a checkpoint of the trainer does not say in which epoch of "
@@ -49,7 +52,7 @@ def check_resumption(loader: TrainLoader) -> None:
 
 
 def _reasons(trainer: Any, args: Any) -> list[str]:
-    """What does not go with an elastic job, most general first; none if all does."""
+    """Returns a text for each setting that does not go with an elastic job, most general first; none if all do."""
     if not all(hasattr(trainer, part) for part in _PARTS):
         return [f"transformers {transformers.__version__} is too old; install {OLDEST} or later"]
     if not isinstance(args, ElasticTrainingArguments):
@@ -95,5 +98,5 @@ def _reasons(trainer: Any, args: Any) -> list[str]:
 
 
 def _is_set(args: Any, name: str) -> bool:
-    """fsdp_config is a dictionary of defaults where fsdp is off."""
+    """Tells whether the argument is set; fsdp_config is a dictionary of defaults where fsdp is off."""
     return bool(getattr(args, name, None)) and (name != "fsdp_config" or bool(args.fsdp))

@@ -39,7 +39,7 @@ _STEP_BEHIND_EVALUATIONS = (ReduceLROnPlateau, getattr(optimization, "GreedyLR",
 
 
 class TrainingLoop(Trainer):
-    """The accelerator is a TrainerAccelerator."""
+    """A Trainer that trains in steps of the job. Its accelerator is a TrainerAccelerator."""
 
     control: TrainerControl
     _step_loss: StepLoss
@@ -82,7 +82,8 @@ class TrainingLoop(Trainer):
 
     @contextmanager
     def _one_batch_per_update(self) -> Iterator[None]:
-        """Trainer's methods count batches, of which the loader has one for each optimizer step."""
+        """Sets gradient_accumulation_steps to 1: Trainer's methods count batches, of which the loader has one for each
+        optimizer step."""
         accumulated = self.args.gradient_accumulation_steps
         self.args.gradient_accumulation_steps = 1
         try:
@@ -91,7 +92,7 @@ class TrainingLoop(Trainer):
             self.args.gradient_accumulation_steps = accumulated
 
     def _begin_counting(self, model: torch.nn.Module) -> None:
-        """What Trainer's loop counts, as the job's state."""
+        """Initializes what Trainer's loop counts, and registers it as the job's state."""
         self.current_gradient_accumulation_steps = 1  # micro-batches count by their samples
         self.accelerator.gradient_state._set_sync_gradients(True)
         self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
@@ -120,7 +121,7 @@ class TrainingLoop(Trainer):
             # left out of the job at its end and taken in again: the state that it copied says what is left to do
 
     def _train_epoch(self, model: torch.nn.Module, loader: TrainLoader, epoch: int) -> tuple[Any, Any]:
-        """The rest of the job's epoch. Returns the last gradient norm and learning rate, for the log."""
+        """Trains the rest of the job's epoch. Returns the last gradient norm and learning rate, for the log."""
         norm = rate = items = None
         begins = True
         for inputs in loader:
@@ -146,7 +147,7 @@ class TrainingLoop(Trainer):
         return norm, rate
 
     def _begin_step(self, loader: TrainLoader, epoch: int) -> torch.Tensor | None:
-        """Returns the items of the step's samples, over all workers, if losses are divided by them."""
+        """Begins a step. Returns the items of its samples, over all workers, if losses are divided by them."""
         if runtime.engine().joining:  # by the place, until the state brings what the others have counted
             if has_length(loader):
                 self.state.global_step = epoch * len(loader) + loader.position()["batch"]
@@ -180,14 +181,14 @@ class TrainingLoop(Trainer):
         return norm, rate
 
     def _end_step(self, loader: TrainLoader) -> bool:
-        """Whether the step is committed and to be counted. A failed one is drawn again."""
+        """Ends the step. Returns whether it is committed and to be counted. A failed one is drawn again."""
         counted = self.state.global_step
         has_moved = loader.end_step(confirmed=self._is_followed_by_collectives(loader))
         # A worker that was behind copies the state, which may be of a moment at which the step was counted.
         return has_moved and self.state.global_step == counted
 
     def _is_followed_by_collectives(self, loader: TrainLoader) -> bool:
-        """Whether something may come behind this step that all workers take part in."""
+        """Tells whether collectives of all workers may follow behind this step."""
         if loader.is_at_last_batch or self._has_callback_of_script:
             return True
         state = copy.copy(self.state)
@@ -197,7 +198,7 @@ class TrainingLoop(Trainer):
 
     @property
     def _has_callback_of_script(self) -> bool:
-        """It may ask for an evaluation behind any step."""
+        """Whether the script has a callback of its own for the end of a step: it may request an evaluation there."""
         return any(
             type(callback).on_step_end is not TrainerCallback.on_step_end
             and not type(callback).__module__.startswith("transformers.")
@@ -234,7 +235,7 @@ class TrainingLoop(Trainer):
         return loader
 
     def _ranks_changed(self) -> None:
-        """The main worker may be another one: it logs from now on."""
+        """Updates the trainer after a change of ranks. The main worker may be another one: it logs from now on."""
         was_main = self.state.is_world_process_zero
         # no other worker of a node prints: the one with local rank 0 may be lost
         self.state.is_local_process_zero = self.state.is_world_process_zero = self.is_world_process_zero()

@@ -1,5 +1,5 @@
-"""Lightning's collectives as the job's own: they leave out joiners in their first step and values of fillers, and
-survive a loss between steps. Metrics of torchmetrics are synchronised by them too.
+"""Implements Lightning's collectives by the job's own: they leave out joiners in their first step and values of
+fillers, and survive a loss between steps. Metrics of torchmetrics are synchronised by them too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _OPERATIONS = {
 
 
 def reduce(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
-    """Of the values of workers that have the job's state and samples of the step. operation: a name, or an operation of
-    torch.distributed."""
+    """Reduces the values of workers that have the job's state and samples of the step.
+
+    operation: a name, or an operation of torch.distributed.
+    """
     name = str(getattr(operation, "name", operation)).lower().rsplit(".", 1)[-1]
     if name in ("mean", "avg"):
         return mean(tensor, is_filler=runtime.engine().has_fillers)
@@ -40,14 +42,15 @@ def reduce(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
 
 
 def decided(decision: bool, all_agree: bool, device: torch.device) -> bool:
-    """What all workers decide, or any of them. Decisions are no values of samples: with fillers they count too."""
+    """Returns whether all workers decide so, or any of them. Decisions are no values of samples: a worker with fillers
+    counts too."""
     op = bagua.ReduceOp.MIN if all_agree else bagua.ReduceOp.MAX
     return bool(bagua.allreduce(torch.tensor(int(decision), dtype=torch.int64, device=device), op))
 
 
 def gather_state(metric: Metric, state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """The dist_sync_fn of a metric. Its forward synchronises the state of the step's batch alone, whose samples may be
-    fillers; what it computes from all batches so far counts in any step."""
+    """Gathers a metric's state: its dist_sync_fn. Its forward synchronises the state of the step's batch alone, whose
+    samples may be fillers; what it computes from all batches so far counts in any step."""
     is_of_batch = not metric._should_unsync
     return gather_unequal(state, is_filler=is_of_batch and runtime.engine().has_fillers)
 
@@ -63,7 +66,8 @@ def connect_metrics(module: torch.nn.Module, place: Callable[[], tuple[int, int]
 
 
 class _HasPeers:
-    """Whether other workers are in the evaluation under way. Of a pickled metric, which is in no trainer: none."""
+    """Tells, when called, whether other workers are in the current evaluation. For a pickled metric, which is in no
+    trainer, none are."""
 
     def __init__(self, place: Callable[[], tuple[int, int]] = lambda: (0, 1)) -> None:
         self._place = place

@@ -19,13 +19,13 @@ class BaguaEnvironment(ClusterEnvironment):
         self._has_joined = False
 
     def join(self) -> None:
-        """Have ranks of the job from now on."""
+        """Joins the job; ranks are the job's from now on."""
         bagua.init_process_group()
         self._has_joined = True
         self.ranks_changed()
 
     def ranks_changed(self) -> None:
-        """Lightning keeps the rank that decides whether this worker logs and writes checkpoints in two places."""
+        """Updates the rank by which this worker logs and writes checkpoints, or not; Lightning keeps it in two places."""
         rank_zero_only.rank = fabric_rank_zero_only.rank = self.global_rank()
 
     @property
@@ -57,10 +57,10 @@ class BaguaEnvironment(ClusterEnvironment):
         return int(os.environ.get("GROUP_RANK", "0"))
 
     def set_world_size(self, size: int) -> None:
-        """The job decides."""
+        """Does nothing, for the job decides on its size."""
 
     def set_global_rank(self, rank: int) -> None:
-        """The job decides."""
+        """Does nothing, for the job decides on ranks."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Any number of workers can train a script, whatever `devices` says."""
+        """Accepts all settings: any number of workers can train a script, whatever `devices` says."""

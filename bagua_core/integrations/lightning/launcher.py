@@ -26,7 +26,10 @@ class BaguaLauncher(_Launcher):
         return False
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Does not return. Raises UnsupportedInElasticJob."""
+        """Replaces this process by `bagua-launch`; does not return.
+
+        Raises UnsupportedInElasticJob for several nodes.
+        """
         if self._nodes > 1:
             raise UnsupportedInElasticJob(
                 f"num_nodes={self._nodes}: start the script on each node by bagua-launch --nnodes {self._nodes}"
@@ -37,11 +40,11 @@ class BaguaLauncher(_Launcher):
         os.execv(words[0], words)
 
     def kill(self, signum: Any) -> None:
-        """There is no child: `bagua-launch` takes this process's place, and ends its workers by itself."""
+        """Does nothing: there is no child. `bagua-launch` takes this process's place and ends its workers by itself."""
 
 
 def launch_command(workers: int, argv: list[str], main: Any) -> list[str]:
-    """The command that runs the script `main`, which was started with `argv`, in `workers` processes of this node."""
+    """Returns the command that runs the script `main`, started with `argv`, in `workers` processes of this node."""
     command = [sys.executable, "-m", "bagua_launch", "--standalone", "--nproc-per-node", str(workers)]
     spec = getattr(main, "__spec__", None)
     if spec is not None:

@@ -10,13 +10,13 @@ from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
 
 
 def check_trainer(trainer: Any, has_trained: bool) -> None:
-    """Raises UnsupportedInElasticJob."""
+    """Checks the settings of the trainer. Raises UnsupportedInElasticJob."""
     for text in _reasons(trainer, has_trained):
         raise UnsupportedInElasticJob(f"strategy='bagua': {text}")
 
 
 def check_divided_validation(trainer: Any) -> None:
-    """Raises UnsupportedInElasticJob."""
+    """Checks the settings of a validation that is divided among workers. Raises UnsupportedInElasticJob."""
     limit = trainer.limit_val_batches
     if isinstance(limit, float) and 0 < limit < 1:
         raise UnsupportedInElasticJob(
@@ -26,7 +26,7 @@ def check_divided_validation(trainer: Any) -> None:
 
 
 def _reasons(trainer: Any, has_trained: bool) -> list[str]:
-    """What does not go with an elastic job, most general first; none if all does."""
+    """Returns a text for each setting that does not go with an elastic job, most general first; none if all do."""
     reasons = []
     if has_trained:
         reasons.append("this process has trained; call bagua_core.shutdown() before it trains again")

@@ -84,7 +84,7 @@ class BaguaStrategy(ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """True: the trainer then reduces what is logged with sync_dist=True."""
+        """Whether the trainer reduces what is logged with sync_dist=True: always."""
         return True
 
     @property
@@ -98,12 +98,12 @@ class BaguaStrategy(ParallelStrategy):
         return len(self.parallel_devices or ())
 
     def set_world_ranks(self) -> None:
-        """Called while the trainer is constructed."""
+        """Updates Lightning's ranks. Called while the trainer is constructed."""
         self._environment.ranks_changed()
 
     @property
     def _is_alone(self) -> bool:
-        """Evaluations before the training and behind it are each worker's own: a joiner runs those before it too."""
+        """Whether this worker evaluates alone: before the training, where a joiner evaluates too, and behind it."""
         trainer = self.lightning_module.trainer
         return self._has_trained or trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING
 
@@ -167,12 +167,13 @@ class BaguaStrategy(ParallelStrategy):
             return self.lightning_module.validation_step(*args, **kwargs)
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
-        """In manual optimization the wrapper's forward, which contains the backward, announces none."""
+        """Announces the backward: in manual optimization the wrapper's forward, which contains it, does not."""
         runtime.engine().backward_begins()
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Gradients that accumulate over several batches are reduced in each, so that no worker holds its own."""
+        """Blocks nothing: gradients that accumulate over several batches are reduced in each, so no worker holds its
+        own."""
         yield
 
     # -- loaders and steps
@@ -204,8 +205,8 @@ class BaguaStrategy(ParallelStrategy):
         self._steps.begin()
 
     def _resumed_at(self, fit_loop: Any) -> tuple[int, int]:
-        """The place behind the batches of the trainer's checkpoint. In one that on_train_batch_end saved, the batch is
-        processed and not yet completed."""
+        """Returns the epoch and batch behind those of the trainer's checkpoint. In one that on_train_batch_end saved,
+        the batch is processed and not yet completed."""
         epoch, loop = fit_loop.epoch_progress.current.processed, fit_loop.epoch_loop
         if not fit_loop.restarting:
             return epoch, 0
@@ -260,6 +261,6 @@ class BaguaStrategy(ParallelStrategy):
 
 
 def register() -> None:
-    """Make `strategy="bagua"` known to Lightning, which has no entry points for strategies."""
+    """Registers `strategy="bagua"` with Lightning, which has no entry points for strategies."""
     if "bagua" not in StrategyRegistry:
         StrategyRegistry.register("bagua", BaguaStrategy, description=BaguaStrategy.__doc__)

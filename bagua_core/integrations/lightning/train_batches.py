@@ -1,4 +1,4 @@
-"""The trainer's train loader as an elastic one: the same data set, in global batches.
+"""Turns the trainer's train loader into an elastic one: the same data set, in global batches.
 
 Refuses loaders that an elastic job cannot have.
 """
@@ -17,7 +17,7 @@ from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, ord
 
 
 class TrainBatches:
-    """What the trainer iterates in place of the script's loader.
+    """The batches that the trainer iterates over in place of the script's loader.
 
     Its length is the number of steps of an epoch, and does not depend on the workers there are. A stream has none, also
     where its data set has a length: its epoch ends where its items do.
@@ -30,7 +30,7 @@ class TrainBatches:
         self._draw_begins: Any = None
 
     def on_draw(self, draw_begins: Any) -> None:
-        """draw_begins(): called when a batch is drawn, before the trainer counts it."""
+        """Sets the hook of a draw. draw_begins(): called when a batch is drawn, before the trainer counts it."""
         self._draw_begins = draw_begins
 
     def __len__(self) -> int:
@@ -58,7 +58,9 @@ class TrainBatches:
 
 
 def elastic(dataloader: object, global_batch_size: int | None, workers: int) -> TrainBatches:
-    """global_batch_size: None for the loader's batch size times `workers`, as the trainer's arguments name them.
+    """Returns the elastic batches of a trainer's loader.
+
+    global_batch_size: None for the loader's batch size times `workers`, as the trainer's arguments name them.
 
     Raises UnsupportedInElasticJob.
     """

@@ -47,7 +47,7 @@ class TrainerState:
             self._put_own(state["own"])
 
     def forget_own_batch(self, before: dict[str, Any]) -> None:
-        """Take a batch without a share out of this worker's sums. before: `own()` as it was then.
+        """Takes a batch without a share out of this worker's sums. before: `own()` as it was before the batch.
 
         What the batch was the first to log stays known, at its neutral value: at the epoch's end all workers reduce the
         same metrics.
@@ -66,7 +66,7 @@ class TrainerState:
             _put_values(metric, {state: kept for state, kept in sums.items() if not _is_empty_list(kept)})
 
     def own(self) -> dict[str, Any]:
-        """This worker's own sums of metrics in this epoch."""
+        """Returns this worker's own sums of metrics in this epoch."""
         connector = self._trainer._logger_connector
         return {
             "logged": {key: _logged(item) for key, item in self._results().items() if item.is_tensor},
@@ -91,14 +91,14 @@ class TrainerState:
         return self._trainer.fit_loop.epoch_loop._results
 
     def _metrics(self) -> Iterator[tuple[str, Metric]]:
-        """The torchmetrics of the script's module, by name."""
+        """Yields the torchmetrics of the script's module, by name."""
         for name, module in self._trainer.lightning_module.named_modules():
             if isinstance(module, Metric):
                 yield name, module
 
 
 def _put_counters(loop: Any, state: dict[str, Any], prefix: str = "") -> None:
-    """As the loop's load_state_dict, which would also have it begin again as after a restart."""
+    """Loads the counters of a loop. Its own load_state_dict would also have it begin again as after a restart."""
     loop._load_from_state_dict(dict(state), prefix)
     for name, inner in vars(loop).items():
         if isinstance(inner, _Loop):
@@ -106,7 +106,7 @@ def _put_counters(loop: Any, state: dict[str, Any], prefix: str = "") -> None:
 
 
 def _logged(item: Any) -> dict[str, Any]:
-    """What self.log() has summed up under one name. Tensors are replaced and not changed in place."""
+    """Returns what self.log() has summed up under one name. Tensors are replaced and not changed in place."""
     count = getattr(item, "cumulated_batch_size", None)
     return {
         "value": item.value,
@@ -126,7 +126,7 @@ def _put_logged(item: Any, values: dict[str, Any]) -> None:
 
 
 def _sums(metric: Metric) -> dict[str, Any]:
-    """Tensors as they are; of a list, which only grows within an epoch, its length."""
+    """Returns a metric's sums: copies of tensors, and of a list, which only grows within an epoch, its length."""
     values = {name: getattr(metric, name) for name in metric._defaults}
     kept = {
         name: value.detach().clone() if isinstance(value, torch.Tensor) else len(value)

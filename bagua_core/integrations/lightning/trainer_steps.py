@@ -19,14 +19,14 @@ from bagua_core.integrations.lightning.trainer_state import TrainerState
 
 
 class StepAgain(Exception):
-    """The batch under way is not to be counted: the next one is drawn. Never leaves this module."""
+    """Raised if the current batch is not to be counted: the next one is drawn. Never leaves this module."""
 
 
 class TrainerSteps:
     def __init__(
         self, trainer: Any, batches: TrainBatches, state: TrainerState, ranks_changed: Callable[[], None]
     ) -> None:
-        """ranks_changed(): called after each boundary."""
+        """Takes the trainer; `attach` changes its loops. ranks_changed(): called after each boundary."""
         self._trainer = trainer
         self._batches = batches
         self._state = state
@@ -53,7 +53,7 @@ class TrainerSteps:
         self._batches.on_draw(None)
 
     def begin(self) -> None:
-        """Before the first epoch: join the job's loop, and begin in the epoch that the job is in."""
+        """Joins the job's loop before the first epoch, and begins in the epoch that the job is in."""
         own_epoch = self._trainer.fit_loop.epoch_progress.current.processed
         self._boundary(confirmed=False)
         for epoch in range(own_epoch, self._batches.epoch):
@@ -82,7 +82,7 @@ class TrainerSteps:
                 data_fetcher.done = False
 
     def _draw_begins(self) -> None:
-        """A batch is drawn, and the counters are those of the step before.
+        """Puts the job's place into the counters when a batch is drawn; they are those of the step before.
 
         A worker that has just come, or comes again, has other ones than the job; it gets the exact ones with the
         state, but decides by these until then.
@@ -96,7 +96,7 @@ class TrainerSteps:
             self._fetcher.length = self._fetcher.fetched + 1
 
     def _unfreeze(self, epoch: int) -> None:
-        """As the callbacks did at the beginning of an epoch that came before this worker, or before the checkpoint."""
+        """Repeats what callbacks did as an epoch began that came before this worker, or before the checkpoint."""
         self._put_epoch(epoch)
         for callback in self._trainer.callbacks:
             if isinstance(callback, BaseFinetuning):
@@ -108,9 +108,9 @@ class TrainerSteps:
             setattr(current, name, epoch)
 
     def _put_optimizer_steps(self) -> None:
-        """By the position, until the state brings the exact number: a worker that comes with the last of max_steps must
-        not begin another step. Of a stream the lengths of the epochs before are not known here: in groups, this is the
-        least number."""
+        """Sets the number of optimizer steps by the position, until the state brings the exact number: a worker that
+        comes with the last of max_steps must not begin another step. Of a stream the lengths of the epochs before are
+        not known here: in groups, this is the least number."""
         trainer, batches = self._trainer, self._batches
         if trainer.lightning_module.automatic_optimization:
             group = trainer.accumulate_grad_batches
@@ -137,12 +137,12 @@ class TrainerSteps:
         return output
 
     def _is_counted(self) -> bool:
-        """Whether the state is of a moment behind this batch: copied from a worker that had begun its next step."""
+        """Tells whether the state is of a moment behind this batch: copied from a worker already in its next step."""
         current = self._trainer.fit_loop.epoch_loop.batch_progress.current
         return bool(current.completed == current.ready)
 
     def _is_followed_by_more(self) -> bool:
-        """Whether the trainer does something between this step and the next that all workers take part in."""
+        """Tells whether all workers take part in something that the trainer does between this step and the next."""
         loop = self._trainer.fit_loop.epoch_loop
         return bool(
             loop._num_ready_batches_reached()
