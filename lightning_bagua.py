@@ -1,4 +1,4 @@
-"""The name under which the original documentation has BaguaStrategy: `from lightning_bagua import BaguaStrategy`.
+"""Provides BaguaStrategy under the name of the original documentation: `from lightning_bagua import BaguaStrategy`.
 
 Importing it makes `Trainer(strategy="bagua")` known to Lightning.
 """

@@ -13,7 +13,7 @@ LEVELS = ("0", "1", "2")
 
 
 def parse_autotune(values: Values) -> dict[str, Any]:
-    """Fields that were said. Raises RequestError."""
+    """Returns the fields of autotuning that were given. Raises RequestError."""
     fields: dict[str, Any] = {}
     if "autotune_level" in values:
         fields["autotune_level"] = int(scalar_values.choice(*LEVELS)(values["autotune_level"]))

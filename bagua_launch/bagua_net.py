@@ -14,7 +14,7 @@ WITHIN_S = 400.0  # longer than the compiler may take
 
 
 def net_variables(values: Values) -> dict[str, str]:
-    """The variables of the workers; compiles the plugin if need be. Raises RequestError if it cannot be had."""
+    """Returns the variables of the workers; compiles the plugin if need be. Raises RequestError if it can't."""
     if not scalar_values.is_on(values, "enable_bagua_net"):
         return {}
     said = values["enable_bagua_net"]

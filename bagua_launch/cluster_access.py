@@ -24,13 +24,14 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 def values_of(options: Sequence[Option], typed: dict[str, Any]) -> Values:
-    """What a command was given: typed, in variables, in the configuration file."""
+    """Merges the values given to a command: typed, in variables, and in the configuration file."""
     return merge(options, typed, os.environ, read_config_file(os.environ, FILE_OPTIONS))
 
 
 @contextmanager
 def open_store(values: Values) -> Iterator[Store]:
-    """Connected. Raises RequestError without --etcd, StoreUnavailable if none answers."""
+    """Opens a connected store and closes it at the end. Raises RequestError without --etcd, StoreUnavailable if none
+    answers."""
     if "etcd" not in values:
         raise RequestError("--etcd is missing; use --etcd HOST:PORT, or set BAGUA_ETCD")
     endpoints = parse_endpoints(values["etcd"])
@@ -49,12 +50,12 @@ def open_store(values: Values) -> Iterator[Store]:
 
 
 def credentials_of(values: Values) -> StoreCredentials:
-    """For etcd, as the options name them. Raises RequestError."""
+    """Returns the credentials for etcd that the options name. Raises RequestError."""
     return parse_credentials({**values, "rdzv_endpoint": values["etcd"]} if "etcd" in values else values)
 
 
 def daemon_credentials(values: Values) -> Any:
-    """gRPC's, for calls to daemons: the certificates that etcd is shown. None: without TLS."""
+    """Returns gRPC's credentials for calls to daemons, from the certificates that etcd is shown. None: without TLS."""
     credentials = credentials_of(values)
     if credentials.ca_file is None or credentials.cert_file is None or credentials.key_file is None:
         return None

@@ -63,7 +63,7 @@ def submit(**typed: Any) -> int:
 
 
 def _say(as_json: bool, text: str, record: dict[str, Any]) -> None:
-    """One line: the sentence, or the record for programs."""
+    """Prints one line: the sentence, or the record for programs."""
     click.echo(json.dumps(record) if as_json else plain_line(text))
 
 
@@ -97,7 +97,7 @@ def _say_event(as_json: bool, event: JobEvent) -> None:
 
 
 def status(**typed: Any) -> int:
-    """One job with everything, or a table of all."""
+    """Prints one job with everything, or a table of all jobs."""
     job_id, as_json = typed.pop("job"), typed.pop("json")
     with _store(_values(CLUSTER_OPTIONS, typed)) as store:
         from bagua_agent.cluster_client.cluster_requests import unknown_job
@@ -243,7 +243,7 @@ def logs(**typed: Any) -> int:
 def _logs_of_agents(
     store: Store, job: JobStatus, rank: int | None, streams: tuple[str, ...], *, goes_on: bool, as_json: bool
 ) -> int:
-    """Of a job that was started by hand: its agents keep the newest output."""
+    """Prints the output of a job that was started by hand: its agents keep the newest lines."""
     from bagua_agent.cluster_client.started_jobs import no_logs
     from bagua_agent.observation.job_output import JobOutput, OutputLine
 

@@ -1,4 +1,4 @@
-"""Checks what a person asks of a cluster. Pure: values in, a submission out, or one RequestError."""
+"""Checks a person's request to a cluster. Pure: values in, a submission out, or one RequestError."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def parse_submission(
     submitter: str,
     now_unix_s: float,
 ) -> pb.Submission:
-    """directory: from which the script is named, on every node. Raises RequestError."""
+    """Returns the submission of a job. Raises RequestError.
+
+    directory: the one, on every node, from which the script is named.
+    """
     for key, given in values.items():
         if not key.startswith("etcd_"):  # credentials: read here, no part of the submission
             _refuse_bytes(given.where, given.text)
@@ -69,7 +72,7 @@ def parse_submission(
 
 
 def _refuse_bytes(what: str, text: str) -> None:
-    """A submission is read on other nodes, as UTF-8."""
+    """Raises RequestError for a text that is not UTF-8, as which other nodes read a submission."""
     if in_utf8(text) != text:
         raise RequestError(f"{what} {text!r} is not UTF-8; submit with another")
 

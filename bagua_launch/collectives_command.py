@@ -1,4 +1,4 @@
-"""`bagua-launch collectives`: the collectives that a job's workers have under way, in this terminal."""
+"""Implements `bagua-launch collectives`: shows the collectives that a job's workers have under way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ COLLECTIVES_PARAMETERS = (
 
 
 def collectives(**typed: Any) -> int:
-    """Raises UserError if there is no such job or rank, and StoreUnavailable."""
+    """Prints a job's collectives under way. Returns the exit code.
+
+    Raises UserError if there is no such job or rank, and StoreUnavailable.
+    """
     job_id, rank, as_json = (typed.pop(n) for n in ("job", "rank", "json"))
     with open_store(values_of(CLUSTER_OPTIONS, typed)) as store:
         from bagua_agent.cluster_client.cluster_requests import unknown_job

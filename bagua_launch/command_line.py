@@ -46,7 +46,7 @@ class OptionOf(click.Option):
 
 
 def whole_flags(words: Sequence[str], rows: Iterable[Option]) -> list[str]:
-    """`words` with each abbreviation of a torchrun option written out, as argparse takes `--redirect=3` for torchrun.
+    """Returns `words` with each abbreviation of a torchrun option written out: argparse takes `--redirect=3` there.
 
     Only before the script, only where one option alone begins so, and not for our own options. What is no option stays
     as it is, for click to refuse. An option whose value may be left out gets the one that it then has. Pure.
@@ -114,7 +114,7 @@ class DefaultRunGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The first word is a command, a script, or an option of `run`."""
+        """Completes the first word: a command, a script, or an option of `run`."""
         if incomplete.startswith("-"):
             run = self.commands[self.default_command]
             return run.shell_complete(
@@ -143,7 +143,7 @@ class DefaultRunGroup(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """As click's, but a mistake is one line, and what a command returns is the exit code."""
+        """Runs a command as click's main does, but reports a mistake in one line and exits with the code it returns."""
 
         def go() -> Any:
             return super(DefaultRunGroup, self).main(
@@ -156,8 +156,10 @@ class DefaultRunGroup(click.Group):
 
 
 def _reporting(go: Callable[[], Any], hints: Mapping[str, str] | None = None) -> Any:
-    """The exit code of `go`, after a line for whatever it refused. Our own bugs keep their traceback. hints: what to
-    say of options of other programs."""
+    """Returns the exit code of `go`, after a line for whatever it refused. Our own bugs keep their traceback.
+
+    hints: what to say of options of other programs.
+    """
     try:
         return go()
     except (UserError, PeerViolation, InfrastructureLost) as error:
@@ -184,7 +186,7 @@ def _shown_flags(ctx: click.Context) -> list[str]:
 
 
 def program_argument() -> click.Argument:
-    """SCRIPT and what follows it, untouched."""
+    """Returns the argument for SCRIPT and what follows it, untouched."""
 
     def files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="file")]
@@ -196,7 +198,7 @@ def program_argument() -> click.Argument:
 
 
 def completion_script(shell: Said, command: click.Command) -> str:
-    """Raises RequestError for a shell that click has no completion for."""
+    """Returns the completion script for a shell. Raises RequestError for a shell that click has no completion for."""
     made_for = get_completion_class(shell.text)
     if made_for is None:
         raise refuse(shell, "no completion for this shell", "bash, zsh or fish")
@@ -208,7 +210,7 @@ def parameters(rows: Iterable[Option]) -> list[click.Parameter]:
 
 
 def complain(text: str) -> None:
-    """One line, whatever the text holds."""
+    """Prints a mistake as one line on stderr, whatever the text holds."""
     click.echo(f"{PROGRAM}: {plain_line(' '.join(text.split()))}", err=True)
 
 

@@ -26,7 +26,7 @@ def config_path(environ: Mapping[str, str]) -> Path:
 
 
 def read_config_file(environ: Mapping[str, str], options: Iterable[Option]) -> dict[str, Said]:
-    """Values by option key. Raises RequestError for a file that is unreadable or has a key unknown."""
+    """Returns the file's values by option key. Raises RequestError for an unreadable file or an unknown key."""
     path = config_path(environ)
     try:
         content = path.read_bytes()
@@ -62,7 +62,7 @@ def _key(name: str) -> str:
 
 
 def _spellings(option: Option) -> tuple[str, ...]:
-    """Keys of the file that mean the option, the strongest first."""
+    """Returns the file's keys that mean the option, the strongest first."""
     return (option.key, *map(_key, option.other_names))
 
 
@@ -73,7 +73,7 @@ def _nearest(key: str, options: Iterable[Option]) -> str:
 
 
 def _as_text(path: Path, key: str, value: object) -> str:
-    """The value as it would be typed: [a, b] is "a,b", {k = v} is "k=v"."""
+    """Returns the value as it would be typed: [a, b] is "a,b", {k = v} is "k=v"."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, int, float)):

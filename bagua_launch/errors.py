@@ -1,4 +1,4 @@
-"""The user's mistakes: each is one line that names the value and the next move."""
+"""Defines the user's mistakes: each is one line that names the value and the next move."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class RequestError(UserError):
-    """Something asked for can't be; str() is the whole line."""
+    """A request is impossible; str() is the whole line."""
 
 
 def refuse(said: Said, what: str, instead: str) -> RequestError:

@@ -23,8 +23,11 @@ _WORDS = {"PLANNED": "planned", "FAILOVER": "failover", "GATHERING": "before the
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A generation. at_s: since the first event, when it was in force, or formed where that is not known. lost_s: time
-    without steps, or None where it is not known."""
+    """A generation in the plot.
+
+    at_s: since the first event, when it was in force, or formed where that is not known. lost_s: time without steps, or
+    None where it is not known.
+    """
 
     number: int
     kind: str
@@ -35,8 +38,11 @@ class Change:
 
 
 def changes_of(events: Sequence[JobEvent]) -> tuple[list[Change], float]:
-    """In the order of their numbers, and the time of the last event. Times are of the clocks of several hosts, so a
-    change that seems to come before the one before it is set to that one's time. Pure."""
+    """Returns the changes in the order of their numbers, and the time of the last event. Pure.
+
+    Times are of the clocks of several hosts, so a change that seems to come before its predecessor is set to the
+    predecessor's time.
+    """
     known = [event for event in events if event.time_unix_s > 0]
     first_s = min((event.time_unix_s for event in known), default=0.0)
     last_s = max((event.time_unix_s for event in known), default=0.0)
@@ -56,7 +62,7 @@ def changes_of(events: Sequence[JobEvent]) -> tuple[list[Change], float]:
 
 
 def cause_line(change: Change, before: Change | None) -> str:
-    """One line of the list below the plot."""
+    """Returns the change's line in the list below the plot."""
     was = 0 if before is None else before.world_size
     size = f"{was} → {change.world_size}" if was != change.world_size else f"{change.world_size}"
     lost = "" if change.lost_s is None else f"{change.lost_s:.2f} s lost; "
@@ -68,7 +74,7 @@ def cause_line(change: Change, before: Change | None) -> str:
 
 
 def plot_events(job_id: str, events: Sequence[JobEvent], path: Path) -> None:
-    """Write the plot; its format follows from the path's suffix. Raises UserError for a job without generations, an
+    """Writes the plot; its format follows from the path's suffix. Raises UserError for a job without generations, an
     unknown suffix, a file that can't be written, and where matplotlib is missing."""
     changes, end_s = changes_of(events)
     if not changes:

@@ -23,7 +23,7 @@ OF_AGENT = ("certs", "check", "example-config", "install", "serve", "uninstall")
 
 
 def current_directory() -> str:
-    """Raises RequestError if it was removed."""
+    """Returns the current directory. Raises RequestError if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -31,7 +31,10 @@ def current_directory() -> str:
 
 
 def check_command(command: WorkerCommand, commands: tuple[str, ...] = ()) -> None:
-    """Raises RequestError. `commands`: bagua-launch's own, for a better hint."""
+    """Checks that the script, module or program exists and can be used. Raises RequestError.
+
+    commands: bagua-launch's own, for a better hint.
+    """
     target, directory = command.target, current_directory()
     if command.kind is CommandKind.MODULE:
         # only its first part is looked up: finding the rest would import the user's packages
@@ -56,7 +59,7 @@ def check_command(command: WorkerCommand, commands: tuple[str, ...] = ()) -> Non
 def check_passed(
     command: WorkerCommand, environment: Mapping[str, str], stack_bytes: int = USUAL_STACK_BYTES
 ) -> None:
-    """Raises RequestError if Linux can't pass these to a program. stack_bytes: as `why_not_passed` has it."""
+    """Checks that Linux can pass these to a program. Raises RequestError. stack_bytes: as for `why_not_passed`."""
     if reason := why_not_passed(command.words, environment, stack_bytes):
         raise RequestError(reason)
 
@@ -81,7 +84,7 @@ def _script_hint(target: str, commands: tuple[str, ...]) -> str:
 
 
 def check_credentials(credentials: StoreCredentials) -> None:
-    """Raises RequestError for a file that can't be read."""
+    """Checks that the files of credentials can be read. Raises RequestError."""
     for flag, path in (
         ("--etcd-ca", credentials.ca_file),
         ("--etcd-cert", credentials.cert_file),

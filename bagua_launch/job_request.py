@@ -50,7 +50,7 @@ _LOGS_SPECS, _EVENT_LOG_HANDLERS = ("default",), ("null", "console", "dynamic_re
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A request that can be: `config` for the agent, `notes` for the person, each one line."""
+    """A request that is possible: `config` for the agent, `notes` for the person, each one line."""
 
     config: JobConfig
     notes: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequest:
-    """What `bagua-launch scale` asks of a job that runs elsewhere."""
+    """A request of `bagua-launch scale` to a job that runs elsewhere."""
 
     endpoints: tuple[str, ...]
     credentials: StoreCredentials
@@ -68,7 +68,7 @@ class ScaleRequest:
 
 
 def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None = None) -> JobRequest:
-    """The job that `values` and `program` (script and its arguments) describe. Raises RequestError."""
+    """Returns the job that `values` and `program` (script and its arguments) describe. Raises RequestError."""
     node = node or ThisNode()
     fields, waits = parse_job_fields(values, program)
     if "nproc_per_node" in values:
@@ -102,7 +102,7 @@ def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None
 
 
 def parse_job_fields(values: Values, program: Sequence[str]) -> tuple[dict[str, Any], Waits]:
-    """Fields of JobConfig that do not depend on the node, as far as they were said. Raises RequestError."""
+    """Returns the given fields of JobConfig that do not depend on the node, and the waits. Raises RequestError."""
     fields: dict[str, Any] = {"command": parse_command(values, program)}
     if "nnodes" in values:
         fields["min_nodes"], fields["max_nodes"] = parse_nodes(values["nnodes"])
@@ -130,7 +130,7 @@ def parse_job_fields(values: Values, program: Sequence[str]) -> tuple[dict[str, 
 
 
 def parse_scale(values: Values, words: Sequence[str]) -> ScaleRequest:
-    """words: the job, unless an option names it, and its nodes. Raises RequestError."""
+    """Returns the request of `scale`. words: the job, unless an option names it, and its nodes. Raises RequestError."""
     endpoint = values.get("rdzv_endpoint")
     if endpoint is None:
         raise RequestError("scale: --etcd is missing; use --etcd, or set BAGUA_ETCD")
@@ -195,7 +195,7 @@ def parse_command(values: Values, program: Sequence[str]) -> WorkerCommand:
 
 
 def parse_virtual_shards(values: Values) -> int:
-    """Of a deterministic job; 0 for any other. Raises RequestError."""
+    """Returns the virtual shards of a deterministic job; 0 for any other. Raises RequestError."""
     said = values.get("virtual_shards")
     if not scalar_values.is_on(values, "deterministic"):
         if said is not None:
@@ -210,7 +210,7 @@ def parse_virtual_shards(values: Values) -> int:
 
 
 def check_one_worker_a_replica(config: JobConfig) -> None:
-    """Raises RequestError for a deterministic job whose replicas have several workers."""
+    """Checks that the replicas of a deterministic job have one worker each. Raises RequestError."""
     if config.virtual_shards and workers_of_a_replica(config) > 1:
         raise RequestError(
             f"--deterministic with --replica-size {workers_of_a_replica(config)}: the workers of a replica reduce "
@@ -276,7 +276,7 @@ _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
 
 
 def _check_local_ranks(values: Values, config: JobConfig) -> None:
-    """Log options must not name a worker that this node will never have."""
+    """Checks that log options name no worker that this node will never have. Raises RequestError."""
     for key in ("redirects", "tee", "local_ranks_filter"):
         if key not in values:
             continue

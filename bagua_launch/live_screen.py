@@ -28,18 +28,18 @@ class LiveScreen:
 
     @property
     def size(self) -> os.terminal_size:
-        """Of the terminal as it is now. A variable COLUMNS of the environment does not follow a resize."""
+        """The size of the terminal as it is now. A variable COLUMNS of the environment does not follow a resize."""
         found = os.get_terminal_size(sys.stdout.fileno())
         return found if found.columns and found.lines else _UNKNOWN_SIZE
 
     def show(self, lines: Sequence[str], height: int) -> None:
-        """At most `height` lines, none longer than a row."""
+        """Shows at most `height` lines, none longer than a row."""
         # each row is erased before it is written: behind a full row, the cursor is still on its last character
         text = "\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines)
         click.echo(text + ("\n\x1b[J" if len(lines) < height else ""), nl=False)
 
     def quits_within(self, seconds: float) -> bool:
-        """Whether q is pressed; else False, after that time."""
+        """Returns True once q is pressed; False after that time."""
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
             if self._keys is None:

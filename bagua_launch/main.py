@@ -1,4 +1,4 @@
-"""`bagua-launch`: reads the request, passes it to the agent, exits with its code.
+"""Implements `bagua-launch`: reads the request, passes it to the agent, exits with its code.
 
 Imports nothing heavy (no torch, gRPC, etcd) before the request is checked: mistakes and --help are
 answered at once, and the agent starts sooner.

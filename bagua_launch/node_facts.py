@@ -25,11 +25,11 @@ class NodeFacts(Protocol):
     def cpu_count(self) -> int: ...
 
     def owns_address(self, host: str) -> bool:
-        """Whether `host` names one of this node's addresses."""
+        """Tells whether `host` names one of this node's addresses."""
         ...
 
     def ignores(self, signal_name: str) -> bool:
-        """Whether this process was started with the signal ignored, as nohup does with SIGHUP."""
+        """Tells whether this process was started with the signal ignored, as nohup does with SIGHUP."""
         ...
 
 
@@ -37,7 +37,7 @@ class ThisNode:
     """The node this process runs on."""
 
     def gpu_count(self) -> int:
-        """GPUs that a worker started here would see. Raises RequestError if the driver does not answer."""
+        """Returns how many GPUs a worker started here would see. Raises RequestError if the driver does not answer."""
         installed = _installed_gpus()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return installed if visible is None else min(installed, _named_devices(visible))
@@ -70,7 +70,7 @@ def _installed_gpus() -> int:
 
 
 def _named_devices(visible: str) -> int:
-    """Devices in CUDA_VISIBLE_DEVICES; as CUDA does, none count after an invalid one."""
+    """Counts the devices in CUDA_VISIBLE_DEVICES; as for CUDA, none count after an invalid one."""
     count = 0
     for name in visible.split(","):
         if not name.strip() or name.strip().startswith("-"):

@@ -70,7 +70,7 @@ OF_OTHER_LAUNCHERS: Mapping[str, str] = {
 
 
 def nearest(word: str, flags: Iterable[str]) -> list[str]:
-    """At most three of `flags` that `word` may mean, the likeliest first; empty if none is like it.
+    """Returns at most three of `flags` that `word` may mean, the likeliest first; empty if none is like it.
 
     In this order: what another launcher's word is here; options that begin so; options that have all parts of the
     word, as --proc in --nproc-per-node; the one with the most similar letters.
@@ -101,6 +101,6 @@ def _parts(flag: str) -> list[str]:
 
 
 def _alike(part: str, other: str) -> bool:
-    """One is the beginning or the end of the other: dir and directory, proc and nproc, restart and restarts."""
+    """Tells whether one begins or ends with the other: dir and directory, proc and nproc, restart and restarts."""
     short, long = sorted((part, other), key=len)
     return part == other or (len(short) >= _LEAST_PART and (long.startswith(short) or long.endswith(short)))

@@ -50,7 +50,7 @@ class Option:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Every spelling."""
+        """All spellings of the option."""
         return (self.flag, *("--" + name for name in self.other_names), *filter(None, [self.short]))
 
     @property
@@ -75,7 +75,7 @@ _KILLS = Policy().most_kills_in_a_row + 1
 
 
 def _default(name: str) -> str:
-    """As "Default 30.": the text of --help for the default of a JobConfig field."""
+    """Returns the text of --help for the default of a JobConfig field, such as "Default 30."."""
     value = _DEFAULTS[name]
     if isinstance(value, tuple):
         value = ",".join(value)

@@ -21,7 +21,10 @@ RUNS_MAX_RESTARTS = "3"  # of the original's `run`, as of the torchelastic that 
 
 
 class Original(Enum):
-    """BAGUARUN: several hosts over SSH. LAUNCH: one node of a fixed number. RUN: torchrun's flags."""
+    """A launcher of the original Bagua.
+
+    BAGUARUN: several hosts over SSH. LAUNCH: one node of a fixed number. RUN: torchrun's flags.
+    """
 
     BAGUARUN = "baguarun"
     LAUNCH = "bagua_core.distributed.launch"
@@ -120,7 +123,7 @@ _OF_TORCHRUN = tuple(replace(row, own=False) for row in RUN_OPTIONS if not row.o
 
 
 def described(kind: Original) -> list[tuple[str, str]]:
-    """Each of its own flags as the original spelled it, with its value, and what it does here."""
+    """Returns each of the launcher's own flags as the original spelled it, with its value, and what it does here."""
     rows = _BAGUARUN if kind is Original.BAGUARUN else _LAUNCHERS
     spelled = {row: row.short or "--" + row.name.replace("-", "_") for row in rows}
     return [(f"{spelled[row]} {row.metavar}".strip(), row.help) for row in rows]
@@ -128,7 +131,10 @@ def described(kind: Original) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """arguments: what follows `bagua-launch run`. environment: to be added to this process's. notes: for people."""
+    """A command line of bagua-launch.
+
+    arguments: what follows `bagua-launch run`. environment: to be added to this process's. notes: for people.
+    """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +143,7 @@ class Translation:
 
 @dataclass(slots=True)
 class _Read:
-    """The words before the script, by flag as --with-dashes, and the script with its arguments."""
+    """Holds the words before the script, by flag as --with-dashes, and the script with its arguments."""
 
     flags: list[tuple[str, str | None]]
     program: list[str]
@@ -150,7 +156,7 @@ class _Read:
 
 
 def translate(kind: Original, words: Sequence[str], environ: Mapping[str, str]) -> Translation:
-    """What bagua-launch is to be called with. Raises RequestError."""
+    """Translates a command line of the original into one of bagua-launch. Raises RequestError."""
     rows = (*_OF_TORCHRUN, *(_BAGUARUN if kind is Original.BAGUARUN else _LAUNCHERS))
     read = _read(kind, words, rows)
     own = {row.flag for row in (_BAGUARUN if kind is Original.BAGUARUN else _LAUNCHERS)}
@@ -207,7 +213,7 @@ def _words(flag: str, value: str | None) -> list[str]:
 
 
 def _on_hosts(read: _Read, environ: Mapping[str, str], environment: dict[str, str]) -> list[str]:
-    """--hosts, --ssh and --env of bagua-launch. Raises RequestError."""
+    """Returns --hosts, --ssh and --env of bagua-launch, and adds to `environment`. Raises RequestError."""
     listed = read.value("--host-list") or environ.get(HOSTS_VARIABLE, "")
     if not listed:
         raise RequestError(f"baguarun: no hosts are given; use --host_list HOST,HOST or set {HOSTS_VARIABLE}")

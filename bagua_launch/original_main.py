@@ -1,4 +1,4 @@
-"""The commands of the original Bagua: `baguarun`, `python -m bagua_core.distributed.launch` and `.run`.
+"""Implements the commands of the original Bagua: `baguarun`, `python -m bagua_core.distributed.launch` and `.run`.
 
 Each prints what it hands to bagua-launch, so that the line can be kept instead.
 """
@@ -25,7 +25,7 @@ _HELP_WIDTH = 100
 
 
 def launch(kind: Original, words: Sequence[str]) -> int:
-    """Exit code of the job, or 2 for a mistake."""
+    """Runs the translated command and exits with the job's code. Returns the code of --help, or 2 for a mistake."""
     if words and words[0] in _HELP:
         print(f"{help_text(kind)}\nThe help of bagua-launch:\n")
         return int(cli.main(["run", "--help"], prog_name=PROGRAM, standalone_mode=False) or 0)
@@ -44,7 +44,7 @@ def launch(kind: Original, words: Sequence[str]) -> int:
 
 
 def help_text(kind: Original) -> str:
-    """What the launcher takes in addition to the options of bagua-launch."""
+    """Returns the help of the launcher: the flags that it takes in addition to the options of bagua-launch."""
     formatter = click.HelpFormatter(width=_HELP_WIDTH)
     program = kind.value if kind is Original.BAGUARUN else f"python -m {kind.value}"
     formatter.write_usage(program, "[OPTIONS] SCRIPT [ARGUMENTS]...")

@@ -36,7 +36,7 @@ def merge(
     file_values: Values,
     only_typed: Set[str] = frozenset(),
 ) -> dict[str, Said]:
-    """The value given for each option's key; keys without a value are absent.
+    """Returns the value given for each option's key; keys without a value are absent.
 
     command_line: by key; None or False where the flag was not given. An empty variable says nothing,
     as job scripts often export one. only_typed: keys whose variables and lines of the file are ignored.

@@ -1,4 +1,4 @@
-"""The program that `--hosts` runs on each host: one node, as if a person had typed its command there.
+"""Runs one node of `--hosts` on its host, as if a person had typed its command there.
 
 The host's own launch.toml and variables count, except for what the terminal decides (`ssh_hosts.py`).
 
@@ -54,7 +54,8 @@ def main(source: TextIO) -> int:
 
 
 def _listen(source: TextIO) -> None:
-    """Each word is one Ctrl-C more; see bagua_agent/node/stop_signals.py."""
+    """Turns each LEAVE that is read into one more Ctrl-C (see bagua_agent/node/stop_signals.py), and ends the node when
+    the input ends."""
     while line := source.readline():
         if line.strip() == LEAVE:
             os.kill(os.getpid(), signal.SIGINT)
@@ -65,7 +66,7 @@ def _listen(source: TextIO) -> None:
 
 
 def _take_stdin() -> TextIO:
-    """What the terminal says must not be read by workers, which inherit stdin."""
+    """Returns the standard input and puts /dev/null in its place: workers, which inherit stdin, must not read it."""
     source = os.fdopen(os.dup(0))
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

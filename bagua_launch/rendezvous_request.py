@@ -58,8 +58,11 @@ _SHORTEST_LEASE_S = 2.0  # etcd grants none shorter
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """endpoints None: the agent starts an etcd of its own. master_port: the workers' own, of a static rendezvous.
-    obeys_is_host: is_host of --rdzv-conf decided hosts_store."""
+    """The place where the agents meet.
+
+    endpoints None: the agent starts an etcd of its own. master_port: the workers' own, of a static rendezvous.
+    obeys_is_host: is_host of --rdzv-conf decided hosts_store.
+    """
 
     job_id: str | None
     endpoints: tuple[str, ...] | None
@@ -70,7 +73,7 @@ class Rendezvous:
 
 
 def without_other_nodes(typed: Mapping[str, object], values: dict[str, Said]) -> dict[str, Said]:
-    """`values`, less what a variable or file says of several nodes where --standalone was typed.
+    """Returns `values`, less what a variable or file says of several nodes where --standalone was typed.
 
     typed: by key, as click read it. Raises RequestError if --hosts was typed too.
     """
@@ -83,7 +86,7 @@ def without_other_nodes(typed: Mapping[str, object], values: dict[str, Said]) ->
 
 
 def without_other_etcd(values: Values, max_nodes: int) -> tuple[Values, tuple[str, ...]]:
-    """`values`, and notes: without the etcd of BAGUA_ETCD or launch.toml if a typed --master-addr is where agents meet.
+    """Returns `values` and notes: without BAGUA_ETCD's or launch.toml's etcd if agents meet at a typed --master-addr.
 
     These name the cluster's etcd, for all commands. PET_RDZV_ENDPOINT stays, because under torchrun it is stronger.
     """
@@ -108,7 +111,10 @@ def without_other_etcd(values: Values, max_nodes: int) -> tuple[Values, tuple[st
 def parse_rendezvous(
     values: Values, *, max_nodes: int, node_rank: int | None, node: NodeFacts, is_host: bool | None = None
 ) -> Rendezvous:
-    """is_host: of --rdzv-conf. job_id None: any id will do, since no other node has to name it. Raises RequestError."""
+    """Returns the place where the agents meet. Raises RequestError.
+
+    is_host: of --rdzv-conf. The result's job_id None: any id will do, since no other node has to name it.
+    """
     if scalar_values.is_on(values, "standalone"):
         if max_nodes > 1:
             raise refuse(values["nnodes"], "--standalone is for one node", "--nnodes 1, or no --standalone")
@@ -175,7 +181,7 @@ def _at_master(
 
 
 def _hosting_note(label: str, endpoint: str, hosts: bool, owns: bool) -> str:
-    """owns: the endpoint's host is an address of this node."""
+    """Returns the note on where etcd runs. owns: the endpoint's host is an address of this node."""
     who = "this node starts" if hosts else "another node starts"
     note = f"{label}: the agents meet in an etcd that {who} at {endpoint}"
     if hosts and not owns:  # a mistyped address, or one that is translated on the way
@@ -187,7 +193,7 @@ def _hosting_note(label: str, endpoint: str, hosts: bool, owns: bool) -> str:
 
 
 def parse_job_id(said: Said) -> str:
-    """Raises RequestError for an id that no key in etcd may have."""
+    """Returns the job's id. Raises RequestError for an id that no key in etcd may have."""
     try:
         return check_id("job", said.text)
     except UserError as error:
@@ -195,7 +201,7 @@ def parse_job_id(said: Said) -> str:
 
 
 def parse_endpoints(said: Said) -> tuple[str, ...]:
-    """Endpoints with their ports, as `bagua_agent.etcd` reads them. Raises RequestError."""
+    """Returns endpoints with their ports, as `bagua_agent.etcd` reads them. Raises RequestError."""
     try:
         return tuple(str(endpoint) for endpoint in store_endpoints.parse_endpoints(said.text))
     except UserError as error:
@@ -212,7 +218,10 @@ def host_of(endpoint: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """fields: JobConfig's, by name. without_effect: keys of torchrun without meaning here. is_host: None if absent."""
+    """The values of --rdzv-conf.
+
+    fields: JobConfig's, by name. without_effect: keys of torchrun without meaning here. is_host: None if absent.
+    """
 
     fields: dict[str, float | None] = field(default_factory=dict)
     without_effect: tuple[str, ...] = ()
@@ -220,7 +229,7 @@ class Waits:
 
 
 def parse_conf(said: Said) -> Waits:
-    """--rdzv-conf. Raises RequestError naming the key and the known ones."""
+    """Parses --rdzv-conf. Raises RequestError naming the key and the known ones."""
     fields: dict[str, float | None] = {}
     without_effect = []
     is_host = None

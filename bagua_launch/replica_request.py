@@ -15,7 +15,7 @@ MOST_SIZES = 10_000
 
 
 def parse_replica_size(said: Said) -> int:
-    """0: the workers of a node. Raises RequestError."""
+    """Returns the workers of a replica; 0: the workers of a node. Raises RequestError."""
     if said.text == "node":
         return 0
     if not re.fullmatch(r"[1-9][0-9]{0,4}", said.text):
@@ -24,8 +24,11 @@ def parse_replica_size(said: Said) -> int:
 
 
 def check_replicas(values: Values, config: JobConfig, slots: int) -> None:
-    """slots: workers of each node. Raises RequestError for a number of nodes that the job may be told to have, and that
-    leaves one of them without a part of a replica: it would never have so many."""
+    """Checks that every node has a part of a replica. slots: workers of each node.
+
+    Raises RequestError for a number of nodes that may be set for the job, and that leaves a node without such a part:
+    the job would never have so many.
+    """
     size = config.replica_size or slots
     if size == 1:
         return
@@ -46,8 +49,8 @@ def check_replicas(values: Values, config: JobConfig, slots: int) -> None:
 
 
 def in_groups(values: Values, config: JobConfig, slots: int) -> JobConfig:
-    """A job of a cluster whose scheduler gives and takes whole groups of nodes: as many as hold whole replicas are the
-    job's allowed sizes. slots: of each node; 0: as many as it has. Raises RequestError."""
+    """Returns the config of a job whose scheduler gives and takes whole groups of nodes: the numbers of nodes that hold
+    whole replicas are the job's allowed sizes. slots: of each node; 0: as many as it has. Raises RequestError."""
     size = config.replica_size
     if size == 1 or not (size or slots):
         return config  # a worker or a node is a replica

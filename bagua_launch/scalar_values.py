@@ -1,4 +1,4 @@
-"""Parsers of single values. Each raises RequestError; none knows the job."""
+"""Parses single values. Each function raises RequestError; none knows the job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def switch(said: Said) -> bool:
 
 
 def is_on(values: Values, key: str) -> bool:
-    """Of a switch; off without a value."""
+    """Tells whether a switch is on; it is off without a value."""
     return key in values and switch(values[key])
 
 
@@ -51,12 +51,12 @@ def port(said: Said) -> int:
 
 
 def port_or_any(said: Said) -> int:
-    """0: whichever port is free."""
+    """Parses a port, or 0 for any free one."""
     return 0 if said.text == "0" else port(said)
 
 
 def listening(said: Said) -> str | None:
-    """Where a dashboard listens; None for a word that says no."""
+    """Parses the place where a dashboard listens; None for a word that means no."""
     word = said.text.lower()
     if word in ("1", "true", "yes", "on"):
         return ""
@@ -84,7 +84,7 @@ def seconds(said: Said) -> float:
 
 
 def seconds_or_never(said: Said) -> float | None:
-    """More than 0; None for "never"."""
+    """Parses seconds, more than 0; None for "never"."""
     if said.text.lower() == "never":
         return None
     value = seconds(said)
@@ -127,7 +127,7 @@ def choice(*words: str) -> Callable[[Said], str]:
 
 
 def signals(said: Said) -> tuple[str, ...]:
-    """Names of signals that a process can handle."""
+    """Parses names of signals that a process can handle."""
     names = tuple(name.strip() for name in said.text.split(",") if name.strip())
     for name in names:
         if name not in signal.Signals.__members__:

@@ -14,7 +14,7 @@ _SIZES = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
 
 
 def parse_size_policy(values: Values, min_nodes: int, max_nodes: int) -> SizePolicy:
-    """min_nodes, max_nodes: of --nnodes. Raises RequestError."""
+    """Returns the job's policy of sizes. min_nodes, max_nodes: of --nnodes. Raises RequestError."""
     sizes = _sizes(values, min_nodes, max_nodes)
     start_size = (
         _start_size(values["start_size"], sizes, min_nodes, max_nodes) if "start_size" in values else 0

@@ -47,19 +47,19 @@ _SWITCHES = frozenset(option.key for option in RUN_OPTIONS if option.is_switch)
 
 @dataclass(frozen=True, slots=True)
 class SshHost:
-    """target: as ssh takes it. slots: its own number of workers; None: as --nproc-per-node says."""
+    """A host of --hosts. target: as ssh takes it. slots: its own number of workers; None: as --nproc-per-node says."""
 
     target: str
     slots: str | None = None
 
     @property
     def address(self) -> str:
-        """Without the user."""
+        """The host's name or address, without the user."""
         return self.target.rpartition("@")[2].strip("[]")
 
 
 def parse_hosts(said: Said) -> tuple[SshHost, ...]:
-    """Raises RequestError."""
+    """Parses --hosts. Raises RequestError for a host that is no host or is listed twice, and for a wrong number."""
     found = []
     for part in said.text.split(","):
         name, colon, slots = (part, "", "") if part.endswith("]") else part.rpartition(":")
@@ -79,9 +79,11 @@ def parse_hosts(said: Said) -> tuple[SshHost, ...]:
 
 
 def only_typed_on_hosts(values: Mapping[str, Said]) -> frozenset[str]:
-    """Keys that a host takes from its line alone, and not from its own file or variables: what the terminal decides for
-    every node, or the host would meet elsewhere, or start the job on all hosts again; and switches that the terminal
-    has off, which no word of a line says."""
+    """Returns the keys that a host takes from its line alone, and not from its own file or variables.
+
+    They are what the terminal decides for every node, or the host would meet elsewhere, or start the job on all hosts
+    again; and switches that the terminal has off, which no word of a line says.
+    """
     return _DECIDED | {key for key, said in values.items() if key in _SWITCHES and said.text == "false"}
 
 
@@ -95,7 +97,7 @@ def node_arguments(
     job_id: str,
     credentials: Mapping[str, str],
 ) -> list[str]:
-    """What follows `bagua-launch run` on this host. credentials: option to file, on the host."""
+    """Returns the words that follow `bagua-launch run` on this host. credentials: option to file, on the host."""
     words = ["--nnodes", nodes, "--rdzv-endpoint", endpoint, "--rdzv-id", job_id]
     slots = host.slots or (values["nproc_per_node"].text if "nproc_per_node" in values else None)
     if slots is not None:

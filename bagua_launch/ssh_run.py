@@ -40,7 +40,7 @@ END_TIMEOUT_S = 60.0
 
 
 def terminal_address(given: str | None, hosts: Sequence[SshHost]) -> str:
-    """The address at which the hosts reach this one. given: --local-addr. Raises UserError if it is no address."""
+    """Returns the address at which hosts reach this one. given: --local-addr. Raises UserError if it is no address."""
     try:
         return address_towards(given, [f"{host.address}:{SSH_PORT}" for host in hosts], single_node=False)
     except UnknownStoreName:
@@ -56,7 +56,7 @@ def terminal_address(given: str | None, hosts: Sequence[SshHost]) -> str:
 
 
 class SshJob:
-    """One job on `hosts`. environment: of the nodes, beside what ssh gives them."""
+    """Runs one job on `hosts`. environment: of the nodes, beside what ssh gives them."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class SshJob:
         self._lock = threading.Lock()  # signals come in a thread of their own
 
     def run(self) -> int:
-        """The job's exit code. Raises UserError, InfrastructureLost if it can't begin."""
+        """Runs the job and returns its exit code. Raises UserError, InfrastructureLost if it can't begin."""
         if shutil.which(self._ssh[0]) is None:
             raise UserError(
                 f"no program {self._ssh[0]!r}; install OpenSSH's client, or name another with --ssh"
@@ -162,7 +162,7 @@ class SshJob:
             return  # ssh has said why
 
     def _ask_to_leave(self, *, again: bool) -> None:
-        """again: those too that were asked before: each time it is one Ctrl-C more for their nodes."""
+        """Asks the nodes to leave. again: also those asked before; for a node each time is one more Ctrl-C."""
         with self._lock:
             hosts = [host for host in self._nodes if again or host not in self._asked]
             self._asked.update(hosts)
@@ -171,7 +171,10 @@ class SshJob:
 
 
 def exit_code(codes: Sequence[int]) -> int:
-    """Of the job: 0 if a node that stayed to the end says so, else the first node's that was not ssh's own. Pure."""
+    """Returns the job's exit code. Pure.
+
+    It is 0 if a node that stayed to the end says so, else that of the first node whose code is not ssh's own.
+    """
     own = [code if code >= 0 else 128 - code for code in codes]
     if 0 in own and all(code in (0, SSH_FAILED) for code in own):
         return 0
@@ -195,7 +198,7 @@ def _ask_to_leave(node: subprocess.Popen[bytes]) -> None:
 
 
 def _end(node: subprocess.Popen[bytes]) -> None:
-    """Whatever happened here: the node on the other side sees the end of its input, and leaves."""
+    """Ends a node, whatever happened here: its remote side sees the end of its input, and leaves."""
     assert node.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         node.stdin.close()

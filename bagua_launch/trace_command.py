@@ -1,4 +1,4 @@
-"""`bagua-launch trace`: writes a trace of a running job into a file."""
+"""Implements `bagua-launch trace`: writes a trace of a running job into a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bagua_launch.errors import RequestError
 
 
 def trace(**typed: Any) -> int:
-    """Exit code 0; INTERRUPTED after Ctrl-C, when what came until then is written."""
+    """Writes the trace. Returns exit code 0; INTERRUPTED after Ctrl-C, when what came until then is written."""
     job_id, steps, out, within_s, as_json = (typed.pop(n) for n in ("job", "steps", "out", "within", "json"))
     path = Path(out or f"{job_id}.trace.json")
     _check_place(path)
@@ -59,6 +59,6 @@ def trace(**typed: Any) -> int:
 
 
 def _check_place(path: Path) -> None:
-    """Before the job is asked: a trace that can't be written is not worth recording."""
+    """Raises RequestError if the file can't be written; called before the job records, to spare it a trace in vain."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise RequestError(f"can't write {path}: there is no such folder, or it is one; use --out FILE")

@@ -21,8 +21,11 @@ _CHOSEN, _SCRIPTED, _OTHER = "#d55e00", "#0072b2", "#9aa5ad"  # hues that differ
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A trial. at_s: time of training of the study at its end. best: the highest rate so far. is_chosen: its settings
-    are the ones that the study keeps by now."""
+    """A trial in the plot.
+
+    at_s: time of training of the study at its end. best: the highest rate so far. is_chosen: its settings are the ones
+    that the study keeps by now.
+    """
 
     number: int
     at_s: float
@@ -34,7 +37,7 @@ class Point:
 
 
 def points_of(study: Study) -> list[Point]:
-    """In the order of the trials. Pure."""
+    """Returns the points in the order of the trials. Pure."""
     chosen = study.best
     found: list[Point] = []
     at_s = best = 0.0
@@ -50,7 +53,7 @@ def points_of(study: Study) -> list[Point]:
 
 
 def plot_trials(job_id: str, study: Study, path: Path) -> None:
-    """Write the plot; its format follows from the path's suffix. Raises UserError for a study without trials, an
+    """Writes the plot; its format follows from the path's suffix. Raises UserError for a study without trials, an
     unknown suffix, a file that can't be written, and where matplotlib is missing."""
     points = points_of(study)
     if not points:

@@ -1,4 +1,7 @@
-"""`bagua-launch tune`: shows, pins and forgets the settings of a running job's steps. Thin: parse, ask, print."""
+"""Implements `bagua-launch tune`: shows, pins and forgets the settings of a running job's steps.
+
+Thin: parse, ask, print.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ OPTIONS = (
 def asked_settings(
     bucket_size: str | None, hierarchical: str | None, algorithm: str | None
 ) -> dict[str, object]:
-    """Fields of StepSettings that were said. Raises RequestError."""
+    """Returns the given fields of StepSettings. Raises RequestError."""
     asked: dict[str, object] = {}
     if bucket_size is not None:
         asked["bucket_bytes"] = 0 if bucket_size == _SCRIPT else size_bytes(bucket_size)
@@ -65,7 +68,7 @@ def asked_settings(
 
 
 def size_bytes(text: str) -> int:
-    """Raises RequestError."""
+    """Parses a size in bytes. Raises RequestError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
         raise RequestError(f"--bucket-size {text!r}: not a size; use 4MiB, 512KiB, or a number of bytes")
@@ -81,7 +84,7 @@ def plot(store: Store, job_id: str, path: Path) -> None:
 
 
 def tune(store: Store, job_id: str, asked: dict[str, object], *, forgets: bool, as_json: bool) -> str:
-    """What to print."""
+    """Shows or changes the job's settings, and returns the text to print."""
     from bagua_agent.cluster_client import tune as client
 
     shown = (

@@ -1,4 +1,7 @@
-"""`top` and `dashboard`: a job in this terminal, or as a page of this machine. Thin: look, then show."""
+"""Implements `top` and `dashboard`: show a job in this terminal, or as a page of this machine.
+
+Thin: look, then show.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ _FIRST_LOOKS_S = 1.0  # between the first two of --once: a speed needs two
 
 
 def top(store: Store, job_id: str, *, every_s: float | None, once: bool, as_json: bool) -> int:
-    """Raises UserError if there is no such job, and StoreUnavailable."""
+    """Shows a job live. Returns the exit code. Raises UserError if there is no such job, and StoreUnavailable."""
     from bagua_agent.cluster_client.cluster_requests import unknown_job
     from bagua_agent.dashboard import terminal_text
     from bagua_agent.dashboard.page_data import finite, page_data
@@ -100,7 +103,7 @@ def top(store: Store, job_id: str, *, every_s: float | None, once: bool, as_json
 
 
 def dashboard_place(listen: str, credentials: StoreCredentials) -> DashboardPlace:
-    """Where a page is served, and with which TLS. Raises RequestError and UserError."""
+    """Returns where a page is served, and with which TLS. Raises RequestError and UserError."""
     from bagua_agent.dashboard.exposure import https_side
     from bagua_agent.dashboard.listening import Listening
 
@@ -112,8 +115,10 @@ def dashboard_place(listen: str, credentials: StoreCredentials) -> DashboardPlac
 
 
 def dashboard(store: Store, place: DashboardPlace, job_id: str | None) -> int:
-    """Until Ctrl-C. job_id: None for the cluster. Raises UserError if there is no such job or the address can't be
-    used."""
+    """Serves the page until Ctrl-C. Returns the exit code. job_id: None for the cluster.
+
+    Raises UserError if there is no such job, and InfrastructureLost if the address can't be used.
+    """
     from bagua_agent.base.errors import InfrastructureLost
     from bagua_agent.cluster_client.cluster_requests import unknown_job
     from bagua_agent.dashboard.cluster_collector import ClusterCollector

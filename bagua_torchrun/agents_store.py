@@ -21,7 +21,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
 
 
 class AgentsStore(Store):
-    """Thread-safe. Every method raises DistStoreError if etcd is away for the client's whole time limit."""
+    """A torch Store on etcd. Thread-safe.
+
+    Every method raises DistStoreError if etcd is away for the client's whole time limit.
+    """
 
     def __init__(self, keys: LeasedKeys, prefix: str) -> None:
         super().__init__()  # the C++ part holds the timeout
@@ -35,7 +38,7 @@ class AgentsStore(Store):
             raise _lost(key, error) from error
 
     def get(self, key: str) -> bytes:
-        """The value, as soon as there is one. Raises DistStoreError after the store's timeout."""
+        """Returns the value, as soon as there is one. Raises DistStoreError after the store's timeout."""
         self.wait([key])
         value = self._read(key)
         if value is None:
@@ -43,7 +46,7 @@ class AgentsStore(Store):
         return value[0]
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a decimal number; an absent one is 0. Returns the sum. Each call counts once, whatever etcd does."""
+        """Adds to a decimal number; an absent one is 0. Returns the sum. Each call counts once, whatever etcd does."""
         while True:
             read = self._read(key)
             total = int(read[0]) + amount if read else amount
@@ -76,7 +79,7 @@ class AgentsStore(Store):
         return all(self._read(key) is not None for key in keys)
 
     def _read(self, key: str) -> tuple[bytes, int] | None:
-        """Value and mod revision."""
+        """Returns the value and its mod revision; None if there is none."""
         try:
             read = self._keys.store.get(self._prefix + key)
         except InfrastructureLost as error:

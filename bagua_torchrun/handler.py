@@ -25,7 +25,7 @@ NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 def create(parameters: RendezvousParameters) -> RendezvousHandler:
-    """The handler of one torchrun agent.
+    """Creates the handler of one torchrun agent.
 
     Raises UserError for an option that cannot be used, RendezvousConnectionError if no endpoint answers.
     """
@@ -45,7 +45,7 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 def outage_credit(parameters: RendezvousParameters) -> OutageCredit:
-    """By the heartbeats that torch's handler will use."""
+    """Returns the credit for the heartbeats that torch's handler will use."""
     interval_s, attempts = (
         parameters.get_as_int(name, OURS[name]) for name in ("keep_alive_interval", "keep_alive_max_attempt")
     )

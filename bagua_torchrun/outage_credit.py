@@ -27,7 +27,7 @@ class Outage:
 
 
 def credited(heartbeat: datetime, outages: Sequence[Outage]) -> datetime:
-    """The heartbeat, moved forward by the part of each outage that came after it. Pure. outages: oldest first."""
+    """Moves the heartbeat forward by the part of each outage that came after it. Pure. outages: oldest first."""
     for outage in outages:
         ended = outage.ended if heartbeat.tzinfo is not None else outage.ended.replace(tzinfo=None)
         if heartbeat < ended:
@@ -36,7 +36,10 @@ def credited(heartbeat: datetime, outages: Sequence[Outage]) -> datetime:
 
 
 class OutageCredit:
-    """Of one agent. Not thread-safe: torch asks for the state from one thread at a time."""
+    """Measures the outages of etcd for one agent, and adds them to heartbeats.
+
+    Not thread-safe: torch reads the state from one thread at a time.
+    """
 
     def __init__(
         self,
@@ -45,7 +48,10 @@ class OutageCredit:
         now_s: Callable[[], float] = time.monotonic,
         utc: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """interval_s: between two heartbeats of a node. dead_after_s: torch removes a node whose heartbeat is older."""
+        """Takes torch's settings of heartbeats.
+
+        interval_s: between two heartbeats of a node. dead_after_s: torch removes a node whose heartbeat is older.
+        """
         self._interval_s = interval_s
         self._dead_after = timedelta(seconds=dead_after_s)
         self._now_s = now_s
@@ -57,7 +63,7 @@ class OutageCredit:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Around requests to etcd that belong together. An exception means that etcd did not answer."""
+        """Measures the requests to etcd within, which belong together. An exception means that etcd did not answer."""
         if self._waiting_since_s is None:
             self._waiting_since_s = self._now_s()
         yield
@@ -74,7 +80,7 @@ class OutageCredit:
         self._outages = [*self._outages[1 - MOST_OUTAGES :], Outage(self._utc(), timedelta(seconds=length_s))]
 
     def add_to(self, state: bytes) -> bytes:
-        """The state with outages added to its heartbeats."""
+        """Returns the state with outages added to its heartbeats."""
         if self._outages and self._utc() - self._outages[-1].ended > self._dead_after:
             self._outages.clear()  # a heartbeat from before it is too old in any case
         is_first, self._has_read = not self._has_read, True
@@ -91,8 +97,8 @@ class OutageCredit:
         return pickle.dumps(read)
 
     def _doubt_the_end_of_all(self, heartbeats: dict[object, datetime]) -> None:
-        """A new agent does not know of an outage that has just ended, and whose nodes have yet to write. If all look
-        dead at its first reading, they get the usual time from now on."""
+        """Gives all nodes the usual time from now on if all look dead at an agent's first reading: a new agent does not
+        know of an outage that has just ended, after which the nodes have yet to write."""
         if not heartbeats:
             return
         now = self._utc()

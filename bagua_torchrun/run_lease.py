@@ -1,4 +1,4 @@
-"""Keys that outlive the agents of a run by a limited time, so that no run leaves its keys behind.
+"""Writes keys that outlive the agents of a run by a limited time, so that no run leaves its keys behind.
 
 Every write hangs its key on a lease of this process. A lease is replaced by a new one before it is half over; the old
 one ends by itself, and by then every key that is still used hangs on a newer one. No thread renews anything.
@@ -15,7 +15,7 @@ from bagua_agent.etcd.client import Compare, Put, Store
 
 
 class LeasedKeys:
-    """Writes of one process. Thread-safe: torchrun's heartbeat writes beside its main thread."""
+    """Writes the keys of one process. Thread-safe: torchrun's heartbeat writes beside its main thread."""
 
     def __init__(self, store: Store, ttl_s: int, now: Callable[[], float] = time.monotonic) -> None:
         self.store = store
@@ -26,7 +26,7 @@ class LeasedKeys:
         self._granted_at_s = 0.0
 
     def put_if(self, compare: Compare, key: str, value: bytes) -> bool:
-        """Write `key` if the comparison holds; whether it did. Raises OutcomeUnknown, StoreUnavailable."""
+        """Writes `key` if the comparison holds. Returns whether it did. Raises OutcomeUnknown, StoreUnavailable."""
         try:
             return self._put_if(compare, key, value)
         except LeaseLost:  # etcd lost its leases, as after a restore from a backup
@@ -34,7 +34,7 @@ class LeasedKeys:
             return self._put_if(compare, key, value)
 
     def put(self, key: str, value: bytes) -> None:
-        """Write `key`; may be done more than once. Raises StoreUnavailable."""
+        """Writes `key`, maybe more than once. Raises StoreUnavailable."""
         try:
             self.store.put(key, value, self._lease())
         except LeaseLost:

@@ -24,7 +24,10 @@ OURS = {"keep_alive_interval": 2, "keep_alive_max_attempt": 3, "last_call_timeou
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """store: how to reach etcd. prefix: of this run's keys. ttl_s: how long keys outlive the last agent."""
+    """The settings of a run.
+
+    store: how to reach etcd. prefix: of this run's keys. ttl_s: how long keys outlive the last agent.
+    """
 
     store: StoreConfig
     prefix: str
@@ -40,7 +43,7 @@ class Settings:
 
 
 def parse(endpoint: str, run_id: str, conf: Mapping[str, object]) -> Settings:
-    """Settings of a run. Raises UserError naming the option.
+    """Returns the settings of a run. Raises UserError naming the option.
 
     endpoint: of `--rdzv-endpoint`; several are separated by commas.
     conf: of `--rdzv-conf`: ca_cert, ssl_cert and ssl_cert_key (PEM files), user and password, ttl and read_timeout (s).

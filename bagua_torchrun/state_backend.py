@@ -1,4 +1,4 @@
-"""The state of a rendezvous as one key of etcd, written by comparison with the revision that was read.
+"""Keeps the state of a rendezvous as one key of etcd, written by comparison with the revision that was read.
 
 The token of a state is the key's mod revision, so two agents that read the same state cannot both write their own.
 """
@@ -18,10 +18,10 @@ from bagua_torchrun.torchrun_plugin import BACKEND
 
 
 class StateBackend(RendezvousBackend):
-    """Where torch's DynamicRendezvousHandler keeps its state."""
+    """Keeps the state of torch's DynamicRendezvousHandler in etcd."""
 
     def __init__(self, keys: LeasedKeys, key: str, credit: OutageCredit) -> None:
-        """credit: added to the heartbeats of every state that is returned."""
+        """Takes the key of the state. credit: added to the heartbeats of every state that is returned."""
         self._keys = keys
         self._key = key
         self._credit = credit
@@ -31,7 +31,7 @@ class StateBackend(RendezvousBackend):
         return BACKEND
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The state and its token; None if there is none. Raises RendezvousConnectionError."""
+        """Returns the state and its token; None if there is none. Raises RendezvousConnectionError."""
         try:
             with self._credit.asking():
                 read = self._read()
@@ -40,7 +40,7 @@ class StateBackend(RendezvousBackend):
         return None if read is None else (self._credit.add_to(read.value), read.mod_revision)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write `state` if the key is as `token` says (None: absent).
+        """Writes `state` if the key is as `token` says (None: absent).
 
         Returns what the key holds afterwards, its token, and whether that is `state`; None if the key is gone.
         Raises RendezvousConnectionError.

@@ -1,4 +1,4 @@
-"""What torch loads by the entry point. Light: torch loads it in every process that imports its elastic package."""
+"""Provides the entry point that torch loads. Light: every process that imports torch's elastic package loads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BACKEND = "bagua-etcd"
 
 
 def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """The creator that torch registers for `--rdzv-backend bagua-etcd`."""
+    """Returns the creator that torch registers for `--rdzv-backend bagua-etcd`."""
     return _create
 
 

@@ -7,23 +7,23 @@ import socket
 
 
 def joined(host: str, port: int | str) -> str:
-    """host:port, or [host]:port for an IPv6 address."""
+    """Returns host:port, or [host]:port for an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parted(address: str) -> tuple[str, int]:
-    """Of what `joined` made. Raises ValueError if the port is no number."""
+    """Returns the host and port of what `joined` returned. Raises ValueError if the port is no number."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Of a socket for this address, or for a name, which is taken for one of IPv4."""
+    """Returns the family of a socket for this address, or for a name, which is taken for one of IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address without brackets is localhost or a loopback address."""
+    """Tells whether a name or an address without brackets is localhost or a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name

@@ -27,7 +27,7 @@ def is_url(text: str) -> bool:
 
 
 def complete(text: str) -> str:
-    """As workers get it: an absolute path, or a URL without a slash at its end. Raises ValueError."""
+    """Returns the value that workers get: an absolute path, or a URL without a slash at its end. Raises ValueError."""
     protocol, separator, place = text.partition(_SEPARATOR)
     if not separator:
         return str(Path(text).absolute())

@@ -13,7 +13,7 @@ _FORM = re.compile(r"([0-9]{1,9})|([0-9]{1,9}(?:\.[0-9]{1,6})?)s")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEvery:
-    """Exactly one of the two is set, and above 0."""
+    """The interval of checkpoints. Exactly one of the two is set, and above 0."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -27,7 +27,7 @@ class CheckpointEvery:
 
     @staticmethod
     def decode(text: str) -> CheckpointEvery:
-        """Raises ValueError for anything but a number above 0, of steps or with an s of seconds."""
+        """Parses a number of steps, or of seconds with an s. Raises ValueError for anything but a number above 0."""
         match = _FORM.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is neither a number of steps nor one of seconds, as 500 or 30s")

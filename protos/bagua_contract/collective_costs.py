@@ -11,8 +11,11 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """sent_bytes: by each member. rounds: messages that wait for one another. messages: to peers at the same time, each
-    of which has a cost of its own."""
+    """The cost of a collective.
+
+    sent_bytes: by each member. rounds: messages that wait for one another. messages: to peers at the same time, each
+    of which has a cost of its own.
+    """
 
     sent_bytes: float
     rounds: int
@@ -20,32 +23,34 @@ class Cost(NamedTuple):
 
 
 def ring_allreduce(members: int, size_bytes: float) -> Cost:
-    """Each member sends every part but one twice: to sum it, and to spread the sum."""
+    """Returns the cost of a ring: each member sends every part but one twice, to sum it and to spread the sum."""
     if members < 2:
         return Cost(0.0, 0)
     return Cost(2 * (members - 1) / members * size_bytes, 2 * (members - 1))
 
 
 def alltoall(members: int, size_bytes: float) -> Cost:
-    """size_bytes: for each peer."""
+    """Returns the cost of messages between all pairs of members. size_bytes: for each peer."""
     others = members - 1
     return Cost(others * size_bytes, 1, messages=others) if others else Cost(0.0, 0)
 
 
 def allgather(members: int, size_bytes: float) -> Cost:
-    """size_bytes: of each member's part. A ring."""
+    """Returns the cost of a ring. size_bytes: of each member's part."""
     others = members - 1
     return Cost(others * size_bytes, others)
 
 
 def compressed_bytes(values: int) -> float:
-    """Of values as min-max uint8, without padding: one byte each, and 8 for each block of 2,048."""
+    """Returns the bytes of values as min-max uint8, without padding: 1 each, and 8 for each block of 2,048."""
     return values + 8 * -(-values // 2048)
 
 
 class Passes(NamedTuple):
-    """Over the values of a bucket in fp32, beside the compression; reading one array and writing one is a pass. before,
-    behind: the exchange. optimizer: more than SGD's."""
+    """Counts passes over the values of a bucket in fp32, beside the compression; one reads an array and writes one.
+
+    before, behind: the exchange. optimizer: more than SGD's.
+    """
 
     before: float = 0.0
     behind: float = 0.0

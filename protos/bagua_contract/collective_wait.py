@@ -1,4 +1,4 @@
-"""Values for what a worker waits in, and for its earlier operations with all members of its generation.
+"""Defines values for what a worker waits in, and for its earlier operations with all members of its generation.
 
 Checked at birth: a report of another version or of unknown origin raises ValueError where it enters.
 """
@@ -34,8 +34,11 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveWait:
-    """call_site: file:line of the script, or that it has ended. operations: the newest, oldest first; the worker waits
-    in the last one."""
+    """A worker's wait in a collective, as it reports it.
+
+    call_site: file:line of the script, or that it has ended. operations: the newest, oldest first; the worker waits
+    in the last one.
+    """
 
     call_site: str
     operations: tuple[Operation, ...]
@@ -60,11 +63,11 @@ class CollectiveWait:
 
     @classmethod
     def from_proto(cls, message: pb.CollectiveWait) -> CollectiveWait:
-        """Raises ValueError."""
+        """Returns the wait of a message. Raises ValueError for one that is not valid."""
         operations = tuple(Operation(o.step, o.place, _line(o.name)) for o in message.operations)
         return cls(_line(message.call_site), operations)
 
 
 def _line(text: str) -> str:
-    """One line of bounded length: it is shown to people."""
+    """Returns the text as one line of bounded length: it is shown to people."""
     return "".join(c if c.isprintable() else " " for c in text[:LONGEST_NAME])

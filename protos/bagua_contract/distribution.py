@@ -17,7 +17,7 @@ _ORIGINALS = ("bagua", "bagua-core", *(f"bagua-cuda{number}" for number in _CUDA
 
 
 def own_version() -> str | None:
-    """None where it runs from its sources without being installed."""
+    """Returns the version of this package; None where it runs from its sources without being installed."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
@@ -25,7 +25,7 @@ def own_version() -> str | None:
 
 
 def original_beside() -> str | None:
-    """The message for the user if a distribution of the original Bagua is in this environment; None if none is."""
+    """Returns a message for the user if a distribution of the original Bagua is in this environment; else None."""
     for name in _ORIGINALS:
         try:
             found = version(name)

@@ -20,7 +20,7 @@ class WorkerEnvironmentError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
-    """Every field is the variable BAGUA_<NAME IN CAPITALS>.
+    """The variables that a worker gets; every field is the variable BAGUA_<NAME IN CAPITALS>.
 
     session_socket: path of the agent's Unix socket. bind_host: this node's address as peers reach it.
     slot: place on the node, fixed for the process's life. virtual_local_rank: 1 if the worker sees one GPU only, as
@@ -62,11 +62,11 @@ class WorkerEnvironment:
 
     @property
     def local_rank(self) -> int:
-        """Index of this worker's GPU among those that it sees, as torchrun's LOCAL_RANK."""
+        """The index of this worker's GPU among those that it sees, as torchrun's LOCAL_RANK."""
         return 0 if self.virtual_local_rank else self.slot
 
     def encode(self) -> dict[str, str]:
-        """Environment variables that `decode` reads back to an equal value.
+        """Returns the environment variables that `decode` reads back to an equal value.
 
         What only users set is left out at its default, or it would hide theirs.
         """
@@ -82,7 +82,7 @@ class WorkerEnvironment:
 
     @staticmethod
     def decode(environ: Mapping[str, str]) -> WorkerEnvironment:
-        """Raises WorkerEnvironmentError naming the variable and its value."""
+        """Reads the fields from variables. Raises WorkerEnvironmentError naming the variable and its value."""
         hints = get_type_hints(WorkerEnvironment)
         values: dict[str, Any] = {}
         for f in fields(WorkerEnvironment):
@@ -100,18 +100,18 @@ def variable(field_name: str) -> str:
 
 
 def worker_id_in(environ: Mapping[str, str]) -> str:
-    """The field of this name alone; empty for a script that was not launched."""
+    """Returns only the field worker_id; empty for a script that was not launched."""
     return environ.get(variable("worker_id"), "")
 
 
 def staging_bytes_in(environ: Mapping[str, str]) -> int:
-    """The field of this name alone, -1 if it is not set. Raises WorkerEnvironmentError."""
+    """Returns only the field staging_bytes, -1 if it is not set. Raises WorkerEnvironmentError."""
     name = variable("staging_bytes")
     return int(_read(name, int, environ[name])) if name in environ else -1
 
 
 def default_bucket_size_in(environ: Mapping[str, str]) -> int | None:
-    """The field of this name alone; None if it is not set. Raises WorkerEnvironmentError."""
+    """Returns only the field default_bucket_size; None if it is not set. Raises WorkerEnvironmentError."""
     name = variable("default_bucket_size")
     found = int(_read(name, int, environ[name])) if name in environ else -1
     if found == -1:

@@ -19,7 +19,7 @@ _WITHOUT_RETRIES = (("grpc.enable_retries", 0),)
 def open_channel(
     address: str, credentials: grpc.ChannelCredentials | None = None, options: Options = ()
 ) -> grpc.Channel:
-    """To `address`; plain without credentials. Returns at once: the first call connects."""
+    """Opens a channel to `address`; plain without credentials. Returns at once: the first call connects."""
     all_options = [*options, *_WITHOUT_RETRIES]
     if credentials is None:
         return grpc.insecure_channel(address, options=all_options)

@@ -13,8 +13,9 @@ from pathlib import PurePosixPath
 
 @dataclass(frozen=True, slots=True)
 class MemoryCgroups:
-    """version: 1 or 2, of the hierarchy that has the memory controller.
+    """The groups that account a process's memory.
 
+    version: 1 or 2, of the hierarchy that has the memory controller.
     folders: of the process's own group, then of its ancestors up to the mount.
     """
 
@@ -23,7 +24,10 @@ class MemoryCgroups:
 
 
 def memory_cgroups(cgroups: str, mounts: str) -> MemoryCgroups | None:
-    """cgroups, mounts: the text of /proc/self/cgroup and of /proc/self/mountinfo. None: no such group is visible."""
+    """Returns the groups of a process's memory; None if no such group is visible.
+
+    cgroups, mounts: the text of /proc/self/cgroup and of /proc/self/mountinfo.
+    """
     groups = {}
     for line in cgroups.splitlines():
         _, controllers, group = line.split(":", 2)
@@ -39,8 +43,11 @@ def memory_cgroups(cgroups: str, mounts: str) -> MemoryCgroups | None:
 
 
 def _folders(group: str, mounts: list[tuple[PurePosixPath, PurePosixPath]]) -> tuple[PurePosixPath, ...]:
-    """The newest mount counts, for it may hide others. A container's mount may show another part of the hierarchy
-    than the path of its group names; its top is then the nearest group that can be read."""
+    """Returns the folders of the process's own group and of its ancestors, as far as they are visible.
+
+    The newest mount counts, for it may hide others. A container's mount may show another part of the hierarchy than the
+    path of its group names; its top is then the nearest group that can be read.
+    """
     if not mounts:
         return ()
     for root, place in reversed(mounts):
@@ -53,7 +60,7 @@ def _folders(group: str, mounts: list[tuple[PurePosixPath, PurePosixPath]]) -> t
 
 
 def _mounts(mounts: str, version: int) -> Iterator[tuple[PurePosixPath, PurePosixPath]]:
-    """(group at the top of the mount, place of the mount) of each hierarchy that can have the memory controller."""
+    """Yields (group at the mount's top, place of the mount) of each hierarchy that can have the memory controller."""
     for line in mounts.splitlines():
         fields, _, of_system = line.partition(" - ")
         kind, _, options = of_system.split(" ", 2)

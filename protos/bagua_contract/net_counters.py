@@ -24,7 +24,7 @@ class NoCountersError(RuntimeError):
 
 
 def read(pid: int) -> dict[str, int]:
-    """The counters of process `pid`, by name. Raises NoCountersError."""
+    """Returns the counters of process `pid`, by name. Raises NoCountersError."""
     try:
         for descriptor in sorted((PROC / str(pid) / "fd").iterdir()):
             if _target(descriptor) == _LINK:
@@ -37,7 +37,7 @@ def read(pid: int) -> dict[str, int]:
 
 
 def parse(content: bytes) -> dict[str, int]:
-    """The counters in the plugin's shared memory. Raises NoCountersError."""
+    """Returns the counters in the plugin's shared memory, by name. Raises NoCountersError."""
     if len(content) < _HEAD.size or content[: len(_MAGIC)] != _MAGIC:
         raise NoCountersError("its counters are of another version of Bagua-Net")
     count = _HEAD.unpack_from(content)[1]
@@ -50,7 +50,7 @@ def parse(content: bytes) -> dict[str, int]:
 
 
 def processes() -> Iterator[tuple[int, dict[str, int]]]:
-    """Every process of this machine whose counters can be read, with them."""
+    """Yields every process of this machine whose counters can be read, with its counters."""
     for pid in sorted(int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()):
         try:
             yield pid, read(pid)

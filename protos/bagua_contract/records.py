@@ -1,4 +1,4 @@
-"""The records of one job as values: frozen, checked at birth, and their protobuf form.
+"""Defines the records of one job as values: frozen, checked at birth, and their protobuf form.
 
 Owns the meaning of the records in etcd. Knows nothing of etcd, processes or torch, so that agent and
 core can share it.
@@ -25,7 +25,7 @@ LARGEST_NUMBER = (1 << 63) - 1
 
 
 def read_message(kind: type[M], data: bytes) -> M | None:
-    """None for what is no message of this kind."""
+    """Parses a message; returns None for data that is no message of this kind."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -131,12 +131,12 @@ class Generation:
 
     @property
     def replica_size(self) -> int:
-        """Workers of each replica; 1 in a job without replicas, and of an empty record."""
+        """The workers of each replica; 1 in a job without replicas, and of an empty record."""
         return 1 + max((m.shard_rank for m in self.members), default=0)
 
     @property
     def is_gathering(self) -> bool:
-        """Its members are before the loop and hold no state."""
+        """Whether its members are before the loop and hold no state."""
         return self.kind is GenerationKind.GATHERING
 
     @property
@@ -168,7 +168,7 @@ class Generation:
 
     @staticmethod
     def from_proto(message: pb.Generation) -> Generation:
-        """Raises ValueError for a record that no leader of this protocol would write."""
+        """Returns the generation of a record. Raises ValueError for one that no leader of this protocol would write."""
         if message.HasField("parts"):
             # taken for a whole one it would send all workers away
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The record of a replica as a value: frozen, checked at birth, and its protobuf form.
+"""Defines the record of a replica as a value: frozen, checked at birth, and its protobuf form.
 
 A *replica* is the workers that together hold one copy of a sharded model. A job with a replica size of 1 has no such
 records: each of its workers is a replica. Knows nothing of etcd, processes or torch.
@@ -52,7 +52,7 @@ class Replica:
 
     @property
     def worker_ids(self) -> tuple[str, ...]:
-        """In the order of their shards."""
+        """The ids of the workers, in the order of their shards."""
         return tuple(m.worker_id for m in self.members)
 
     @property
@@ -60,7 +60,7 @@ class Replica:
         return frozenset(m.agent_id for m in self.members)
 
     def shard_of(self, worker_id: str) -> int | None:
-        """The worker's shard rank; None: it is not in this replica."""
+        """Returns the worker's shard rank; None: it is not in this replica."""
         return next((i for i, m in enumerate(self.members) if m.worker_id == worker_id), None)
 
     def encode(self) -> bytes:
@@ -87,7 +87,7 @@ class Replica:
 
     @staticmethod
     def from_proto(message: pb.Replica) -> Replica:
-        """Raises ValueError for a record that no leader of this protocol would write."""
+        """Returns the replica of a record. Raises ValueError for one that no leader of this protocol would write."""
         return Replica(
             replica_id=message.replica_id,
             members=tuple(

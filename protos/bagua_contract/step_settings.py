@@ -30,17 +30,17 @@ _FROZEN_NOTE = re.compile(r", [0-9]+ of [0-9]+ parameters frozen \([0-9a-f]*\)")
 
 
 def frozen_note(frozen: int, count: int, digest: str) -> str:
-    """What follows the algorithm in a fingerprint if parameters were frozen when the model was wrapped."""
+    """Returns the text behind the algorithm in a fingerprint if parameters were frozen when the model was wrapped."""
     return f", {frozen} of {count} parameters frozen ({digest})"
 
 
 def declared_algorithm(fingerprint: Mapping[str, str]) -> str:
-    """The script's, without its arguments; empty: unknown."""
+    """Returns the script's algorithm, without its arguments; empty: unknown."""
     return _FROZEN_NOTE.sub("", fingerprint.get("algorithm", "")).partition("(")[0]
 
 
 def takes(algorithm: str, fingerprint: Mapping[str, str]) -> bool:
-    """Whether a job can switch to it.
+    """Tells whether a job with this fingerprint can switch to `algorithm`.
 
     qadam compresses momentum in units of a second moment that no longer changes, which only the script's optimizer can
     keep, and knows its parameters from the wrapping.
@@ -55,7 +55,10 @@ def takes(algorithm: str, fingerprint: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """Each field has a value of its own for "as the script says". Raises ValueError for what no job can use."""
+    """The settings of a job's steps. Each field has a value of its own for "as the script says".
+
+    Raises ValueError for what no job can use.
+    """
 
     bucket_bytes: int = 0  # a bucket is closed once it holds as many; 0: as the script says
     hierarchical: bool | None = None  # whether workers of a node sum among themselves first
@@ -74,11 +77,11 @@ class StepSettings:
 
     @property
     def is_empty(self) -> bool:
-        """All as the script says."""
+        """Whether all settings are as the script says."""
         return self == AS_SCRIPTED
 
     def over(self, other: StepSettings) -> StepSettings:
-        """These settings, and those of `other` where these leave it to the script."""
+        """Returns these settings, with those of `other` where these leave it to the script."""
         own = {
             f.name: v for f in fields(self) if (v := getattr(self, f.name)) != getattr(AS_SCRIPTED, f.name)
         }
@@ -101,7 +104,7 @@ class StepSettings:
 
     @staticmethod
     def from_proto(message: pb.StepSettings) -> StepSettings:
-        """Raises ValueError."""
+        """Returns the settings of a message. Raises ValueError for those that no job can use."""
         from bagua_contract import membership_pb2 as pb
 
         known = {pb.StepSettings.SCRIPT: None, pb.StepSettings.ON: True, pb.StepSettings.OFF: False}
@@ -128,7 +131,7 @@ AS_SCRIPTED = StepSettings()
 
 
 def size_text(size_bytes: int) -> str:
-    """In the largest unit in which it is whole."""
+    """Formats a size in the largest unit in which it is whole."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes % factor == 0:
             return f"{size_bytes // factor} {unit}"

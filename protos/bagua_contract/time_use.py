@@ -1,4 +1,4 @@
-"""What a worker's time goes to, by the names that its reports to the agent carry, and the bounds of step times."""
+"""Defines the uses of a worker's time, by the names in its reports to the agent, and the bounds of step times."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ LOST_TO_CHANGES = (
 
 
 def goodput_of(spent_s: Mapping[str, float]) -> float | None:
-    """The share of STEP in a worker's time since its first generation, without STANDBY; None before there is any.
-    spent_s: by the names of uses; those of a newer version count as lost."""
+    """Returns the share of STEP in a worker's time since its first generation, without STANDBY.
+
+    None before there is any such time. spent_s: by the names of uses; those of a newer version count as lost.
+    """
     aside = (TimeUse.START.value, TimeUse.STANDBY.value)
     total_s = sum(seconds for use, seconds in spent_s.items() if use not in aside)
     return spent_s.get(TimeUse.STEP.value, 0.0) / total_s if total_s > 0 else None

@@ -25,7 +25,7 @@ class BaguaEnvironment(ClusterEnvironment):
         self.ranks_changed()
 
     def ranks_changed(self) -> None:
-        """Updates the rank by which this worker logs and writes checkpoints, or not; Lightning keeps it in two places."""
+        """Updates Lightning's rank in both places; it decides whether this worker logs and writes checkpoints."""
         rank_zero_only.rank = fabric_rank_zero_only.rank = self.global_rank()
 
     @property
