@@ -39,7 +39,8 @@ class CheckpointMismatch(UserError, RuntimeError):
 
 
 class CheckpointsUnreadable(InfrastructureLost, RuntimeError):
-    """No checkpoint can be chosen: the directory cannot be listed or is of an older version."""
+    """No checkpoint can be chosen: the directory cannot be listed or is of an older version, or none of the members
+    could read the chosen one, which may be whole."""
 
 
 @dataclass(frozen=True, slots=True)

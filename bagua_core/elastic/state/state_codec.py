@@ -188,7 +188,8 @@ def described_tensors(manifest: bytes) -> list[dict[str, Any]]:
 
 
 def layout_of(manifest: bytes) -> int:
-    """Returns a digest of the data types and shapes that a manifest describes: stripes of one state agree in it."""
+    """Returns a digest of a manifest's descriptions of tensors (see described_tensors): stripes of one state agree in
+    it."""
     return zlib.crc32(json.dumps(json.loads(manifest)["tensors"], sort_keys=True).encode())
 
 
