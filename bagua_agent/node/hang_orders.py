@@ -21,8 +21,8 @@ _TOPIC = "hang"
 
 
 class HangOrders:
-    """Carries out each order of the leader once. on_disagreement(difference): called if this node's workers should
-    raise it."""
+    """Carries out the leader's orders for this node's workers. on_disagreement(difference): called if they should raise
+    it."""
 
     def __init__(
         self, job: JoinedJob, workers: NodeWorkers, on_disagreement: Callable[[str], None] = lambda what: None
