@@ -11,7 +11,7 @@ from bagua_core.torch_api.contrib.utils.store import Store
 
 
 class RedisStore(Store):
-    """A dictionary of values in Redis, sharded over `hosts`.
+    """Holds values by key in Redis, sharded over `hosts`.
 
         store = RedisStore(hosts=[{"host": "10.0.0.5", "port": "6379"}])
         store.set("a", tensor)
@@ -19,7 +19,7 @@ class RedisStore(Store):
 
     hosts None: a server is started on this node, for the processes of the job here. cluster_mode False: each node uses
     one of the hosts. capacity_per_node: bytes of a server started here, which refuses further values when it is full.
-    Values are CacheLoader's. A lost or full server is said once and raises nothing.
+    Values are CacheLoader's. A lost or full server is reported once and raises nothing.
     Raises CacheOptionError and MissingPartError when it is made.
     """
 
