@@ -1,4 +1,4 @@
-"""`python -m bagua_launch` is `bagua-launch`."""
+"""Runs `bagua-launch` as `python -m bagua_launch`."""
 
 from bagua_launch.main import main
 

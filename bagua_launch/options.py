@@ -30,7 +30,7 @@ TORCHRUN_PREFIX = "PET_"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `metavar` is empty for a switch; `own` ones are not torchrun's. other_names: further spellings.
+    """An option. `metavar` is empty for a switch; `own` ones are not torchrun's. other_names: further spellings.
     bare_value: what the option says without `=VALUE`, the only way to give it one; empty: it needs one."""
 
     name: str
@@ -50,7 +50,7 @@ class Option:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """All spellings of the option."""
+        """The spellings of the option."""
         return (self.flag, *("--" + name for name in self.other_names), *filter(None, [self.short]))
 
     @property
@@ -63,7 +63,7 @@ class Option:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Environment variables that set it, the strongest first."""
+        """The environment variables that set it, the strongest first."""
         prefix = OWN_PREFIX if self.own else TORCHRUN_PREFIX
         return (prefix + self.key.upper(), *self.more_variables)
 

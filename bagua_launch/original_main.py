@@ -75,7 +75,8 @@ def baguarun() -> None:
 
 
 def main() -> None:
-    """`python -m bagua_launch.original_main launch|run ...`: how bagua_core, which knows no launcher, starts one."""
+    """Runs `python -m bagua_launch.original_main launch|run ...`, by which bagua_core, which knows no launcher, starts
+    one."""
     standard_streams.open_missing()
     keep_quiet()
     names = {"launch": Original.LAUNCH, "run": Original.RUN}

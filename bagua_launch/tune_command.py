@@ -76,7 +76,7 @@ def size_bytes(text: str) -> int:
 
 
 def plot(store: Store, job_id: str, path: Path) -> None:
-    """Draw the trials of the job's study. Raises UserError."""
+    """Draws the trials of the job's study. Raises UserError."""
     from bagua_agent.cluster_client.tune import read_study
     from bagua_launch.trials_plot import plot_trials
 

@@ -1,4 +1,4 @@
-"""torch's Store on etcd, by which torchrun's agents exchange the master's address, roles and the end of a run.
+"""Provides torch's Store on etcd, by which torchrun's agents exchange the master's address, roles and a run's end.
 
 Values are bytes under one prefix. Waiting reads the keys again at growing intervals, at most half a second: agents wait
 here for seconds at most, at a start and at the end. Workers do not use it: they have a TCPStore of their own.

@@ -142,14 +142,14 @@ class CacheLoader:
         return [None if value is _NOT_THERE else value for value in values]
 
     def put_many(self, values: Mapping[Any, Any]) -> None:
-        """Keep these values, in the place of others under the same keys, and wait until they are there or refused."""
+        """Keeps these values, in the place of others under the same keys, and waits until they are there or refused."""
         opened = self._cache()
         for key, value in values.items():
             self._keep(opened, key, digest_of(key), value, True)
         opened.flush(FLUSH_WITHIN_S)
 
     def flush(self) -> bool:
-        """Wait until what this process has computed is in the store, FLUSH_WITHIN_S at most. Returns whether it is."""
+        """Waits until what this process has computed is in the store, FLUSH_WITHIN_S at most. Returns whether it is."""
         return self._cache().flush(FLUSH_WITHIN_S)
 
     def stats(self) -> CacheStatistics:
@@ -179,13 +179,13 @@ class CacheLoader:
         return opened.store.count()
 
     def clear(self) -> None:
-        """Forget every value. Raises StoreFault."""
+        """Forgets every value. Raises StoreFault."""
         opened = self._cache()
         opened.flush(FLUSH_WITHIN_S)
         opened.store.clear()
 
     def close(self) -> None:
-        """Write what is left and let go of the cache; the last process to do so removes it from the node. A later
+        """Writes what is left and lets go of the cache; the last process to do so removes it from the node. A later
         `get` opens it again. The end of a process, and of this object, does the same."""
         if self._metrics is not None:
             self._metrics.close()

@@ -31,7 +31,7 @@ _FLUSH_BEFORE_OTHERS = 10  # exit priority: while queues and threads of multipro
 
 
 class OpenCache:
-    """One process's open cache: reads, and writes in the background. Raises nothing for a cache that does not work."""
+    """An open cache of one process, written in the background. Raises nothing for a cache that does not work."""
 
     def __init__(self, plan: CachePlan) -> None:
         self.plan = plan

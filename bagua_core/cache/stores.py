@@ -59,7 +59,7 @@ class Store(Protocol):
         """Returns the number of entries, which may take long. Raises StoreFault."""
 
     def clear(self) -> None:
-        """Forget all entries. Raises StoreFault."""
+        """Forgets all entries. Raises StoreFault."""
 
     def is_whole(self) -> bool:
         """Tells whether all of the store answers now."""

@@ -67,14 +67,14 @@ class WriteBehind:
         return True
 
     def flush(self, within_s: float) -> bool:
-        """Wait until all that was put so far is written. Returns whether it is."""
+        """Waits until all that was put so far is written. Returns whether it is."""
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
             return self._changed.wait_for(self._is_done, within_s)
 
     def close(self, within_s: float = CLOSE_WITHIN_S) -> int:
-        """Write what is left and end the thread. Returns how many frames could not be written in that time."""
+        """Writes what is left and ends the thread. Returns how many frames could not be written in that time."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -120,7 +120,7 @@ class WriteBehind:
         self._report(Written(lost=lost))
 
     def _gather(self) -> bool:
-        """Wait for frames worth a write. Returns False at the end, with nothing left."""
+        """Waits for frames worth a write. Returns False at the end, with nothing left."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._closing)
             self._changed.wait_for(self._is_worth_it, GATHER_S)

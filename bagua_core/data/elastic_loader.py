@@ -32,7 +32,7 @@ from bagua_core.errors import TrainingOver
 
 
 class ElasticDataLoader:
-    """Takes torch.utils.data.DataLoader's arguments, with `global_batch_size` for `batch_size`.
+    """A data loader with torch.utils.data.DataLoader's arguments, but `global_batch_size` for `batch_size`.
 
         for epoch in loader.epochs(10):
             for inputs, targets in loader:
@@ -221,7 +221,7 @@ class ElasticDataLoader:
         return self._division.samples_before(self._epoch, self._batch)
 
     def end_step(self, *, confirmed: bool = False) -> bool:
-        """End the step or round under way here, and not at the next draw: for loops that do something between two.
+        """Ends the current step or round here, and not at the next draw: for loops that do something between two.
 
         confirmed: return only once all workers have committed it, so that what follows is done by all of them.
         Returns whether the job's position has moved; if it has not, the step failed, and the next draw serves it again.
@@ -265,7 +265,7 @@ class ElasticDataLoader:
         return not self._division.has_batch(self._epoch, self._batch + 1)
 
     def close(self) -> None:
-        """Stop the loader's worker processes, within a few seconds."""
+        """Stops the loader's worker processes, within a few seconds."""
         self._prefetcher.close()
 
     def training_over(self) -> None:

@@ -318,7 +318,7 @@ class Prefetcher:
         self._finalizer = weakref.finalize(self, self._running.stop)
 
     def start(self) -> None:
-        """Start the worker processes, if they are not there. They wait for the first `take`."""
+        """Starts the worker processes, if they are not there. They wait for the first `take`."""
         if self._running.iterator is not None:
             return
         self._requests.under_way.clear()
@@ -382,7 +382,7 @@ class Prefetcher:
         return [process.pid for process in getattr(self._running.iterator, "_workers", ())]
 
     def close(self) -> None:
-        """Stop the worker processes, within a few seconds. A later `take` starts new ones."""
+        """Stops the worker processes, within a few seconds. A later `take` starts new ones."""
         self._running.stop()
         self._requests.under_way.clear()
         self._requests.next_key = None

@@ -66,7 +66,7 @@ class _Source:
 
 
 class _Pass:
-    """One iteration of the data set in `epoch`. batch: the number of the next batch; state: before that batch."""
+    """An iteration of the data set in `epoch`. batch: the number of the next batch; state: before that batch."""
 
     def __init__(self, source: _Source, epoch: int, batch: int, state: Any) -> None:
         self._source = source

@@ -17,7 +17,7 @@ LONGEST_NAME = 120  # of an operation or a call site, in characters
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation that all members of a generation do, in the same order.
+    """An operation that all members of a generation do, in the same order.
 
     step: steps committed before it. place: among the operations since that commit, from 0. name: reads on from "rank 0
     waits".

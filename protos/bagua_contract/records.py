@@ -75,7 +75,7 @@ class SuspicionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One worker's place in a generation. replica_rank, shard_rank: 0 in a job without replicas."""
+    """A worker's place in a generation. replica_rank, shard_rank: 0 in a job without replicas."""
 
     worker_id: str
     agent_id: str

@@ -14,8 +14,11 @@ from bagua_contract.records import PROTOCOL_VERSION
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMember:
-    """One shard's worker. store_address: host:port of its own meeting store. control_address: of its agent; empty in a
-    record of an older leader."""
+    """The worker of one shard.
+
+    store_address: host:port of its own meeting store. control_address: of its agent; empty in a record of an older
+    leader.
+    """
 
     worker_id: str
     agent_id: str
@@ -27,7 +30,7 @@ class ReplicaMember:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """K workers in the order of their shards. over: why it is over; empty while it is not."""
+    """The K workers of a replica, in the order of their shards. over: why it is over; empty while it is not."""
 
     replica_id: str
     members: tuple[ReplicaMember, ...]

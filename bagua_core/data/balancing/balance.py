@@ -1,4 +1,4 @@
-"""The `balance` argument of ElasticDataLoader, checked."""
+"""Defines and checks the `balance` argument of ElasticDataLoader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Split every global batch so that all workers need equally long.
+    """Splits every global batch so that all workers take the same time.
 
     complexity_fn: of a sample, a number of at least 0 (its length, say), or `complexities`: of every sample, by
       index. They must be the same on every worker; where samples are augmented at random, complexity_fn sees a version

@@ -83,7 +83,7 @@ class Complexities:
         return found.tolist()  # type: ignore[no-any-return]
 
     def complete(self) -> None:
-        """Compute all, or read them. Raises ValueError, StaleComplexities, and what reading a sample raises."""
+        """Computes or reads all of them. Raises ValueError, StaleComplexities, and what reading a sample raises."""
         if self._complete:
             return
         if self._file is not None and self._file.exists():

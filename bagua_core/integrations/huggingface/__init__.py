@@ -1,4 +1,4 @@
-"""accelerate's loops and transformers' Trainer as elastic jobs: `ElasticAccelerator("bytegrad")`, and
+"""Runs accelerate's loops and transformers' Trainer as elastic jobs: `ElasticAccelerator("bytegrad")`, and
 `ElasticTrainer(model, ElasticTrainingArguments(...))`. See docs/huggingface.md.
 
 Names are imported when they are used: a loop of accelerate's needs no transformers.

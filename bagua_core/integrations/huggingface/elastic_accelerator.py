@@ -1,4 +1,4 @@
-"""ElasticAccelerator: accelerate's Accelerator as a worker of an elastic job.
+"""Provides ElasticAccelerator: accelerate's Accelerator as a worker of an elastic job.
 
 accelerate itself sees a single process, so it makes no process group and wraps nothing. The model, the train loader,
 the ranks and the collectives are bagua_core's. docs/design/huggingface.md says why.
@@ -32,7 +32,9 @@ _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class ElasticAccelerator(Accelerator):
-    """`accelerator = ElasticAccelerator("bytegrad")`, and `for epoch in loader.epochs(10)`; see docs/huggingface.md.
+    """An Accelerator whose process is a worker of an elastic job; see docs/huggingface.md.
+
+    Use `accelerator = ElasticAccelerator("bytegrad")`, and `for epoch in loader.epochs(10)`.
 
     algorithm: a name, or an object of bagua_core.algorithms.
     global_batch_size: samples of one step over all workers; by default the train loader's batch size.

@@ -1,4 +1,4 @@
-"""ElasticTrainer: transformers' Trainer as a worker of an elastic job.
+"""Provides ElasticTrainer: transformers' Trainer as a worker of an elastic job.
 
 Owns what the trainer is made of, evaluations and the trainer's own checkpoints; training_loop.py trains.
 docs/design/huggingface.md says why.
@@ -24,7 +24,9 @@ from bagua_core.integrations.loader_settings import UnsupportedInElasticJob
 
 
 class ElasticTrainer(TrainingLoop):
-    """`trainer = ElasticTrainer(model, ElasticTrainingArguments(...), train_dataset=...)`; see docs/huggingface.md.
+    """A Trainer whose process is a worker of an elastic job; see docs/huggingface.md.
+
+    Use `trainer = ElasticTrainer(model, ElasticTrainingArguments(...), train_dataset=...)`.
 
     algorithm: a name, or an object of bagua_core.algorithms.
     global_batch_size: samples of one optimizer step over all workers; by default per_device_train_batch_size times

@@ -1,4 +1,4 @@
-"""ElasticTrainingArguments: transformers' TrainingArguments for a worker whose job's size changes.
+"""Provides ElasticTrainingArguments: transformers' TrainingArguments for a worker whose job's size changes.
 
 They decide on devices and ranks while they are constructed, before there is a trainer.
 """
@@ -18,7 +18,7 @@ from bagua_core.integrations.huggingface.elastic_accelerator import single_proce
 
 @dataclass
 class ElasticTrainingArguments(TrainingArguments):
-    """TrainingArguments for a worker of an elastic job.
+    """The TrainingArguments of a worker of an elastic job.
 
     `per_device_train_batch_size` is the most samples that a worker takes at once; a batch of the job has that many
     times `gradient_accumulation_steps`, with any number of workers.

@@ -1,4 +1,4 @@
-"""Lightning's Trainer as an elastic job: `Trainer(strategy=BaguaStrategy(algorithm="bytegrad"))`.
+"""Runs Lightning's Trainer as an elastic job: `Trainer(strategy=BaguaStrategy(algorithm="bytegrad"))`.
 
 See docs/lightning.md. Importing this package also registers the name, so that `Trainer(strategy="bagua")` works.
 """

@@ -56,7 +56,7 @@ def gather_state(metric: Metric, state: torch.Tensor, group: Any = None) -> list
 
 
 def connect_metrics(module: torch.nn.Module, place: Callable[[], tuple[int, int]]) -> None:
-    """Have the torchmetrics in `module` synchronise by the job's collectives: torch.distributed has no group here.
+    """Connects the torchmetrics in `module` to the job's collectives: torch.distributed has no group here.
 
     place(): rank and world size in the evaluation under way."""
     for part in module.modules():

@@ -1,4 +1,4 @@
-"""BaguaStrategy: Lightning's Trainer as a worker of an elastic job.
+"""Provides BaguaStrategy: Lightning's Trainer as a worker of an elastic job.
 
 Owns what the trainer asks of a strategy: devices, the wrapped model, collectives, loaders. When a step begins and ends
 is trainer_steps.py's, what belongs to its state trainer_state.py's.
@@ -32,7 +32,9 @@ from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, alg
 
 
 class BaguaStrategy(ParallelStrategy):
-    """`Trainer(strategy=BaguaStrategy(algorithm="bytegrad"))`; see docs/lightning.md.
+    """A strategy that makes Lightning's Trainer a worker of an elastic job; see docs/lightning.md.
+
+    Use `Trainer(strategy=BaguaStrategy(algorithm="bytegrad"))`.
 
     algorithm: a name, with `algorithm_arguments` for its class, or an object of bagua_core.algorithms.
     global_batch_size: samples of one step over all workers. By default the train loader's batch size times the
