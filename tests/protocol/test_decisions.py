@@ -52,9 +52,20 @@ def test_what_was_not_built_or_is_old_counts_as_nothing() -> None:
     assert switch_pair.contribution(7, 7, True) == 0
 
 
-def test_what_fp32_cannot_carry_is_refused() -> None:
-    with pytest.raises(ValueError, match="65 ahead"):
-        switch_pair.contribution(72, 7, True)
+@given(st.integers(1, switch_pair.LARGEST_WORLD), st.booleans())
+def test_the_largest_leap_of_each_world_is_exact_and_a_larger_one_counts_as_nothing(
+    world_size: int, one_differs: bool
+) -> None:
+    leap = switch_pair.largest_leap(world_size)
+    assert leap >= switch_pair.LARGEST_LEAP and switch_pair.largest_leap(2) == 2896
+    v = switch_pair.contribution(7 + leap, 7, True, world_size)
+    assert v == leap and switch_pair.contribution(8 + leap, 7, True, world_size) == 0
+    vs = [v] * (world_size - 1) + [v - 1 if one_differs else v]
+    agreed = switch_pair.agreed((_sum_fp32(vs), _sum_fp32(v * v for v in vs)), world_size)
+    assert agreed == (leap - one_differs if world_size == 1 or not one_differs else None)
+
+
+def test_what_is_no_sum_of_pairs_is_refused() -> None:
     for pair, world_size in [((1.0, 1.0), 4097), ((0.5, 0.5), 2), ((1.0, 2.0**25), 2), ((-1.0, 1.0), 2)]:
         with pytest.raises(ValueError):
             switch_pair.agreed(pair, world_size)

@@ -86,7 +86,8 @@ class Member(ShardMember):
             return 0.0
         listed = newest.placement_of(self._environment.worker_id) is not None
         built = not listed or self._next.is_built_for(newest.number)
-        return switch_pair.contribution(newest.number, self.generation.number, built)
+        world_size = len(self.generation.members)
+        return switch_pair.contribution(newest.number, self.generation.number, built, world_size)
 
     def pair_reduced(self, pair: tuple[float, float]) -> None:
         """Remembers what all members agreed on by the step's switch pair, if they did."""

@@ -2,29 +2,31 @@
 
 Owns the arithmetic of rule 2 of a step: each rank contributes (v, v*v), the reduction sums both, and the sums
 alone tell whether every v was the same and not 0. Pure; knows no communicator.
-Exact in fp32 because every partial sum is a whole number of at most 2**24: v up to LARGEST_LEAP in worlds of
-up to LARGEST_WORLD. Anything beyond is refused, never rounded.
+Exact in fp32 because every partial sum is a whole number of at most 2**24. Anything beyond is left out, never rounded.
 """
 
 from __future__ import annotations
 
+from math import isqrt
+
 LARGEST_WORLD = 4096
-LARGEST_LEAP = 64
+LARGEST_LEAP = 64  # in the largest world
 _EXACT_IN_FP32 = 2**24  # == LARGEST_WORLD * LARGEST_LEAP**2
 
 
-def contribution(pending: int | None, current: int, built: bool) -> float:
+def largest_leap(world_size: int) -> int:
+    """Returns how far ahead of the current generation a pending one may be for its pair to be exact."""
+    return isqrt(_EXACT_IN_FP32 // world_size)
+
+
+def contribution(pending: int | None, current: int, built: bool, world_size: int = LARGEST_WORLD) -> float:
     """Returns v of this rank: generations between current and pending, once pending's communicator is built; else 0.
 
-    Raises ValueError for a leap that fp32 sums could not carry exactly.
+    A leap beyond `largest_leap` is 0 too. The members go on without that generation, and the next failover generation
+    shortens the leap. A pending generation is made anew whenever one of its joiners ends, however long a step lasts.
     """
-    if pending is None or not built or pending <= current:
+    if pending is None or not built or not current < pending <= current + largest_leap(world_size):
         return 0.0
-    if pending - current > LARGEST_LEAP:
-        raise ValueError(
-            f"pending generation {pending} is {pending - current} ahead of {current}; "
-            f"a planned switch covers at most {LARGEST_LEAP}"
-        )
     return float(pending - current)
 
 
