@@ -92,18 +92,19 @@ def _set(state: Any, fields: Mapping[str, Any]) -> None:
         setattr(state, name, value)
 
 
-def _kept(value: Any, name: str) -> Any:
-    if isinstance(value, np.random.RandomState):
+def _kept(value: Any, name: str, *, is_field: bool = True) -> Any:
+    if isinstance(value, np.random.RandomState) and is_field:
         return value.get_state(legacy=False)
     if isinstance(value, dict):
-        return {key: _kept(each, name) for key, each in value.items()}
+        return {key: _kept(each, name, is_field=False) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_kept(each, name) for each in value) if type(value) in (list, tuple) else value
+        kept = [_kept(each, name, is_field=False) for each in value]
+        return type(value)(kept) if type(value) in (list, tuple) else value
     if value is None or isinstance(value, bool | int | float | str | torch.Tensor | np.ndarray):
         return value
     raise HookStateError(
         f"field {name!r} of a hook's state holds a {type(value).__name__}, which the job can't keep; use numbers, "
-        "strings, tensors, containers of them, or numpy's RandomState"
+        "strings, tensors, containers of them, or numpy's RandomState as a field of its own"
     )
 
 

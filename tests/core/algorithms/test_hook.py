@@ -7,8 +7,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,6 +22,12 @@ from bagua_core.communication.reduction.hook_group import HookError
 from bagua_core.torch_api import torch_default_group
 from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, break_at, exact
 from tests.core.communication.worlds import gloo_world, in_process_world, run_ranks
+
+
+class _Pair(NamedTuple):
+    number: int
+    other: object
+
 
 POWER_SGD_FROM = 2  # the step from which it compresses
 
@@ -192,6 +199,15 @@ def test_a_state_that_the_job_can_not_keep_is_named() -> None:
         state.state_dict()
     with pytest.raises(HookStateError, match="an object with fields, not int"):
         HookState(3, ())
+
+
+@pytest.mark.parametrize("value", [{"a": np.random.RandomState(1)}, _Pair(1, io.StringIO())])
+def test_what_would_come_back_as_something_else_is_refused_within_containers_too(value: object) -> None:
+    state = HookState(SimpleNamespace(field=value), ())
+    with pytest.raises(
+        HookStateError, match=r"field 'field' of a hook's state holds a (RandomState|StringIO)"
+    ):
+        state.state_dict()
 
 
 def test_a_state_serves_one_model_at_a_time() -> None:
