@@ -239,8 +239,8 @@ def _etcd(config: AgentConfig) -> Finding:
         try:
             status = store.status(ETCD_TIMEOUT_S)
             defect = warning(status.version, len(store.member_names(ETCD_TIMEOUT_S)))
-        except UserError:  # etcd 3.6 with users
-            text = f"{endpoint} answers, and tells its release and state to etcd's user root alone"
+        except UserError as error:  # as etcd 3.6 with users, which tells root alone
+            text = f"{endpoint} answers, and its release and state are not known: {error}"
             return Finding("etcd", Weight.NOTE, text)
     except BaguaError as error:
         return Finding("etcd", Weight.TROUBLE, str(error))
