@@ -6,9 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from bagua_agent.base.errors import UserError
+from bagua_agent.config.job_config import StoreCredentials
+from bagua_agent.etcd.client import Store
+from bagua_agent.service.node import node_checks
 from bagua_agent.service.node.node_checks import (
     LEAST_FREE_BYTES,
     DiskSpace,
@@ -116,3 +121,14 @@ def test_a_real_account_is_looked_at() -> None:
     assert node_checks._account("no-such-user").weight is Weight.TROUBLE
     own = node_checks._account("root")
     assert own.weight is Weight.FINE, own
+
+
+def test_an_etcd_that_does_not_tell_its_release_keeps_no_job_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(store: Store, timeout_s: float) -> None:
+        raise UserError("status: etcd denies it to node n1")
+
+    monkeypatch.setattr(Store, "connect", lambda store, timeout_s: None)
+    monkeypatch.setattr(Store, "status", refused)
+    config = SimpleNamespace(etcd_endpoints=("127.0.0.1:1",), store_credentials=StoreCredentials())
+    finding = node_checks._etcd(config)  # type: ignore[arg-type]
+    assert finding.weight is Weight.NOTE and "etcd denies it to node n1" in finding.text
