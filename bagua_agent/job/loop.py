@@ -12,7 +12,7 @@ import queue
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from bagua_agent.job.messages import (
     WorkerSaid,
 )
 from bagua_agent.job.open_store import JobStore, is_exposed, known_defect, open_store
-from bagua_agent.job.picture import picture_of
+from bagua_agent.job.picture import NO_WORKERS, picture_of, worker_picture
 from bagua_agent.job.shutdown import remove_key_pair, say_last_words, wait_for_followers
 from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job.watching import Watching
@@ -48,7 +48,7 @@ from bagua_agent.job_state.apply_changes import StoreNews
 from bagua_agent.job_state.store_lines import store_opened
 from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership.formation.departure import Prospect, prospect
-from bagua_agent.metrics.job_picture import JobPicture, PictureAsked, how_it_ended
+from bagua_agent.metrics.job_picture import JobPicture, PictureAsked, WorkerPicture, how_it_ended
 from bagua_agent.node.node_address import node_address
 from bagua_agent.node.node_ending import Ending, EndingSituation, how_it_ends
 from bagua_agent.node.node_workers import NodeWorkers
@@ -75,12 +75,15 @@ class JobLoop:
         mode: Mode,
         watching: Watching | None = None,
         on_event: Callable[[str, bytes], object] = lambda key, value: None,
+        on_last_picture: Callable[[JobPicture], object] = lambda picture: None,
     ) -> None:
         """Makes the node's parts; `run` joins the job. on_event: gets the events of the job that this agent writes,
-        with their keys."""
+        with their keys. on_last_picture: gets the picture of the job at this node's end, with the last one of each
+        worker that has exited."""
         self._config = config
         self._watching = watching
         self._on_event = on_event
+        self._on_last_picture = on_last_picture
         self._mode = mode
         self._signals = signals
         self._agent_id = agent_id
@@ -94,6 +97,7 @@ class JobLoop:
         self._outage = StoreOutage()
         self._signals_taken: list[int] = []
         self._exits: Counter[tuple[int, str]] = Counter()  # of workers here, by slot and how_it_ended
+        self._ended_workers: dict[int, WorkerPicture] = {}  # the last of each slot
         self._reader = InboxReader(inbox, self._node.timers)
 
     # -- joining the job
@@ -205,6 +209,9 @@ class JobLoop:
             case WorkerExited():
                 if (worker := self._workers.get(message.worker_id)) is not None:
                     self._exits[worker.slot, how_it_ended(message.returncode)] += 1
+                    ended = worker_picture(self._job, self._workers, self._way, message.worker_id)
+                    if ended is not None:
+                        self._ended_workers[worker.slot] = ended
                 self._way.exited(message.worker_id, message.returncode, now_s)
             case Gathered():
                 self._take_gathered(message, now_s)
@@ -243,7 +250,7 @@ class JobLoop:
             due(now_s)
         self._outage.follow_steps(self._job, awaits_generation=self._way.awaits_generation)
 
-    def _picture(self, now_s: float) -> JobPicture:
+    def _picture(self, now_s: float, ended: Mapping[int, WorkerPicture] = NO_WORKERS) -> JobPicture:
         return picture_of(
             self._job,
             self._workers,
@@ -253,6 +260,7 @@ class JobLoop:
             leads=self._membership.leading,
             now_s=now_s,
             study=self._parts.tuner.study if self._parts.tuner.is_on and self._membership.leading else None,
+            ended=ended,
         )
 
     def _look_at_key_pair(self) -> None:
@@ -366,6 +374,7 @@ class JobLoop:
 
     def _end(self, ending: Ending) -> int:
         self._job.change_lines.say_held()
+        self._on_last_picture(self._picture(time.monotonic(), self._ended_workers))
         if ending.end_workers_within_s is not None:
             self._workers.end_all(ending.end_workers_within_s)
         if self._seen.result is not None:

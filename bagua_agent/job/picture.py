@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from bagua_agent.autotune.study import Study
 from bagua_agent.job.store_outage import StoreOutage
@@ -10,6 +11,30 @@ from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.metrics.job_picture import JobPicture, WorkerPicture
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.worker_lifecycle import WorkerWay
+
+
+NO_WORKERS: Mapping[int, WorkerPicture] = MappingProxyType({})
+
+
+def worker_picture(
+    job: JoinedJob, workers: NodeWorkers, way: WorkerWay, worker_id: str
+) -> WorkerPicture | None:
+    """Returns the picture of a worker of this node; None if it has ended."""
+    worker = workers.get(worker_id)
+    if worker is None:
+        return None
+    generation = job.seen.generation
+    placement = None if generation is None else generation.placement_of(worker_id)
+    sharded = None if job.seen.replica_size == 1 else placement
+    return WorkerPicture(
+        worker.slot,
+        worker.process.pid,
+        None if placement is None else placement.global_rank,
+        way.progress_of(worker_id),
+        None if sharded is None else sharded.replica_rank,
+        None if sharded is None else sharded.shard_rank,
+        worker_id,
+    )
 
 
 def picture_of(
@@ -22,29 +47,15 @@ def picture_of(
     leads: bool,
     now_s: float,
     study: Study | None = None,
+    ended: Mapping[int, WorkerPicture] = NO_WORKERS,
 ) -> JobPicture:
     """Returns the picture of the job as this agent sees it. exits: of workers here so far, by slot and how they
-    ended."""
+    ended. ended: the last picture of workers that have exited, by slot, for slots without a worker."""
     seen = job.seen
     generation, desired = seen.generation, seen.view.wanted
-    shown = []
-    for worker_id in workers.worker_ids:
-        worker = workers.get(worker_id)
-        if worker is None:
-            continue
-        placement = None if generation is None else generation.placement_of(worker_id)
-        sharded = None if seen.replica_size == 1 else placement
-        shown.append(
-            WorkerPicture(
-                worker.slot,
-                worker.process.pid,
-                None if placement is None else placement.global_rank,
-                way.progress_of(worker_id),
-                None if sharded is None else sharded.replica_rank,
-                None if sharded is None else sharded.shard_rank,
-                worker_id,
-            )
-        )
+    pictures = (worker_picture(job, workers, way, worker_id) for worker_id in workers.worker_ids)
+    of_slots = {**ended, **{picture.slot: picture for picture in pictures if picture is not None}}
+    shown = [of_slots[slot] for slot in sorted(of_slots)]
     return JobPicture(
         job_id=job.keys.job_id,
         node_name=job.node_name,

@@ -147,7 +147,7 @@ def _run_as(
         if config.dashboard is not None:
             watching = open_dashboard(config, node_name, inbox.put, workers.output.say)
             helpers.callback(watching.stop)
-        on_event = open_otel(config, node_name, inbox.put, workers.output.say, helpers)
+        sent = open_otel(config, node_name, inbox.put, workers.output.say, helpers)
         loop = JobLoop(
             config,
             agent_id,
@@ -159,7 +159,8 @@ def _run_as(
             signals,
             mode,
             watching,
-            on_event,
+            sent.event,
+            sent.last,
         )
         try:
             return loop.run()

@@ -14,6 +14,7 @@ from typing import Protocol
 from bagua_agent.base.errors import UserError
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.etcd.client import Store
+from bagua_agent.metrics.job_picture import JobPicture
 from bagua_agent.metrics.otel_settings import ENDPOINT, OtelSettings
 from bagua_contract.addresses import joined
 from bagua_contract.distribution import DISTRIBUTION
@@ -34,6 +35,26 @@ class Watching(Protocol):
         end."""
 
     def stop(self) -> None: ...
+
+
+class Sent(Protocol):
+    """The interface of what sends the job's metrics and events elsewhere."""
+
+    def event(self, key: str, value: bytes) -> None:
+        """Takes an event of the job, with its key."""
+
+    def last(self, picture: JobPicture) -> None:
+        """Takes the job's picture at this node's end."""
+
+
+class Nowhere:
+    """Implements Sent; sends nothing."""
+
+    def event(self, key: str, value: bytes) -> None:
+        pass
+
+    def last(self, picture: JobPicture) -> None:
+        pass
 
 
 def open_dashboard(
@@ -115,9 +136,8 @@ def open_otel(
     put: Callable[[object], None],
     say: Callable[[str], None],
     opened: ExitStack,
-) -> Callable[[str, bytes], object]:
-    """Sends metrics and events where --otel or the standard's variables say so, until `opened` is closed. Returns the
-    function that takes the job's events. Raises UserError for an --otel that can't be used; variables that can't be are
+) -> Sent:
+    """Sends metrics and events where --otel or the standard's variables say so, until `opened` is closed. Raises UserError for an --otel that can't be used; variables that can't be are
     a line."""
     try:
         settings = OtelSettings.of(config.otel, os.environ)
@@ -125,9 +145,9 @@ def open_otel(
         if config.otel is not None:
             raise UserError(str(error)) from error
         say(f"bagua-launch: {error}; nothing is sent there")
-        return _nowhere
+        return Nowhere()
     if settings is None:
-        return _nowhere
+        return Nowhere()
     try:
         from bagua_agent.metrics.otel_export import OtelExport
     except ModuleNotFoundError as error:
@@ -135,11 +155,7 @@ def open_otel(
         if config.otel is not None:
             raise UserError(f"--otel: {missing}") from error
         say(f"bagua-launch: {ENDPOINT} is set, but {missing}; no metrics and events are sent")
-        return _nowhere
+        return Nowhere()
     export = OtelExport(settings, config.job_id, node_name, put, say)
     opened.callback(export.stop)
-    return export.event
-
-
-def _nowhere(key: str, value: bytes) -> None:
-    """Drops an event."""
+    return export

@@ -26,7 +26,7 @@ from bagua_agent.base.plain_text import shortened
 from bagua_agent.history.job_history import JobEvent, read_event
 from bagua_agent.metrics.endpoint import net_counters
 from bagua_agent.metrics.families import families
-from bagua_agent.metrics.job_picture import PictureAsked
+from bagua_agent.metrics.job_picture import JobPicture, PictureAsked
 from bagua_agent.metrics.otel_data import Beginnings, log_record, metrics_data
 from bagua_agent.metrics.otel_settings import OtelSettings, without_user
 from bagua_contract.distribution import own_version
@@ -90,6 +90,7 @@ class OtelExport:
         self._beginnings = Beginnings(time.time_ns())
         self._changed = threading.Condition()
         self._events: deque[JobEvent] = deque(maxlen=MOST_EVENTS)
+        self._last: JobPicture | None = None  # once the agent leaves its job
         self._stopping = False
         self._failing: set[str] = set()  # URLs that did not take what was sent last
         self._thread = background_thread("bagua-otel", self._run, self._ended)
@@ -103,8 +104,14 @@ class OtelExport:
                 self._events.append(event)
                 self._changed.notify_all()
 
+    def last(self, picture: JobPicture) -> None:
+        """Takes the job's picture at its end, whose metrics `stop` sends. From any thread."""
+        with self._changed:
+            self._last = picture
+
     def stop(self) -> None:
-        """Sends the events that are left, within STOP_S; the loop answers for no metrics any more."""
+        """Sends the events that are left, then the metrics of the last picture, both within STOP_S: the loop answers
+        for no picture any more."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -139,6 +146,8 @@ class OtelExport:
                 self._tell(self._settings.events, self._send_events())
             elif stopping or self._has_events:
                 self._tell(self._settings.events, self._send_events())
+                if stopping and self._last is not None and self._settings.metrics not in self._failing:
+                    self._tell(self._settings.metrics, self._export(self._last))
 
     @property
     def _has_events(self) -> bool:
@@ -156,6 +165,12 @@ class OtelExport:
             picture = asked.answer.get(timeout=PICTURE_TIMEOUT_S)
         except queue.Empty:
             return None  # the agent has not joined its job yet, or leaves it
+        return self._export(picture)
+
+    def _export(self, picture: JobPicture) -> bool | None:
+        """Sends a picture's metrics, and tells whether they arrived; None: metrics are not asked for."""
+        if self._metrics is None:
+            return None
         data = metrics_data(
             families(picture, net_counters(picture)), self._resource, self._beginnings, time.time_ns()
         )
