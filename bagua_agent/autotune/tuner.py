@@ -139,7 +139,7 @@ class Tuner:
                 try:
                     self._measured = decode_measured(change.value)
                 except (DecodeError, ValueError) as error:
-                    self._job.narrator.tell_once("measured", f"passing over {change.key}: {error}")
+                    self._job.terminal.tell_once("measured", f"passing over {change.key}: {error}")
         self._look(now_s, leads=leads)
 
     def suggested(self, message: Suggested, now_s: float, *, leads: bool) -> None:
@@ -151,7 +151,7 @@ class Tuner:
             self._suggested, self._failures = message.settings, 0
         elif message.why:
             self._failures += 1
-            self._job.narrator.tell_once("sampler", message.why)
+            self._job.terminal.tell_once("sampler", message.why)
             if self._failures >= SAMPLER_FAILURES:
                 self._gave_up = f"the sampler failed {self._failures} times in a row ({message.why})"
         else:
@@ -161,7 +161,7 @@ class Tuner:
     def recalled(self, message: Recalled, now_s: float, *, leads: bool) -> None:
         self._is_reading = False
         for problem in message.problems:
-            self._job.narrator.tell_once("tuned", problem)
+            self._job.terminal.tell_once("tuned", problem)
         if message.forgets == self._job.seen.view.forgets:
             self._recalled = message
         self._look(now_s, leads=leads)
@@ -245,7 +245,7 @@ class Tuner:
                 else f"the script's optimizer is {optimizers or 'unknown'}, and qadam needs "
                 "bagua.algorithms.QAdamOptimizer, whose second moment stays as it is after a warm-up"
             )
-            self._job.narrator.tell_once("qadam", f"autotune: qadam is left out: {why_not}")
+            self._job.terminal.tell_once("qadam", f"autotune: qadam is left out: {why_not}")
         return found
 
     def _ring_bytes_per_s(self, record: Generation) -> float:
@@ -281,7 +281,7 @@ class Tuner:
         try:
             return decode_study(self._stored)
         except (DecodeError, ValueError) as error:
-            self._job.narrator.tell_once(
+            self._job.terminal.tell_once(
                 "study", f"passing over {self._job.keys.study}: {error}; a new study begins"
             )
             return None
@@ -302,7 +302,7 @@ class Tuner:
     def _tell_event(self, study: Study, text: str) -> None:
         self._job.history.of_job(job_history.tried(study.number, len(study.trials), text))
         if self._verbose or not text.startswith("trial"):
-            self._job.narrator.tell(f"autotune: {text}")
+            self._job.terminal.tell(f"autotune: {text}")
 
     def _ask(self, study: Study, space: Space) -> None:
         self._is_asked = True

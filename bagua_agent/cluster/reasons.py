@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from bagua_agent.base.plain_text import counted, some
 from bagua_agent.cluster.cluster_plan import JobPlan, JobState
 from bagua_agent.cluster.cluster_view import ClusterView, SubmissionView, UnitState
-from bagua_agent.cluster.one_pass import Considered, Shortage
+from bagua_agent.cluster.scheduling_pass import Considered, Shortage
 from bagua_agent.cluster.slot_ledger import Holding, has_labels, needed
 
 MOST_NAMES = 3

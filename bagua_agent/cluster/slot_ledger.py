@@ -14,7 +14,7 @@ from bagua_agent.base.sizes import Room
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_view import ClusterView, NodeView, OrderView, SubmissionView, UnitState
 from bagua_agent.cluster.node_trouble import is_lost, why_left_out
-from bagua_agent.cluster.standing_orders import in_force, why_leave
+from bagua_agent.cluster.orders_in_force import in_force, why_leave
 
 # jobs that differ in nothing of this could use the same nodes
 Kind = tuple[frozenset[tuple[str, str]], int]

@@ -23,13 +23,13 @@ from bagua_agent.history.history_writer import HistoryWriter
 from bagua_agent.job.create_or_join import JobFound, make_live
 from bagua_agent.job.membership_driver import JobMembership
 from bagua_agent.job.messages import LeadershipReported, LeaseChanged, WorkerSaid
-from bagua_agent.job.outlook import JobOutlook
+from bagua_agent.job.subscription_scope import SubscriptionScope
 from bagua_agent.job.own_answers import OwnAnswers
-from bagua_agent.job.subscription import JobSight
+from bagua_agent.job.subscription import JobSubscription
 from bagua_agent.job_state import console
 from bagua_agent.job_state.change_lines import ChangeLines
 from bagua_agent.job_state.context import JoinedJob
-from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.job_state.job_state import LocalJobState
 from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.whole_records import WholeRecords
@@ -44,7 +44,7 @@ from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.own_key import OwnKey
 from bagua_agent.node.restarted_workers import RestartedWorkers
 from bagua_agent.node.runtime_directory import session_socket
-from bagua_agent.node.worker_lifecycle import WorkerWay
+from bagua_agent.node.worker_lifecycle import WorkerLifecycle
 from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_agent.rpc.session_server import SessionServer
@@ -60,7 +60,7 @@ class NodeParts:
     workers: NodeWorkers
     inbox: queue.SimpleQueue[object]
     keys: JobKeys
-    narrator: console.Narrator
+    terminal: console.JobTerminal
     timers: Timers
     sessions: SessionServer
 
@@ -74,11 +74,11 @@ class JobParts:
     limits: Limits
     policy: Policy
     records: WholeRecords
-    sight: JobSight
+    subscription: JobSubscription
     lost_keys: LostKeys
     own_key: OwnKey
     membership: JobMembership
-    outlook: JobOutlook
+    scope: SubscriptionScope
     hang_orders: HangOrders
     tuner: Tuner
 
@@ -103,10 +103,10 @@ def node_parts(
         sessions.expect(worker_id)
     workers.on_spawning = sessions.expect
     workers.on_not_spawned = sessions.forget
-    narrator = console.Narrator(workers.output.say, node_name, workers.output.show_status)
-    KilledWorkers(workers, timers, narrator)
+    terminal = console.JobTerminal(workers.output.say, node_name, workers.output.show_status)
+    KilledWorkers(workers, timers, terminal)
     keys = JobKeys(config.job_id)
-    return NodeParts(config, agent_id, node_name, workers, inbox, keys, narrator, timers, sessions)
+    return NodeParts(config, agent_id, node_name, workers, inbox, keys, terminal, timers, sessions)
 
 
 def job_parts(
@@ -128,7 +128,7 @@ def job_parts(
     config, inbox, keys, agent_id = node.config, node.inbox, node.keys, node.agent_id
     kept, limits = KeptRecords(), Limits.from_environment()
     answers = OwnAnswers(agent_id, node.workers, inbox.put, dashboard)
-    seen = JobSeen(spec=found.spec, view=JobView())
+    seen = LocalJobState(spec=found.spec, view=JobView())
     control = ControlServer(
         address,
         found.identity,
@@ -158,9 +158,9 @@ def job_parts(
         leased,
         writes,
         node.timers,
-        node.narrator,
+        node.terminal,
         HistoryKeeper(keys, node.node_name, writer),
-        ChangeLines(node.narrator, node.timers, agent_id),
+        ChangeLines(node.terminal, node.timers, agent_id),
     )
     opened.callback(job.change_lines.say_held)  # also when the agent fails
     records = WholeRecords(store, keys, found.identity, agent_id, control.address, kept, limits)
@@ -174,10 +174,10 @@ def job_parts(
         records.stored,
     )
     opened.callback(leadership.stop)
-    sight = JobSight(
+    subscription = JobSubscription(
         store, keys, agent_id, records, limits, inbox, hosts_store=hosts_store, nodes=found.nodes
     )
-    lost_keys = LostKeys(job, sight.state, limits, config.submission)
+    lost_keys = LostKeys(job, subscription.state, limits, config.submission)
     policy = _policy(config, seen.failures_allowed, lease_ttl_s)
     own_key = OwnKey(
         leased,
@@ -193,12 +193,12 @@ def job_parts(
         policy,
         leadership,
         control.address,
-        sight.value,
+        subscription.value,
         lost_keys.settling_for_s,
         has_checkpoints=bool(config.checkpoint_dir),
         limits=limits,
     )
-    outlook = JobOutlook(job, sight, membership, lost_keys)
+    scope = SubscriptionScope(job, subscription, membership, lost_keys)
     hang_orders = HangOrders(job, node.workers, node.sessions.tell_disagreement)
     opened.callback(hang_orders.stop)
     tuner = Tuner(job, leadership.write_study, inbox.put, config.autotune_verbose)
@@ -209,17 +209,17 @@ def job_parts(
         limits,
         policy,
         records,
-        sight,
+        subscription,
         lost_keys,
         own_key,
         membership,
-        outlook,
+        scope,
         hang_orders,
         tuner,
     )
 
 
-def way_of_workers(node: NodeParts, parts: JobParts) -> WorkerWay:
+def lifecycle_of_workers(node: NodeParts, parts: JobParts) -> WorkerLifecycle:
     """Returns the way of running workers that the job's mode calls for."""
     job = parts.job
     if not job.seen.restarts:

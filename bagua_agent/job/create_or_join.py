@@ -191,7 +191,7 @@ def remove_unused_identity(store: Store, keys: JobKeys, *conditions: Compare) ->
     return store.transact(unused, deletes=[keys.identity]).succeeded
 
 
-def key_pair_stands(store: Store, keys: JobKeys, nonce: str, identity: JobIdentity) -> bool:
+def key_pair_is_current(store: Store, keys: JobKeys, nonce: str, identity: JobIdentity) -> bool:
     """Tells whether the job's key pair is still this agent's one; puts it again where it was removed meanwhile.
 
     To be asked whenever this agent's own key was written: before, the last agent that left may have seen no other key

@@ -25,9 +25,9 @@ from bagua_agent.config.job_config import JobConfig, launcher_variables
 from bagua_agent.etcd.leased_keys import LeaseGranted, LeaseLapsed
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history import job_history
-from bagua_agent.job.assembly import job_parts, node_parts, way_of_workers
+from bagua_agent.job.assembly import job_parts, node_parts, lifecycle_of_workers
 from bagua_agent.job.batching import InboxReader
-from bagua_agent.job.create_or_join import find_job, key_pair_stands, size_policy_of
+from bagua_agent.job.create_or_join import find_job, key_pair_is_current, size_policy_of
 from bagua_agent.job.messages import (
     Gathered,
     KeyPairReplaced,
@@ -40,11 +40,11 @@ from bagua_agent.job.messages import (
 )
 from bagua_agent.job.open_store import JobStore, is_exposed, known_defect, open_store
 from bagua_agent.job.picture import NO_WORKERS, picture_of, worker_picture
-from bagua_agent.job.shutdown import remove_key_pair, say_last_words, wait_for_followers
+from bagua_agent.job.shutdown import remove_key_pair, flush_final_writes, wait_for_followers
 from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job.watching import Watching
 from bagua_agent.job_state import console
-from bagua_agent.job_state.apply_changes import StoreNews
+from bagua_agent.job_state.apply_changes import ChangeApplier
 from bagua_agent.job_state.store_lines import store_opened
 from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership.formation.departure import Prospect, prospect
@@ -58,7 +58,7 @@ from bagua_agent.node.stop_signals import Reaction, reaction
 from bagua_agent.node.torchrun.launcher_error_file import write_result
 from bagua_contract import membership_pb2 as pb
 
-KEY_STANDS_WITHIN_S = 0.2  # in one attempt; others' writes wait meanwhile
+KEY_WRITTEN_WITHIN_S = 0.2  # in one attempt; others' writes wait meanwhile
 
 
 class JobLoop:
@@ -93,7 +93,7 @@ class JobLoop:
         self._inbox = inbox
         self._opened = ExitStack()
         self._node = node_parts(config, agent_id, node_name, directory, workers, inbox, self._opened)
-        self._narrator = self._node.narrator
+        self._terminal = self._node.terminal
         self._outage = StoreOutage()
         self._signals_taken: list[int] = []
         self._exits: Counter[tuple[int, str]] = Counter()  # of workers here, by slot and how_it_ended
@@ -107,9 +107,9 @@ class JobLoop:
         can't be joined."""
         if not self._open_store() or not self._join():
             assert self._signals.first is not None
-            self._narrator.tell("interrupted before the job was joined")
+            self._terminal.tell("interrupted before the job was joined")
             return 128 + self._signals.first
-        self._way.begin()
+        self._lifecycle.begin()
         self._membership.follow_leader(time.monotonic())
         while (ending := self._ending()) is None:
             self._take(self._reader.next())
@@ -123,8 +123,8 @@ class JobLoop:
             self._address,
             store_directory(self._directory),
             lambda: self._signals.first is not None,
-            self._narrator.tell,
-            self._narrator.show,
+            self._terminal.tell,
+            self._terminal.show,
         )
         if opened is None:
             return False
@@ -134,10 +134,10 @@ class JobLoop:
             self._address = node_address(config, hosts_store=opened.server is not None)
             self._workers.bind_host = self._address
         if opened.server is not None:
-            opened.server.keep_up(self._workers.guard_group, self._narrator.tell)
+            opened.server.keep_up(self._workers.guard_group, self._terminal.tell)
         exposed, defect = is_exposed(config), known_defect(opened)
         for line in store_opened(config, opened.endpoint, self._hosts_for_others, exposed, defect):
-            self._narrator.tell(line)
+            self._terminal.tell(line)
         return True
 
     @property
@@ -151,9 +151,9 @@ class JobLoop:
         if found is None:
             return False
         if found.before is not None and found.before.outcome == pb.Result.STOPPED:
-            self._narrator.tell(console.stopped_before(config.job_id, found.before, config.checkpoint_dir))
+            self._terminal.tell(console.stopped_before(config.job_id, found.before, config.checkpoint_dir))
         if config.size_policy not in (ANY_SIZE, policy := size_policy_of(found.spec)):
-            self._narrator.tell(console.other_sizes(config.job_id, policy.text))
+            self._terminal.tell(console.other_sizes(config.job_id, policy.text))
         self._parts = parts = job_parts(
             node,
             store,
@@ -165,24 +165,24 @@ class JobLoop:
             on_event=self._on_event,
         )
         self._job, self._seen = parts.job, parts.job.seen
-        self._membership, self._outlook, self._own_key = parts.membership, parts.outlook, parts.own_key
-        self._way = way_of_workers(node, parts)
-        self._news = StoreNews(
+        self._membership, self._scope, self._own_key = parts.membership, parts.scope, parts.own_key
+        self._lifecycle = lifecycle_of_workers(node, parts)
+        self._news = ChangeApplier(
             self._job,
-            self._way,
+            self._lifecycle,
             self._membership.follow_leader,
             self._job.leased.recheck,
             self._become_live,
             parts.hang_orders.take,
         )
-        self._membership.on_silent_mate = lambda agent_id, now_s: self._way.lost_touch(agent_id, now_s)
+        self._membership.on_silent_mate = lambda agent_id, now_s: self._lifecycle.lost_touch(agent_id, now_s)
         self._membership.on_cut_off = self._own_key.cut_off
         self._own_key.put()
         # of a large job's nodes the generations tell enough
         if found.nodes <= parts.limits.whole_picture_nodes:
             self._job.history.own(job_history.node_joined(self._agent_id, config.slots))
-        parts.sight.start()
-        self._opened.callback(parts.sight.stop)
+        parts.subscription.start()
+        self._opened.callback(parts.subscription.stop)
         if self._watching is not None:
             self._watching.joined(store)
             self._opened.callback(self._watching.left)
@@ -191,10 +191,10 @@ class JobLoop:
     def _become_live(self) -> None:
         """Changes to live mode: a worker somewhere has opened a session, so from now on no worker starts again for a
         new generation."""
-        self._narrator.tell("the script follows membership in its process: workers stay from now on")
-        self._way = way_of_workers(self._node, self._parts)
-        self._news.follow_with(self._way)
-        self._way.begin()
+        self._terminal.tell("the script follows membership in its process: workers stay from now on")
+        self._lifecycle = lifecycle_of_workers(self._node, self._parts)
+        self._news.follow_with(self._lifecycle)
+        self._lifecycle.begin()
 
     # -- the loop
 
@@ -204,15 +204,15 @@ class JobLoop:
             case None:
                 pass
             case WorkerSaid():
-                self._way.said(message.worker_id, message.message, now_s)
+                self._lifecycle.said(message.worker_id, message.message, now_s)
                 self._parts.tuner.said(message.worker_id, message.message, now_s)
             case WorkerExited():
                 if (worker := self._workers.get(message.worker_id)) is not None:
                     self._exits[worker.slot, how_it_ended(message.returncode)] += 1
-                    ended = worker_picture(self._job, self._workers, self._way, message.worker_id)
+                    ended = worker_picture(self._job, self._workers, self._lifecycle, message.worker_id)
                     if ended is not None:
                         self._ended_workers[worker.slot] = ended
-                self._way.exited(message.worker_id, message.returncode, now_s)
+                self._lifecycle.exited(message.worker_id, message.returncode, now_s)
             case Gathered():
                 self._take_gathered(message, now_s)
             case StoreConnected():
@@ -227,13 +227,13 @@ class JobLoop:
             case KeyPairReplaced():
                 self._key_pair_replaced()
             case LeadershipReported():
-                self._outlook.reported(message, now_s)
+                self._scope.reported(message, now_s)
             case Suggested():
                 self._parts.tuner.suggested(message, now_s, leads=self._membership.leading)
             case Recalled():
                 self._parts.tuner.recalled(message, now_s, leads=self._membership.leading)
             case ScopeFollowed():
-                self._outlook.followed(message, now_s)
+                self._scope.followed(message, now_s)
             case HealthAsked():
                 message.answered.set()
             case PictureAsked():
@@ -248,13 +248,13 @@ class JobLoop:
                 raise AssertionError(f"unexpected message {message!r}")
         for due in self._node.timers.take_due(now_s):
             due(now_s)
-        self._outage.follow_steps(self._job, awaits_generation=self._way.awaits_generation)
+        self._outage.follow_steps(self._job, awaits_generation=self._lifecycle.awaits_generation)
 
     def _picture(self, now_s: float, ended: Mapping[int, WorkerPicture] = NO_WORKERS) -> JobPicture:
         return picture_of(
             self._job,
             self._workers,
-            self._way,
+            self._lifecycle,
             self._outage,
             self._exits,
             leads=self._membership.leading,
@@ -267,9 +267,9 @@ class JobLoop:
         """Checks the job's key pair: the last agent that left may have removed it before this agent's key was in etcd.
         Runs in the writes' thread; raises InfrastructureLost if it has to run again."""
         job = self._job
-        if not job.leased.flush(KEY_STANDS_WITHIN_S):
+        if not job.leased.flush(KEY_WRITTEN_WITHIN_S):
             raise InfrastructureLost("this agent's key does not stand yet")
-        if not key_pair_stands(job.store, job.keys, job.seen.spec.nonce, self._parts.identity):
+        if not key_pair_is_current(job.store, job.keys, job.seen.spec.nonce, self._parts.identity):
             self._inbox.put(KeyPairReplaced())
 
     def _key_pair_replaced(self) -> None:
@@ -277,7 +277,7 @@ class JobLoop:
         if not self._seen.commit_is_known:
             raise JobReplaced(reason)
         # This node may hold the job's state. Its lease tells the others whether it lives, as theirs tell it.
-        self._narrator.tell_once(
+        self._terminal.tell_once(
             "key pair", f"{reason}: whether their hosts live shows only when leases end; training goes on"
         )
 
@@ -289,14 +289,14 @@ class JobLoop:
         self, changes: tuple[Change, ...], probes: tuple[ProbeResult, ...], now_s: float
     ) -> None:
         self._seen.keepers = self._parts.records.keepers
-        judges = not self._outlook.too_little_to_judge()
+        judges = not self._scope.too_little_to_judge()
         if judges:
             self._parts.lost_keys.notice(changes, now_s)
         happened = self._news.take(changes, now_s) + self._membership.answers(probes, now_s)
         if happened:
             self._membership.advance(*happened)
             if self._seen.replica_size > 1:
-                self._way.follow_replicas(now_s)
+                self._lifecycle.follow_replicas(now_s)
                 self._membership.follow_replicas(now_s)
         if any(c.key == self._job.keys.stop and c.value is not None for c in changes):
             self._asked_to_stop(now_s)
@@ -304,7 +304,7 @@ class JobLoop:
             self._parts.lost_keys.mend(changes, now_s)
         self._job.history.saw(changes)
         self._parts.tuner.saw(changes, now_s, leads=self._membership.leading)
-        self._outlook.look_around()
+        self._scope.look_around()
 
     def _store_changed(self, message: StoreChanged, now_s: float) -> None:
         self._take_changes(message.changes, (), now_s)
@@ -317,15 +317,15 @@ class JobLoop:
         if called_for is Reaction.LEAVE:
             self._leave(number, now_s)
         elif called_for is Reaction.INTERRUPT and self._workers.worker_ids:
-            self._narrator.tell("SIGINT to the workers, in the middle of a step; another signal kills them")
-            self._way.interrupt()
+            self._terminal.tell("SIGINT to the workers, in the middle of a step; another signal kills them")
+            self._lifecycle.interrupt()
         else:
             self._seen.leaving_since_s = float("-inf")
 
     def _asked_to_stop(self, now_s: float) -> None:
         """Handles `bagua-launch stop` as the first SIGTERM. Never as a second one: the first leave has its time."""
         if self._seen.leaving_since_s is None and not self._signals_taken:
-            self._narrator.tell("the job is asked to stop (bagua-launch stop)")
+            self._terminal.tell("the job is asked to stop (bagua-launch stop)")
             self._signalled(signal.SIGTERM, now_s)
 
     def _leave(self, number: int, now_s: float) -> None:
@@ -335,11 +335,11 @@ class JobLoop:
         seen.leave_within_s = self._config.shutdown_timeout_s
         self._own_key.leaving()
         self._job.history.own(job_history.node_leaving(self._agent_id))
-        when = self._way.leave()
+        when = self._lifecycle.leave()
         by_hand = number == signal.SIGINT
         then = "a second Ctrl-C interrupts the script" if by_hand else "a second signal ends it at once"
-        self._narrator.tell(f"leaving {when}; {then}")
-        if not self._way.ready_workers:
+        self._terminal.tell(f"leaving {when}; {then}")
+        if not self._lifecycle.ready_workers:
             seen.leaving_since_s = float("-inf")  # nothing has begun here, so there is nothing to wait for
 
     def _ending(self) -> Ending | None:
@@ -357,9 +357,9 @@ class JobLoop:
                 job_goes_on=left.goes_on and seen.result is None,
                 awaits_result=left.awaits_result,
                 prospect=left.text,
-                trained=self._way.trained,
+                trained=self._lifecycle.trained,
                 store_away_for_s=self._outage.away_for_s(now_s),
-                own_exit_code=self._way.exit_code,
+                own_exit_code=self._lifecycle.exit_code,
             )
         )
 
@@ -380,12 +380,12 @@ class JobLoop:
         if self._seen.result is not None:
             write_result(launcher_variables(self._config, os.environ), self._seen.result, self._agent_id)
             for line in console.result(self._config.job_id, self._seen.result, self._workers.shows_errors_of):
-                self._narrator.tell(line)
+                self._terminal.tell(line)
         elif ending.reason:
-            self._narrator.tell(ending.reason)
+            self._terminal.tell(ending.reason)
         self._node.sessions.stop()
         if self._outage.connected:
-            say_last_words(self._job)
+            flush_final_writes(self._job)
             if self._seen.result is None:
                 # another agent may leave in the same moment: the last one finds no other's key
                 self._own_key.remove()

@@ -14,7 +14,7 @@ from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
 from bagua_agent.leadership.host_watch import ROUND_S, HostWatch
 from bagua_agent.leadership.leader_probe import DeadLeader, LeaderWatch
 from bagua_agent.leadership.leadership import Leadership
-from bagua_agent.leadership.replica_mates import ReplicaMates
+from bagua_agent.leadership.replica_peers import ReplicaPeers
 from bagua_agent.leadership.reports import (
     Act,
     Elected,
@@ -35,7 +35,7 @@ from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.replica_groups import groups
 from bagua_agent.membership.state_machine.machine import State, new_state, step_all
 from bagua_agent.membership.view import FailureView
-from bagua_agent.rpc.touch import Touch
+from bagua_agent.rpc.reachability import Reachability
 from bagua_agent.workers.exits.exit_cause import shell_exit_code
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import read_message
@@ -75,7 +75,7 @@ class JobMembership:
         self._told_dead = ""  # the leader whose end was told
         self._host_watch = HostWatch(job.agent_id)
         self._touching_since_s: float | None = None  # a round is under way
-        self._mates = ReplicaMates(job.agent_id)
+        self._mates = ReplicaPeers(job.agent_id)
         # agent_id, now_s: an agent that holds a part of a replica of this node does not answer this host
         self.on_silent_mate: Callable[[str, float], None] = lambda agent_id, now_s: None
         # agents whose hosts do not answer this one, of those that hold parts of this node's replicas, or did
@@ -121,7 +121,7 @@ class JobMembership:
 
     def _narrate_wait(self, reason: str) -> None:
         """Prints what the job waits for, if it still does after a while."""
-        timers, tell = self._job.timers, self._job.narrator
+        timers, tell = self._job.timers, self._job.terminal
         kind = next((words for words in TOLD_AFTER_S if reason.startswith(words)), "")
         if not kind or not self._wait.startswith(kind):
             timers.cancel("wait")
@@ -133,7 +133,7 @@ class JobMembership:
     def _perform(self, action: do.Action) -> None:
         match action:
             case do.WriteGeneration():
-                self._job.narrator.forget("wait")  # a later wait for the same nodes is another
+                self._job.terminal.forget("wait")  # a later wait for the same nodes is another
                 self._leadership.write_generation(
                     action.generation,
                     self._job.seen.generation_revision
@@ -268,7 +268,7 @@ class JobMembership:
             records, view.agents, whole=self._job.seen.whole, met=self._host_watch.met
         )
 
-    def _touched(self, found: Mapping[str, Touch], now_s: float) -> None:
+    def _touched(self, found: Mapping[str, Reachability], now_s: float) -> None:
         began_s, self._touching_since_s = self._touching_since_s or now_s, None
         self._job.timers.set("hosts", began_s + ROUND_S, self._watch_hosts)
         for agent_id in self._host_watch.touched(found):
@@ -289,7 +289,7 @@ class JobMembership:
         name = leader.agent_id if agent is None else agent.node_name
         if leader.agent_id != self._told_dead:  # the next one may be of the same node, and end alike
             self._told_dead = leader.agent_id
-            self._job.narrator.tell(
+            self._job.terminal.tell(
                 f"the leader, {name}, {leader.how}: its keys are removed and another is elected"
             )
         self._leadership.remove_dead_leader(
@@ -310,7 +310,7 @@ class JobMembership:
                 self._leads_since = report.create_revision
                 if self._state.leading:
                     self.advance(ev.LeadershipLost(now_s=now_s))
-                self._job.narrator.tell("this node leads: it forms the generations")
+                self._job.terminal.tell("this node leads: it forms the generations")
                 self._leader_watch.leader_is(None)
                 self._job.history.leader_is(self._job.agent_id, leading=True)
                 self.advance(ev.LeadershipWon(now_s=now_s, revision=report.create_revision))
@@ -323,7 +323,7 @@ class JobMembership:
             case Touched():
                 self._touched(report.found, now_s)
             case ProbeFailed():
-                self._job.narrator.tell_once(
+                self._job.terminal.tell_once(
                     "probe", f"agent {report.agent_id} could not be asked whether it lives: {report.reason}"
                 )
             case WriteFailed():
@@ -337,7 +337,7 @@ class JobMembership:
     def _resign(self, failed: WriteFailed, now_s: float) -> None:
         """Gives up the lead, since this agent can't carry out what a leader decides: another may lead, and this one
         stands again later."""
-        self._job.narrator.tell_once(
+        self._job.terminal.tell_once(
             "resigned",
             f"{failed.what} failed: {failed.reason}; this node does not lead for {STAND_AFTER_RESIGNING_S:g} s, "
             "so that another one can",

@@ -10,14 +10,14 @@ from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.metrics.job_picture import JobPicture, WorkerPicture
 from bagua_agent.node.node_workers import NodeWorkers
-from bagua_agent.node.worker_lifecycle import WorkerWay
+from bagua_agent.node.worker_lifecycle import WorkerLifecycle
 
 
 NO_WORKERS: Mapping[int, WorkerPicture] = MappingProxyType({})
 
 
 def worker_picture(
-    job: JoinedJob, workers: NodeWorkers, way: WorkerWay, worker_id: str
+    job: JoinedJob, workers: NodeWorkers, lifecycle: WorkerLifecycle, worker_id: str
 ) -> WorkerPicture | None:
     """Returns the picture of a worker of this node; None if it has ended."""
     worker = workers.get(worker_id)
@@ -30,7 +30,7 @@ def worker_picture(
         worker.slot,
         worker.process.pid,
         None if placement is None else placement.global_rank,
-        way.progress_of(worker_id),
+        lifecycle.progress_of(worker_id),
         None if sharded is None else sharded.replica_rank,
         None if sharded is None else sharded.shard_rank,
         worker_id,
@@ -40,7 +40,7 @@ def worker_picture(
 def picture_of(
     job: JoinedJob,
     workers: NodeWorkers,
-    way: WorkerWay,
+    lifecycle: WorkerLifecycle,
     outage: StoreOutage,
     exits: Mapping[tuple[int, str], int],
     *,
@@ -53,7 +53,7 @@ def picture_of(
     ended. ended: the last picture of workers that have exited, by slot, for slots without a worker."""
     seen = job.seen
     generation, desired = seen.generation, seen.view.wanted
-    pictures = (worker_picture(job, workers, way, worker_id) for worker_id in workers.worker_ids)
+    pictures = (worker_picture(job, workers, lifecycle, worker_id) for worker_id in workers.worker_ids)
     of_slots = {**ended, **{picture.slot: picture for picture in pictures if picture is not None}}
     shown = [of_slots[slot] for slot in sorted(of_slots)]
     return JobPicture(

@@ -15,30 +15,30 @@ from bagua_agent.job.create_or_join import remove_unused_identity
 from bagua_agent.job.messages import StoreChanged
 from bagua_agent.job_state.context import JoinedJob
 
-LAST_WORDS_S = 2.0
+FINAL_WRITES_S = 2.0
 FOLLOWERS_LEAVE_S = 30.0  # how long the node that hosts etcd waits for the others to read the result
 LOOK_S = 0.2
 
 
-def say_last_words(job: JoinedJob, timeout_s: float = LAST_WORDS_S) -> None:
+def flush_final_writes(job: JoinedJob, timeout_s: float = FINAL_WRITES_S) -> None:
     """Returns when the store has this node's writes, or did not accept them in time, which is reported."""
     deadline_s = time.monotonic() + timeout_s
     if not job.writes.flush(timeout_s) or not job.leased.flush(max(0.0, deadline_s - time.monotonic())):
-        job.narrator.tell("timed out writing this node's final state to etcd")
+        job.terminal.tell("timed out writing this node's final state to etcd")
         return
     job.history.flush(max(0.0, deadline_s - time.monotonic()))
 
 
-def remove_key_pair(job: JoinedJob, timeout_s: float = LAST_WORDS_S) -> None:
+def remove_key_pair(job: JoinedJob, timeout_s: float = FINAL_WRITES_S) -> None:
     """Removes the key pair of a job that is left without a result: its leader does not, so the last of its agents
     does."""
     if not job.leased.flush(timeout_s):
-        job.narrator.tell("etcd did not remove this node's key in time; the job's key pair may stay there")
+        job.terminal.tell("etcd did not remove this node's key in time; the job's key pair may stay there")
         return
     try:
         remove_unused_identity(job.store, job.keys)
     except (InfrastructureLost, UserError) as error:
-        job.narrator.tell(f"the job's key pair stays in etcd: {error}")
+        job.terminal.tell(f"the job's key pair stays in etcd: {error}")
 
 
 def wait_for_followers(

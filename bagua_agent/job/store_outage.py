@@ -47,7 +47,7 @@ class StoreOutage:
             self._ended_s += away_s
             if self._is_noted:
                 job.history.own(job_history.store_back(job.agent_id, self.count, away_s))
-            job.narrator.tell("etcd answers again")
+            job.terminal.tell("etcd answers again")
             job.leased.recheck()
         else:
             self.count += 1
@@ -58,11 +58,11 @@ class StoreOutage:
             if self._waits:
                 self._tell_stuck(job)
             else:
-                job.narrator.tell(AWAY)
+                job.terminal.tell(AWAY)
 
     def follow_steps(self, job: JoinedJob, *, awaits_generation: bool) -> None:
-        """Notes whether workers here wait for a generation, as WorkerWay.awaits_generation; often called with the same
-        value."""
+        """Notes whether workers here wait for a generation, as WorkerLifecycle.awaits_generation; often called with
+        the same value."""
         self._waits = awaits_generation
         if awaits_generation and not self.connected:
             self._tell_stuck(job)
@@ -70,4 +70,4 @@ class StoreOutage:
     def _tell_stuck(self, job: JoinedJob) -> None:
         if not self._told_stuck:
             self._told_stuck = True
-            job.narrator.tell(STUCK)
+            job.terminal.tell(STUCK)

@@ -21,7 +21,7 @@ from bagua_agent.large_jobs.whole_records import WholeRecords
 START_S = 10.0  # to read a large record that exists when this agent joins
 
 
-class JobSight:
+class JobSubscription:
     """This agent's subscription to the job's keys. nodes: how many agents there are as this one joins."""
 
     def __init__(

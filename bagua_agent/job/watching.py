@@ -137,8 +137,8 @@ def open_otel(
     say: Callable[[str], None],
     opened: ExitStack,
 ) -> Sent:
-    """Sends metrics and events where --otel or the standard's variables say so, until `opened` is closed. Raises UserError for an --otel that can't be used; variables that can't be are
-    a line."""
+    """Sends metrics and events where --otel or the standard's variables say so, until `opened` is closed. Raises
+    UserError for an --otel that can't be used; variables that can't be are a line."""
     try:
         settings = OtelSettings.of(config.otel, os.environ)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Applies changes in the store to JobSeen, and informs the node's parts of what is new.
+"""Applies changes in the store to LocalJobState, and informs the node's parts of what is new.
 
 Returns the events for the membership machine. Writes nothing to the store. decode.py reads the values of keys.
 """
@@ -21,7 +21,7 @@ from bagua_contract.records import Generation, GenerationKind
 
 
 class Followers(Protocol):
-    """The part of worker_lifecycle.WorkerWay that receives records."""
+    """The part of worker_lifecycle.WorkerLifecycle that receives records."""
 
     def follow(self, generation: Generation) -> None: ...
 
@@ -35,10 +35,10 @@ class Followers(Protocol):
     def ready_workers(self) -> frozenset[str]: ...
 
 
-class StoreNews:
-    """Applies changes to JobSeen and calls what follows from them.
+class ChangeApplier:
+    """Applies changes to LocalJobState and calls what follows from them.
 
-    on_leader_changed(now_s): JobSeen.leader is new. on_own_key_gone(): a key that this node keeps was removed.
+    on_leader_changed(now_s): LocalJobState.leader is new. on_own_key_gone(): a key that this node keeps was removed.
     on_live(): the job was one of restart mode until now. on_hang_order(order): the leader's order about a hang is new;
     None: it is over.
     """
@@ -55,7 +55,7 @@ class StoreNews:
         self._agent_id = job.agent_id
         self._keys = job.keys
         self._seen = job.seen
-        self._narrator = job.narrator
+        self._terminal = job.terminal
         self._change_lines = job.change_lines
         self._history = job.history
         self._followers = followers
@@ -129,7 +129,7 @@ class StoreNews:
         elif isinstance(event, ev.ClosingSeen) and not seen.closing:
             seen.closing = True
             self._followers.close_joins()
-            self._narrator.tell("every worker has committed its last step")
+            self._terminal.tell("every worker has committed its last step")
         elif change.key == keys.result and isinstance(event, ev.ResultSeen):
             seen.result = self._events.message_of(pb.Result, change)
             if seen.result is not None:
@@ -147,7 +147,7 @@ class StoreNews:
         elif isinstance(event, ev.SettingsPinned):
             if event.settings != seen.view.pinned_settings:
                 text = f"settings of steps: {event.settings}"
-                self._narrator.tell_once("tuned", text)
+                self._terminal.tell_once("tuned", text)
                 self._history.of_job(job_history.tuned(change.mod_revision, text))
         elif change.key == keys.desired and isinstance(event, ev.DesiredChanged):
             before = seen.view.desired
@@ -155,7 +155,7 @@ class StoreNews:
                 was, wanted = (before.min_nodes, before.max_nodes), (event.min_nodes, event.max_nodes)
             if before is not None and was != wanted:
                 text = console.scaled(was, wanted)
-                self._narrator.tell_once("scaled", text)
+                self._terminal.tell_once("scaled", text)
                 self._history.of_job(job_history.scaled(change.mod_revision, text))
 
     def _remember(self, change: Change, event: ev.Event | None) -> None:
@@ -200,7 +200,7 @@ class StoreNews:
         self._history.of_job(job_history.formed(generation, console.generation_written(before, generation)))
 
     def _unreadable(self, key: str, why: str) -> None:
-        self._narrator.tell_once(
+        self._terminal.tell_once(
             f"unreadable {key}", f"passing over {key}: {why}; remove it with etcdctl del"
         )
 

@@ -70,8 +70,8 @@ class _Change:
 class ChangeLines:
     """Prints the lines of changes. Used in the thread of the agent's loop alone."""
 
-    def __init__(self, narrator: console.Narrator, timers: Timers, agent_id: str) -> None:
-        self._narrator = narrator
+    def __init__(self, terminal: console.JobTerminal, timers: Timers, agent_id: str) -> None:
+        self._terminal = terminal
         self._timers = timers
         self._agent_id = agent_id
         self._changes: dict[int, _Change] = {}  # by number, which grows
@@ -100,7 +100,7 @@ class ChangeLines:
         change = self._changes.get(number)
         if change is None:
             self._in_force = number
-            self._narrator.tell_of_worker(now_s, "in force", console.in_force(entered))
+            self._terminal.tell_of_worker(now_s, "in force", console.in_force(entered))
             return
         if awaits_cost(change.generation, self._agent_id, worker_id):
             if change.entered is None:
@@ -124,7 +124,7 @@ class ChangeLines:
     def _announce(self, change: _Change) -> None:
         change.is_announced = True
         self._timers.cancel(_timer(change.generation.number))
-        self._narrator.tell(console.generation_written(change.before, change.generation))
+        self._terminal.tell(console.generation_written(change.before, change.generation))
 
     def _say_in_force(self, change: _Change, entered: session_pb2.Entered) -> None:
         self._in_force = change.generation.number
@@ -132,7 +132,7 @@ class ChangeLines:
             self._timers.cancel(_timer(number))
             del self._changes[number]
         text = console.change_in_force(change.before, change.generation, entered)
-        self._narrator.tell(shortened(text, console.LONGEST_WORKER_LINE))  # the costs' names are the worker's
+        self._terminal.tell(shortened(text, console.LONGEST_WORKER_LINE))  # the costs' names are the worker's
 
 
 def _timer(number: int) -> str:

@@ -253,7 +253,7 @@ def result(
         yield ended.casualties
 
 
-class Narrator:
+class JobTerminal:
     """Prefixes lines with time and node, and holds back progress that comes too often."""
 
     def __init__(

@@ -11,8 +11,8 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_state.change_lines import ChangeLines
-from bagua_agent.job_state.console import Narrator
-from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.job_state.console import JobTerminal
+from bagua_agent.job_state.job_state import LocalJobState
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class JoinedJob:
     agent_id: str
     node_name: str
     keys: JobKeys
-    seen: JobSeen
+    seen: LocalJobState
     store: Store
     leased: LeasedKeys
     writes: DesiredWrites
     timers: Timers
-    narrator: Narrator
+    terminal: JobTerminal
     history: HistoryKeeper
     change_lines: ChangeLines

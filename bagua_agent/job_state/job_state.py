@@ -17,7 +17,7 @@ from bagua_contract.records import Generation
 
 
 @dataclass(slots=True)
-class JobSeen:
+class LocalJobState:
     """Holds what this node knows of its job.
 
     view: the picture. whole: the picture has all of it; else it has no other agents and their workers, as in large

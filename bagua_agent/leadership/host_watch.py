@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping
 
-from bagua_agent.rpc.touch import Touch
+from bagua_agent.rpc.reachability import Reachability
 
 ROUND_S = 0.5
 MOST_IN_A_ROUND = 16  # touches that the leader sends, and about as many that it receives
@@ -54,11 +54,11 @@ class HostWatch:
         self._after = turn[-1] if turn else self._after
         return doubted + turn
 
-    def touched(self, found: Mapping[str, Touch]) -> list[str]:
+    def touched(self, found: Mapping[str, Reachability]) -> list[str]:
         """Takes the outcome of a round and returns the agents that are suspected now."""
         suspected = []
         for agent_id, touch in found.items():
-            if touch is Touch.ANSWERED:
+            if touch is Reachability.ANSWERED:
                 self._silent.pop(agent_id, None)
                 self._met.add(agent_id)
                 self._cut_off.discard(agent_id)
@@ -66,7 +66,7 @@ class HostWatch:
             if agent_id not in self._met:
                 continue
             self._silent[agent_id] = self._silent.get(agent_id, 0) + 1
-            if touch is Touch.REFUSED or self._silent[agent_id] >= SILENT_ROUNDS:
+            if touch is Reachability.REFUSED or self._silent[agent_id] >= SILENT_ROUNDS:
                 suspected.append(agent_id)
                 self._cut_off.add(agent_id)
         return suspected

@@ -42,7 +42,7 @@ from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.view import ProbeVerdict
 from bagua_agent.rpc.control_client import probe, probe_through
 from bagua_agent.rpc.job_identity import JobIdentity
-from bagua_agent.rpc.touch import Touch, touch_all
+from bagua_agent.rpc.reachability import Reachability, reach_all
 from bagua_contract import control_pb2
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
@@ -355,11 +355,11 @@ class Leadership:
     def touch(self, addresses: Mapping[str, str]) -> None:
         """Touches agents and reports Touched. addresses: agent -> control address."""
 
-        def ended(end: OperationEnd[dict[str, Touch]]) -> None:
+        def ended(end: OperationEnd[dict[str, Reachability]]) -> None:
             self._report(Touched({} if isinstance(end, Failed) else end.value))
 
         window_s = self._probe_window_s
-        self._toucher.run("touching agents", lambda: touch_all(addresses, window_s), ended)
+        self._toucher.run("touching agents", lambda: reach_all(addresses, window_s), ended)
 
     def stop(self) -> None:
         self._toucher.stop()

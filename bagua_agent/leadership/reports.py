@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from bagua_agent.membership.view import ProbeVerdict
-from bagua_agent.rpc.touch import Touch
+from bagua_agent.rpc.reachability import Reachability
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ProbeResult:
 class Touched:
     """The end of a round of touches. found: empty if they could not be sent."""
 
-    found: Mapping[str, Touch]
+    found: Mapping[str, Reachability]
 
 
 Report = (

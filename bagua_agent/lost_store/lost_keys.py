@@ -78,7 +78,7 @@ class LostKeys:
             if now_s > self._settled_at_s:
                 self._losses += 1
                 self._job.history.of_job(job_history.keys_lost(self._job.agent_id, self._losses))
-                self._job.narrator.tell("etcd has lost keys of the job; putting them again")
+                self._job.terminal.tell("etcd has lost keys of the job; putting them again")
             self._settled_at_s = now_s + SETTLE_S
 
     def look(self, now_s: float) -> None:
@@ -89,7 +89,7 @@ class LostKeys:
         self._mend(now_s)
 
     def mend(self, changes: tuple[Change, ...], now_s: float) -> None:
-        """Has lost keys written again, after JobSeen took `changes` in."""
+        """Has lost keys written again, after LocalJobState took `changes` in."""
         remembered, replicas = self._job.seen.remembered, self._job.keys.replicas
         if any(
             change.key in self._kept or (change.key.startswith(replicas) and change.key in remembered)

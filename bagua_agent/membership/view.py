@@ -57,7 +57,7 @@ class AgentView:
 @dataclass(frozen=True, slots=True)
 class MemberView:
     """The content of the key members/<worker>. ready_since_s: when this agent first saw the key, or this stage of it.
-    replica: its replica's workers in the order of their shards, once standing.py knows it; none in a job without
+    replica: its replica's workers in the order of their shards, once job_condition.py knows it; none in a job without
     replicas."""
 
     worker_id: str

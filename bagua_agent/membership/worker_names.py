@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from bagua_agent.base.plain_text import shortened, some
-from bagua_agent.membership.standing import in_force
+from bagua_agent.membership.job_condition import in_force
 from bagua_agent.membership.view import Evidence, FailureView, JobView
 from bagua_contract.records import Placement
 
@@ -88,5 +88,5 @@ def _cause(view: JobView, evidence: Evidence, worker_id: str, placement: Placeme
         return f"the agent {dead.how}"
     if agent is None:
         return "the agent is gone"
-    # there, but standing.py counts it as absent
+    # there, but job_condition.py counts it as absent
     return "with its replica" if worker_id in view.members and view.replica_size > 1 else ""

@@ -37,7 +37,7 @@ class HangOrders:
         """Carries out a new order. Called from the loop's thread."""
         if order is None:
             return
-        self._job.narrator.tell_once(_TOPIC, order.reason)
+        self._job.terminal.tell_once(_TOPIC, order.reason)
         self._taken += 1
         targets = self._workers.stack_targets()
         name = f"stacks {self._taken}"
@@ -53,7 +53,7 @@ class HangOrders:
         for stacks in saved:
             where = f"in {stacks.path}" if stacks.path is not None else "are not saved"
             problem = f" ({stacks.problem})" if stacks.problem else ""
-            self._job.narrator.tell(f"stacks of worker {stacks.worker_id} {where}{problem}")
+            self._job.terminal.tell(f"stacks of worker {stacks.worker_id} {where}{problem}")
         seen = self._job.seen
         if order.outcome is HangOutcome.DISAGREE and seen.view.hang_order == order:
             self._on_disagreement(order.reason)

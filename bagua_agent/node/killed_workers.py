@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from bagua_agent.base.timers import Timers
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.workers.process.process_status import held_in_kernel
 
@@ -20,10 +20,10 @@ ENDS_WITHIN_S = (
 class KilledWorkers:
     """Watches the workers that got SIGKILL, from construction on."""
 
-    def __init__(self, workers: NodeWorkers, timers: Timers, narrator: Narrator) -> None:
+    def __init__(self, workers: NodeWorkers, timers: Timers, terminal: JobTerminal) -> None:
         self._workers = workers
         self._timers = timers
-        self._narrator = narrator
+        self._terminal = terminal
         workers.on_killed = self._killed
 
     def _killed(self, worker_id: str) -> None:
@@ -34,7 +34,7 @@ class KilledWorkers:
         worker = self._workers.get(worker_id)
         if worker is None or worker.process.has_ended():
             return
-        self._narrator.tell(
+        self._terminal.tell(
             f"worker in slot {worker.slot} has not ended {ENDS_WITHIN_S:g} s after SIGKILL: "
             f"{held_in_kernel(worker.process.pid)}; its slot gets no other worker before. A driver or a file system "
             "does not answer; if the process stays, reboot this host"

@@ -15,7 +15,7 @@ from bagua_agent.etcd.client import Put
 from bagua_agent.history import job_history
 from bagua_agent.job_state import console
 from bagua_agent.job_state.context import JoinedJob
-from bagua_agent.membership.failures.casualty import NO_COMPANY, Company, company_after, company_in
+from bagua_agent.membership.failures.secondary_failure import NO_COMPANY, CoWorkers, co_workers_after, co_workers_in
 from bagua_agent.membership.policy import Policy
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.replicas_here import ReplicasHere
@@ -71,8 +71,8 @@ _STAGES = frozenset(stage.value for stage in Stage)
 
 
 class LiveWorkers:
-    """Runs this node's workers in live mode; implements WorkerWay. on_suspicion(now_s): a worker here can't go on,
-    whatever the cause. on_slot_given_up(): this node runs one worker less from now on."""
+    """Runs this node's workers in live mode; implements WorkerLifecycle. on_suspicion(now_s): a worker here can't go
+    on, whatever the cause. on_slot_given_up(): this node runs one worker less from now on."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class LiveWorkers:
         ] = {}  # worker -> newest generation that listed it, its world size
         self._answered: set[str] = set()  # workers that a job that trained answered before their loops
         self._last_checkpoints: dict[str, pb.LastCheckpoint] = {}  # of workers that left, as they said
-        self._company: dict[str, Company] = {}  # of this node's workers
+        self._company: dict[str, CoWorkers] = {}  # of this node's workers
         self._interrupted = False  # workers here got SIGINT in the middle of a step
 
     # -- what the job says
@@ -138,7 +138,7 @@ class LiveWorkers:
         for member in generation.members:
             if self._workers.get(member.worker_id) is not None:
                 known = self._company.get(member.worker_id, NO_COMPANY)
-                self._company[member.worker_id] = company_after(known, member.worker_id, generation)
+                self._company[member.worker_id] = co_workers_after(known, member.worker_id, generation)
                 self._listed[member.worker_id] = (generation.number, generation.world_size)
         self._exits.records_came()
         # While a planned one is pending, what breaks the generation before it is still the leader's concern.
@@ -178,14 +178,14 @@ class LiveWorkers:
         generation lists them."""
         for worker_id in replica.worker_ids:
             if self._workers.get(worker_id) is not None and worker_id not in self._company:
-                self._company[worker_id] = company_in(replica, worker_id)
+                self._company[worker_id] = co_workers_in(replica, worker_id)
 
     def close_joins(self) -> None:
         self._sessions.tell_close()
 
     def refuse(self, worker_id: str, difference: str) -> None:
         if worker_id in self._workers.worker_ids:
-            self._job.narrator.tell(f"worker {worker_id} may not join: {difference}")
+            self._job.terminal.tell(f"worker {worker_id} may not join: {difference}")
             self._sessions.tell_refused(worker_id, difference)
 
     def met(self, generation: int, address: str) -> None:
@@ -246,7 +246,7 @@ class LiveWorkers:
             trained=worker_id in self._training_done,
             generation=progress.generation if progress is not None else 0,
             steps=progress.step if progress is not None else 0,
-            company=self._company.pop(worker_id, NO_COMPANY),
+            co_workers=self._company.pop(worker_id, NO_COMPANY),
             listed=self._listed.pop(worker_id, (0, 0)),
             last_checkpoint=self._last_checkpoints.pop(worker_id, None),
             left_alone=self._replicas.leaves_alone(worker_id),
@@ -352,7 +352,7 @@ class LiveWorkers:
                 console.job_loss(progress, world_size),
             )
             text = console.progress(progress, console.mean_metrics(reports), whose, loss)
-            self._job.narrator.tell_progress(now_s, text)
+            self._job.terminal.tell_progress(now_s, text)
 
     def _suspects(self, worker_id: str, suspected: session_pb2.Suspected, now_s: float) -> None:
         job = self._job
@@ -384,7 +384,7 @@ class LiveWorkers:
         # A stall may pass. Of what the workers here say of one loss the first line is enough.
         if suspected.kind != pb.Suspicion.STALLED and suspected.kind not in self._told_kinds:
             self._told_kinds.add(suspected.kind)
-            job.narrator.tell_of_worker(now_s, f"suspicion {worker_id}", console.suspicion(suspected))
+            job.terminal.tell_of_worker(now_s, f"suspicion {worker_id}", console.suspicion(suspected))
         self._ask_for_the_leader(now_s)
 
     def _ask_for_the_leader(self, now_s: float) -> None:
@@ -410,7 +410,7 @@ class LiveWorkers:
             placement = next((m for m in generation.members if m.global_rank == told.global_rank), None)
         # a topic for each rank that there is, not for each number that a worker may say
         topic = "straggler" if placement is None else f"straggler {placement.global_rank}"
-        self._job.narrator.tell_of_worker(now_s, topic, console.straggler(told, placement))
+        self._job.terminal.tell_of_worker(now_s, topic, console.straggler(told, placement))
 
     def _trained(self, worker_id: str, done: session_pb2.TrainingDone) -> None:
         if worker_id not in self._members:

@@ -82,7 +82,7 @@ class ReplicasHere:
         self._job.seen.remembered[self._job.keys.replica(replica.replica_id)] = replica.encode()
         self._on_assembled(replica)
         self._sessions.tell_replica(replica, here)
-        self._job.narrator.tell(console.replica_assembled(replica))
+        self._job.terminal.tell(console.replica_assembled(replica))
 
     def _end(self, replica: Replica, here: list[str], now_s: float) -> None:
         self._job.seen.remembered.pop(self._job.keys.replica(replica.replica_id), None)
@@ -90,7 +90,7 @@ class ReplicasHere:
         if seen.leaving_since_s is not None:
             return  # its workers leave in their time, and may still write their parts of the last checkpoint
         leaves = any(w in seen.view.departures for w in replica.worker_ids)
-        self._job.narrator.tell_once(f"replica of {here[0]}", console.replica_over(replica, len(here)))
+        self._job.terminal.tell_once(f"replica of {here[0]}", console.replica_over(replica, len(here)))
         for worker_id in here:
             due_s = self._leave_by_s.get(worker_id)
             if due_s is not None and leaves and now_s < due_s:
@@ -112,7 +112,7 @@ class ReplicasHere:
         if asked:
             self._leave_by_s.update(dict.fromkeys(asked, now_s + self._leave_within_s))
             self._sessions.tell_leave(self._leave_within_s, worker_ids=asked)
-            self._job.narrator.tell(console.replica_leaves(replica, leaving[0], len(asked)))
+            self._job.terminal.tell(console.replica_leaves(replica, leaving[0], len(asked)))
 
     def lost_touch(self, agent_id: str, now_s: float) -> None:
         """Ends the parts here of replicas that agent_id has a part in, since its host has not answered this one for a
@@ -140,7 +140,7 @@ class ReplicasHere:
             self._ended_by_cut.add(replica.replica_id)
             other = next(m.node_name for m in replica.members if m.agent_id == agent_id)
             why = f"{other} {NO_ANSWER}"
-            self._job.narrator.tell(console.replica_cut(replica, other))
+            self._job.terminal.tell(console.replica_cut(replica, other))
             for worker_id in replica.worker_ids:
                 if worker_id in self._replica_of:
                     self._workers.kill(worker_id, f"{REPLICA_OVER}: {why}")

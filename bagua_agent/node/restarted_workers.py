@@ -131,7 +131,7 @@ class RestartedWorkers:
                 self._own_key.runs(wanted.number, Run.FINISHED if every else Run.ENDING)
             return
         if not self._failed:
-            self._job.narrator.tell(f"worker in slot {worker.slot} ended: {cause.summary}")
+            self._job.terminal.tell(f"worker in slot {worker.slot} ended: {cause.summary}")
         self._failed = True
         self._exit_code = shell_exit_code(returncode)
         placement = wanted.placement_of(worker_id)
@@ -269,7 +269,7 @@ class RestartedWorkers:
     def _not_started(self, placement: Placement, error: BaguaError, wanted: Generation) -> None:
         """Reports a worker that could not be started. The generation lacks it, so another one is needed; this node's
         others end when it comes."""
-        self._job.narrator.tell(f"no worker could be started in slot {placement.slot}: {error}")
+        self._job.terminal.tell(f"no worker could be started in slot {placement.slot}: {error}")
         self._failed = True
         self._exit_code = error.exit_code
         self._report_failure(self._failure(placement, error.exit_code, _not_begun(error), ""), wanted.number)

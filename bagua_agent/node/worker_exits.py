@@ -1,7 +1,7 @@
 """Handles the end of a worker: records how it ended, removes its keys, starts a successor.
 
-The pure function `consequence` decides; `WorkerExits` acts. exit_cause.py interprets an exit, casualty.py decides
-whether another worker's end explains it, restart_policy.py whether failures end the job. For live mode.
+The pure function `consequence` decides; `WorkerExits` acts. exit_cause.py interprets an exit, secondary_failure.py
+decides whether another worker's end explains it, restart_policy.py whether failures end the job. For live mode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bagua_agent.base import backoff
 from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.history import job_history
 from bagua_agent.job_state.context import JoinedJob
-from bagua_agent.membership.failures.casualty import NO_COMPANY, Company, casualty_of
+from bagua_agent.membership.failures.secondary_failure import NO_COMPANY, CoWorkers, secondary_failure_cause
 from bagua_agent.membership.failures.restart_policy import in_doubt, succession
 from bagua_agent.membership.failures.root_cause import tells_of_another
 from bagua_agent.membership.hang import HangOutcome
@@ -38,7 +38,7 @@ class LastSeen:
     """The facts known of a worker at its end.
 
     generation, steps: those of its last report. was_member: its member key exists. trained: it confirmed the last
-    commit. company: its fellows in generations. listed: the newest generation that listed it, and its world size.
+    commit. co_workers: those in generations. listed: the newest generation that listed it, and its world size.
     last_checkpoint: its report when it left. left_alone: it was asked to leave though its node stays.
     """
 
@@ -46,7 +46,7 @@ class LastSeen:
     trained: bool
     generation: int = 0
     steps: int = 0
-    company: Company = NO_COMPANY
+    co_workers: CoWorkers = NO_COMPANY
     listed: tuple[int, int] = (0, 0)
     last_checkpoint: pb.LastCheckpoint | None = None
     left_alone: bool = False
@@ -93,7 +93,7 @@ class _Unexplained:
     the worker ended, or the record was still not written."""
 
     failure: pb.Failure
-    company: Company
+    co_workers: CoWorkers
     at_s: float
     written: threading.Event
     waits: bool = False
@@ -126,7 +126,7 @@ class WorkerExits:
         leaving = seen.leaving_since_s is not None or last.left_alone
         failure = self._failure(worker, returncode, cause, last)
         happened = job_history.worker_ended(failure)  # of the exit itself, whatever explains it
-        explained_by = self._casualty_of(failure, last.company)
+        explained_by = self._casualty_of(failure, last.co_workers)
         if explained_by:
             failure.script_failure = False
         now = consequence(returncode, failure.script_failure, last, leaving=leaving, stopping=seen.stopping)
@@ -147,7 +147,7 @@ class WorkerExits:
             departed = self._departure(worker_id, last).SerializeToString()
             self._record(worker_id, "departed", lambda: store.put(keys.departed(worker_id), departed))
             if last.left_alone and not seen.stopping:
-                self._job.narrator.tell(f"worker in slot {worker.slot} has left; starting another")
+                self._job.terminal.tell(f"worker in slot {worker.slot} has left; starting another")
                 self._job.timers.set(
                     f"respawn {worker.slot}", now_s, lambda at_s: self.start_worker(worker.slot, at_s)
                 )
@@ -157,7 +157,7 @@ class WorkerExits:
             self._job.history.own(happened)
             waits = self._respawn(failure, now_s, explained_by)
             if waits or (failure.script_failure and tells_of_another(failure.cause, failure.traceback_tail)):
-                self._unexplained[worker_id] = _Unexplained(failure, last.company, now_s, written, waits)
+                self._unexplained[worker_id] = _Unexplained(failure, last.co_workers, now_s, written, waits)
                 self._look_again_at(now_s + LOOK_AGAIN_S)
         return now.unexpected
 
@@ -214,14 +214,14 @@ class WorkerExits:
 
     # -- casualties
 
-    def _casualty_of(self, failure: pb.Failure, company: Company) -> str:
+    def _casualty_of(self, failure: pb.Failure, co_workers: CoWorkers) -> str:
         """Returns the worker whose end explains the failure; empty if none is known so far."""
         if not failure.script_failure:
             return ""
         seen = self._job.seen
         known = seen.view.failures.get(failure.worker_id)
         own = FailureView.of(failure, NEWEST if known is None else known.order)
-        return casualty_of(own, company, seen.view, whole=seen.whole)
+        return secondary_failure_cause(own, co_workers, seen.view, whole=seen.whole)
 
     def records_came(self) -> None:
         """Notes that there is a newer record: explanations are looked for once the picture has it."""
@@ -237,12 +237,12 @@ class WorkerExits:
             self._unexplained.clear()
             return
         for worker_id, one in list(self._unexplained.items()):
-            explained_by = self._casualty_of(one.failure, one.company)
+            explained_by = self._casualty_of(one.failure, one.co_workers)
             if explained_by:
                 one.failure.script_failure = False
                 self._put(one.failure, one.written)
                 where = f"worker in slot {one.failure.slot}"
-                self._job.narrator.tell(
+                self._job.terminal.tell(
                     f"{where} was {_casualty(explained_by)}: it does not count as a script failure"
                 )
             if not self._is_known(one):
@@ -279,7 +279,7 @@ class WorkerExits:
 
         again: it was reported already. job_goes_on: the leader knows of it and has had time to end the job.
         """
-        seen, tell, slot = self._job.seen, self._job.narrator.tell, failure.slot
+        seen, tell, slot = self._job.seen, self._job.terminal.tell, failure.slot
         where = f"worker in slot {slot}"
         known = [f for f in seen.view.failures.values() if f.worker_id != failure.worker_id]
         new = FailureView.of(failure, NEWEST)
@@ -331,7 +331,7 @@ class WorkerExits:
             delay_s = backoff.delay_s(
                 failed + 1, policy.respawn_first_delay_s, policy.respawn_longest_delay_s
             )
-            self._job.narrator.tell(
+            self._job.terminal.tell(
                 f"no worker could be started in slot {slot}: {error}; trying again in {delay_s:g} s"
             )
             self._job.timers.set(

@@ -15,7 +15,7 @@ from bagua_contract.records import Generation
 LEADER_AGAIN_S = 0.5
 
 
-class WorkerWay(Protocol):
+class WorkerLifecycle(Protocol):
     """One way of running a node's workers. All methods are called from the loop's thread only, and none waits."""
 
     # -- what the job says
@@ -43,7 +43,7 @@ class WorkerWay(Protocol):
         """Takes the address at which the workers of a RESTART generation meet."""
 
     def leave(self) -> str:
-        """Begins the leave of this node, as JobSeen describes it. Returns when its workers go, for people."""
+        """Begins the leave of this node, as LocalJobState describes it. Returns when its workers go, for people."""
 
     def interrupt(self) -> None:
         """Passes a second Ctrl-C to the scripts at once."""

@@ -40,7 +40,7 @@ from bagua_agent.service.node.own_name import check_own, claim, taker
 from bagua_agent.service.notify import Notifier
 from bagua_agent.service.state_machine import messages as ms
 from bagua_agent.service.state_machine.machine import Now, State, step
-from bagua_agent.service.store_touch import StoreTouch
+from bagua_agent.service.etcd_contact import EtcdContact
 from bagua_agent.service.units.unit_request import unit_request
 from bagua_agent.service.units.units import UnitFolders, UnitNote, UnitRunner, units_folder
 from bagua_contract import cluster_pb2 as pb
@@ -123,7 +123,7 @@ class NodeDaemon:
         self._look_for_trouble = look_for_trouble
         self._look_for_notes = look_for_notes
         self._state = State(config.node_name, facts.slots, policy or config.cluster_policy)
-        self._touch = StoreTouch(self._state.policy.put_back_within_s, _clock_s())
+        self._touch = EtcdContact(self._state.policy.put_back_within_s, _clock_s())
         self._in_touch = False  # whether etcd's watch is connected
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._hands = Background("bagua-hands")

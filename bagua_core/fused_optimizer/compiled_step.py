@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from bagua_core.errors import BaguaError
 from bagua_core.fused_optimizer.block import Block, State
-from bagua_core.fused_optimizer.stand_in import OF_THE_SCRIPT, StandIn, plain_step
+from bagua_core.fused_optimizer.block_optimizer import OF_THE_SCRIPT, BlockOptimizer, plain_step
 from bagua_core.optimizers.closures import Evaluated
 
 ELEMENTS = 4099  # of a representative: no multiple of a vector's length
@@ -88,7 +88,7 @@ class CompiledStep:
         self._checked = 0  # compilations whose results were compared
         self._carriers: dict[Hashable, _Carrier] = {}
         self._representatives: dict[Hashable, _Representative] = {}
-        self._before: StandIn | None = (
+        self._before: BlockOptimizer | None = (
             None  # options, attributes and shared state at the beginning of this step
         )
         self._loss: Any = None
@@ -97,11 +97,11 @@ class CompiledStep:
     def begin(self, optimizer: torch.optim.Optimizer, loss: Any) -> None:
         """Prepares a step. loss: of the closure, None without one."""
         self._representatives = {}
-        self._before = StandIn(optimizer)
+        self._before = BlockOptimizer(optimizer)
         _copy_in_place(self._before)
         self._loss = loss
 
-    def expect(self, stand_in: StandIn, group: int, block: Block) -> None:
+    def expect(self, block_optimizer: BlockOptimizer, group: int, block: Block) -> None:
         """Adds `block`, whose gradients are gathered, to this step."""
         elements = min(
             ELEMENTS, block.whole.numel()
@@ -112,7 +112,7 @@ class CompiledStep:
             parameter, state = _random_one(block, elements)
             carrier = self._carrier(block, elements == 1)
             one = self._representatives[key] = _Representative(group, parameter, state, carrier)
-            stand_in.add(group, parameter, state)
+            block_optimizer.add(group, parameter, state)
         one.blocks.append(block)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
@@ -122,12 +122,12 @@ class CompiledStep:
         """
         if any(one.parameter.is_complex() for one in self._representatives.values()):
             raise NotCompilable("it computes in complex numbers")
-        stand_in = StandIn(optimizer)
-        _copy_in_place(stand_in)
+        block_optimizer = BlockOptimizer(optimizer)
+        _copy_in_place(block_optimizer)
         found = []
         for one in self._representatives.values():
             expected, got = (_copied_one(one.parameter, one.state) for _ in range(2))
-            stand_in.add(one.group, *expected)
+            block_optimizer.add(one.group, *expected)
             try:
                 replaced = self._run(one, got[0], got[0].grad, got[1])
             except NotCompilable:
@@ -140,7 +140,7 @@ class CompiledStep:
             return
         arguments = () if self._loss is None else (Evaluated(_called_again, self._loss),)
         try:
-            plain_step(type(optimizer))(stand_in.optimizer, *arguments)
+            plain_step(type(optimizer))(block_optimizer.optimizer, *arguments)
         except NotCompilable:
             raise
         except Exception as error:  # of an optimizer that refuses random elements
@@ -200,7 +200,7 @@ class _Carrier:
         self.parameter = torch.empty_like(
             like[:1]
         ).requires_grad_()  # no Parameter: those are compiled for one size
-        self.optimizer = StandIn(script).optimizer
+        self.optimizer = BlockOptimizer(script).optimizer
         self.optimizer.param_groups = [{}]
         self._tensors: State = {}  # elementwise ones
         self._scalars: dict[Hashable, Tensor] = {}  # others, and numbers that change
@@ -342,15 +342,15 @@ def _copied_one(parameter: Tensor, state: State) -> tuple[Tensor, State]:
     return made, {name: _copied(value) for name, value in state.items()}
 
 
-def _copy_in_place(stand_in: StandIn) -> None:
-    """Copies what the stand-in holds: what is changed in place there must not be the script's."""
-    attributes = vars(stand_in.optimizer)
+def _copy_in_place(block_optimizer: BlockOptimizer) -> None:
+    """Copies what the block optimizer holds: what is changed in place there must not be the script's."""
+    attributes = vars(block_optimizer.optimizer)
     for name, value in attributes.items():
         if name not in OF_THE_SCRIPT:
             attributes[name] = _copied(value)
-    for name, value in stand_in.optimizer.state.items():
-        stand_in.optimizer.state[name] = _copied(value)
-    for group in stand_in.optimizer.param_groups:
+    for name, value in block_optimizer.optimizer.state.items():
+        block_optimizer.optimizer.state[name] = _copied(value)
+    for group in block_optimizer.optimizer.param_groups:
         group.update({name: _copied(value) for name, value in group.items() if name != "params"})
 
 

@@ -25,7 +25,7 @@ from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.layout import Layout, Moved, lay_out
 from bagua_core.fused_optimizer.layout_choice import LayoutChoice
 from bagua_core.fused_optimizer.options import SwitchWatch
-from bagua_core.fused_optimizer.stand_in import StandIn
+from bagua_core.fused_optimizer.block_optimizer import BlockOptimizer
 from bagua_core.fused_optimizer.state_layout import NotBlockwise
 from bagua_core.optimizers.closures import Evaluated, closure_of
 
@@ -38,12 +38,12 @@ Fusable = Callable[
 class _UnderWay:
     """The step under way.
 
-    compiled: runs the step on the blocks after the stand-in has run it on their representatives, if not None.
+    compiled: runs the step on the blocks after the block optimizer has run it on their representatives, if not None.
     """
 
-    stand_in: StandIn
+    block_optimizer: BlockOptimizer
     compiled: CompiledStep | None
-    stepped: list[Block] = field(default_factory=list)  # by the stand-in, or compiled, after it
+    stepped: list[Block] = field(default_factory=list)  # by the block optimizer, or compiled, after it
     loose: list[Tensor] = field(default_factory=list)
 
 
@@ -103,7 +103,7 @@ class FusedStep:
     def before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Prepares a step, and returns its arguments with the stand-in in the optimizer's place.
+        """Prepares a step, and returns its arguments with the block optimizer in the optimizer's place.
 
         args: the optimizer itself first, as torch hands them over. None leaves the step to the optimizer as it is.
         """
@@ -132,7 +132,7 @@ class FusedStep:
         if self._compiled is None:
             self._begun_s = begun_s
         self._under_way = under_way
-        return (optimizer if under_way is None else under_way.stand_in.optimizer, *rest), named
+        return (optimizer if under_way is None else under_way.block_optimizer.optimizer, *rest), named
 
     def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stepped = [] if self._under_way is None else self._under_way.stepped
@@ -155,7 +155,7 @@ class FusedStep:
     def _prepare(
         self, optimizer: torch.optim.Optimizer, compiled: CompiledStep | None, loss: Any = None
     ) -> _UnderWay | None:
-        """Prepares the stand-in; returns None if there is nothing that blocks could be used for in this step."""
+        """Prepares the block optimizer; returns None if there is nothing that blocks could be used for in this step."""
         layout = self._laid_out(optimizer)
         found = {block: self._gradients_of(optimizer, block) for block in layout.blocks}
         self._idles = bool(found) and set(found.values()) == {Gradients.NOT_WORTH_COPYING}
@@ -165,7 +165,7 @@ class FusedStep:
             return None
         if not all(block.has_stepped for block, its in found.items() if its is Gradients.ALL):
             compiled = None  # a step that makes states happens once, and is not worth compiling
-        under_way = _UnderWay(StandIn(optimizer), compiled)
+        under_way = _UnderWay(BlockOptimizer(optimizer), compiled)
         if compiled is not None:
             compiled.begin(optimizer, loss)
         for number, items in enumerate(layout.groups):
@@ -178,10 +178,10 @@ class FusedStep:
                 else:
                     under_way.stepped.append(item)
                     if compiled is not None:
-                        compiled.expect(under_way.stand_in, number, item)
+                        compiled.expect(under_way.block_optimizer, number, item)
                         continue
                     for flat, state in zip(item.flats, item.states, strict=True):
-                        under_way.stand_in.add(number, flat, state or None)
+                        under_way.block_optimizer.add(number, flat, state or None)
         return under_way
 
     def _is_idle(self) -> bool:
@@ -218,7 +218,7 @@ class FusedStep:
         self, optimizer: torch.optim.Optimizer, under_way: _UnderWay, group: int, one: Tensor
     ) -> None:
         under_way.loose.append(one)
-        under_way.stand_in.add(group, one, optimizer.state.get(one))
+        under_way.block_optimizer.add(group, one, optimizer.state.get(one))
 
     def _judge_switches(self, optimizer: torch.optim.Optimizer) -> None:
         if self._switches.has_changed(optimizer.param_groups):
@@ -297,13 +297,13 @@ class FusedStep:
                 ) from error
 
     def _bring_home(self, optimizer: torch.optim.Optimizer, layout: Layout, under_way: _UnderWay) -> None:
-        state, own = optimizer.state, under_way.stand_in.optimizer.state
+        state, own = optimizer.state, under_way.block_optimizer.optimizer.state
         entries: dict[Tensor, Any] = {}
         scales = (
             getattr(optimizer, "grad_scale", None) is not None
         )  # torch's fused kernels write them back unscaled
-        early, late = under_way.stand_in.names()
-        changed = under_way.stand_in.give_back_state(optimizer, early)
+        early, late = under_way.block_optimizer.names()
+        changed = under_way.block_optimizer.give_back_state(optimizer, early)
         for block in under_way.stepped:
             block.forget_gradients(scales)
             made = under_way.compiled is None and block.take_states(own)
@@ -319,12 +319,12 @@ class FusedStep:
             for one in (p for group in optimizer.param_groups for p in group["params"]):
                 if one in entries:
                     state[one] = entries[one]
-        if late and under_way.stand_in.give_back_state(optimizer, late):
+        if late and under_way.block_optimizer.give_back_state(optimizer, late):
             changed = True
         members = [m for block in under_way.stepped for m in block.members]
         if members:
             torch.autograd.graph.increment_version(members)  # they were written to under other names
-        if under_way.stand_in.give_back(optimizer):
+        if under_way.block_optimizer.give_back(optimizer):
             self._switches.take(optimizer.param_groups)
         if changed:
             layout.note_states(optimizer)

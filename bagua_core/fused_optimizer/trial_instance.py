@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bagua_core.errors import BaguaError
 from bagua_core.fused_optimizer.options import without_parameters
-from bagua_core.fused_optimizer.stand_in import HOOKS, OF_THE_SCRIPT
+from bagua_core.fused_optimizer.block_optimizer import HOOKS, OF_THE_SCRIPT
 
 
 class HoldsParameters(BaguaError, ValueError):

@@ -2,7 +2,7 @@
 
 The warm parent's loop: it answers the agent's requests over one socket and ends when the agent closes it. It
 starts no thread, never touches CUDA, and is never a worker's parent: an intermediate process forks the
-worker and ends, so that the agent, a subreaper for that moment, becomes the parent. See worker_face.py for
+worker and ends, so that the agent, a subreaper for that moment, becomes the parent. See forked_identity.py for
 what makes the fork look like a process of its own.
 
 Loaded by path (run_script.py), so it imports only the standard library.
@@ -27,7 +27,7 @@ LENGTH = struct.Struct("!I")
 def serve(control_fd: int, printed: tuple[bytes, bytes], face: Any) -> dict[str, Any]:
     """Answers requests. Returns only in a forked worker: the request that it answers.
 
-    printed: what the imports wrote to stdout and stderr; every worker writes it to its own. face: worker_face.py.
+    printed: what the imports wrote to stdout and stderr; every worker writes it to its own. face: forked_identity.py.
     """
     name = face.exchange_name("bagua-warm")
     control = socket.socket(fileno=control_fd)

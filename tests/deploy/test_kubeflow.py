@@ -114,12 +114,12 @@ def test_the_train_job_uses_the_runtime_and_leaves_its_command() -> None:
 @pytest.mark.parametrize("path", [RUNTIME, JOB_SET], ids=lambda path: path.name)
 def test_the_count_of_pods_becomes_the_most_nodes(path: Path, tmp_path: Path) -> None:
     """The container's own shell code runs a stand-in for bagua-launch, whose words the parser then reads."""
-    stand_in = tmp_path / "bagua-launch"
-    stand_in.write_text(
+    block_optimizer = tmp_path / "bagua-launch"
+    block_optimizer.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
         "print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if k.startswith('PET_')}]))\n"
     )
-    stand_in.chmod(0o755)
+    block_optimizer.chmod(0o755)
     of_trainer = {
         "PET_NNODES": "4",
         "PET_NPROC_PER_NODE": "2",

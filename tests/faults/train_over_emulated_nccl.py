@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from bagua_core.elastic.step import given
+from bagua_core.elastic.step import script_inputs
 from tests.core.communication.nccl_over_gloo import DEVICE, Emulation
 
 OUT = Path(sys.argv[sys.argv.index("--out") + 1])
@@ -31,7 +31,7 @@ def joining(rank):
 
 emulation = Emulation(os.environ["BAGUA_BIND_HOST"], joining)
 emulation.install(setattr)
-given.gpus_of = lambda parameters: (DEVICE,)
+script_inputs.gpus_of = lambda parameters: (DEVICE,)
 sys.argv[0] = str(Path(__file__).with_name("train.py"))
 runpy.run_path(sys.argv[0], run_name="__main__")
 say(f"did {emulation.calls.count('allReduce')} allreduces")

@@ -226,7 +226,7 @@ def run_unit(argv: list[str], environment: dict[str, str], loaded: Loaded) -> No
 
 
 def take_on(argv: list[str], environment: dict[str, str], loaded: Loaded) -> None:
-    face = by_path(Path(loaded.run_script.__file__).with_name("worker_face.py"))
+    face = by_path(Path(loaded.run_script.__file__).with_name("forked_identity.py"))
     os.environ.clear()
     os.environ.update(environment)
     face._show(argv, environment)

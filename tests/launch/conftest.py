@@ -48,10 +48,10 @@ def launch_process(launch: Launcher) -> LaunchProcess:
     def start(*words: str, agent: bool = False, **env: str) -> Completed:
         path = [str(ROOT), str(ROOT / "protos")]
         if agent:
-            stand_in = launch.directory / "stand-in"
-            stand_in.mkdir(exist_ok=True)
-            (stand_in / "sitecustomize.py").write_text(STAND_IN)
-            path.insert(0, str(stand_in))
+            block_optimizer = launch.directory / "stand-in"
+            block_optimizer.mkdir(exist_ok=True)
+            (block_optimizer / "sitecustomize.py").write_text(STAND_IN)
+            path.insert(0, str(block_optimizer))
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **env}
         return subprocess.run(
             [sys.executable, "-m", "bagua_launch", *words],

@@ -19,7 +19,7 @@ LIMIT_S = 60.0
 
 
 def run_node(
-    directory: Path, *arguments: str, variables: dict[str, str], stand_in: str = "", is_earlier: bool = False
+    directory: Path, *arguments: str, variables: dict[str, str], block_optimizer: str = "", is_earlier: bool = False
 ) -> Completed:
     """stand_in: directory with the module that takes the agent's place; empty: none.
     is_earlier: the terminal has a version that did not send `only_typed`."""
@@ -33,7 +33,7 @@ def run_node(
         request["only_typed"] = sorted(only_typed_on_hosts({}))
     words = [sys.executable, "-m", "bagua_launch.remote_node"]
     env = environment()
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (stand_in, env["PYTHONPATH"])))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (block_optimizer, env["PYTHONPATH"])))
     with subprocess.Popen(
         words,
         env=env,
@@ -72,7 +72,7 @@ def test_a_host_serves_a_terminal_of_an_earlier_version(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "sitecustomize.py").write_text(STAND_IN)
     words = ("--rdzv-endpoint", "e1:1", "--rdzv-id", "demo", "train.py")
-    done = run_node(tmp_path, *words, variables={}, stand_in=str(tmp_path), is_earlier=True)
+    done = run_node(tmp_path, *words, variables={}, block_optimizer=str(tmp_path), is_earlier=True)
     assert asked_of(done)["id"] == "demo"
 
 
@@ -92,7 +92,7 @@ def test_a_host_takes_nothing_that_the_terminal_decides_from_its_own_file_and_va
         tmp_path,
         *("--nnodes", "2", "--rdzv-endpoint", "e1:1", "--rdzv-id", "demo", "train.py"),
         variables=variables,
-        stand_in=str(tmp_path),
+        block_optimizer=str(tmp_path),
     )
     assert not called.exists()
     asked = asked_of(done)

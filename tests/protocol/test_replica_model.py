@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from replica_model import Exploration, Setup, Violation, explore
 
-from bagua_agent.membership import standing
+from bagua_agent.membership import job_condition
 from bagua_agent.membership.formation import targets
 from bagua_agent.membership.formation.replicas import ReplicaChanges
 from bagua_agent.membership.replica_groups import Groups
@@ -101,7 +101,7 @@ def test_a_worker_without_its_replica_must_not_count_as_present(monkeypatch: pyt
     def each(raw: dict[str, MemberView], known: Groups) -> dict[str, MemberView]:
         return {w: replace(m, replica=known.of[w]) for w, m in raw.items() if w in known.of}
 
-    monkeypatch.setattr(standing, "present_as_whole", each)
+    monkeypatch.setattr(job_condition, "present_as_whole", each)
     monkeypatch.setattr(targets, "_whole", lambda workers: workers)
     with pytest.raises((Violation, KeyError)):
         explore(SETUPS["one killed of two replicas, one a node"])

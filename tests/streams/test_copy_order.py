@@ -13,7 +13,7 @@ import torch
 from bagua_core.communication.devices import device_order
 from bagua_core.communication.devices.device_order import HostOrder
 from bagua_core.elastic.heal import heal, pinned_chunks
-from bagua_core.elastic.heal.landing import InPlace
+from bagua_core.elastic.heal.received_state import InPlace
 from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import DEADLINE_S
 from tests.streams.device_model import DeviceModel

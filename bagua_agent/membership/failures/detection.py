@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.standing import Standing
+from bagua_agent.membership.job_condition import JobCondition
 from bagua_agent.membership.view import Evidence, JobView, Probe, ProbeVerdict, SuspicionView
 
 MOST_RELAYS = 16
@@ -36,19 +36,19 @@ class Inquiry:
         return not self.ask and not self.awaited
 
 
-def inquire(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Inquiry:
+def inquire(view: JobView, condition: JobCondition, evidence: Evidence, now_s: float, policy: Policy) -> Inquiry:
     """Returns the probes that the live suspicions call for."""
-    if not standing.suspicions:
+    if not condition.suspicions:
         return Inquiry()
-    broken = [s for s in standing.suspicions if s.broken]
-    everyone = agents_in_question(view, standing)
-    first = all_accused(view, standing.suspicions, everyone)
+    broken = [s for s in condition.suspicions if s.broken]
+    everyone = agents_in_question(view, condition)
+    first = all_accused(view, condition.suspicions, everyone)
     if broken:
         # From the first report on: the others report the same break a moment later.
         since_s = min(s.seen_since_s for s in broken)
     else:
         # Stalls are reported again and again: once per window is often enough to ask.
-        since_s = max(s.seen_since_s for s in standing.suspicions) - policy.probe_window_s
+        since_s = max(s.seen_since_s for s in condition.suspicions) - policy.probe_window_s
     # Those named first, since that is few even in a large job. A transport may name the peer that merely gave
     # up first, so before a generation is made anew with the same members, all agents are probed.
     for circle in (first, everyone) if broken else (first,):
@@ -79,18 +79,18 @@ def who_lives(
 
 
 def gathering_until_s(
-    view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy
+    view: JobView, condition: JobCondition, evidence: Evidence, now_s: float, policy: Policy
 ) -> float | None:
     """Returns until when it is worth waiting for others that may be lost beside those known to be; None: no longer.
     Many are lost at once with a rack, and another generation for the rest would cost every member more than the wait:
     until all members have reported which others they miss, and until all agents that are probed by then have
     answered."""
-    broken_s = min((s.broken_since_s for s in standing.suspicions if s.broken), default=None)
+    broken_s = min((s.broken_since_s for s in condition.suspicions if s.broken), default=None)
     members = 0 if view.generation is None else view.generation.world_size
     told_s = 0.0 if broken_s is None else broken_s + policy.gather_each_s * members
     asked_at_s = [
         evidence.probes[a].asked_at_s
-        for a in all_accused(view, standing.suspicions, agents_in_question(view, standing))
+        for a in all_accused(view, condition.suspicions, agents_in_question(view, condition))
         if a in evidence.probes and not evidence.is_dead(view.agents[a])
     ]
     answered_s = max(asked_at_s, default=0.0) + min(
@@ -185,9 +185,9 @@ def judge_probe(probe: Probe, asker: str, relay_name: str = "") -> tuple[ProbeVe
     return None
 
 
-def agents_in_question(view: JobView, standing: Standing) -> list[str]:
+def agents_in_question(view: JobView, condition: JobCondition) -> list[str]:
     """Returns the agents of the generations that may be in force, as far as they are there."""
-    records = [g for g in (view.record(standing.in_force), view.generation) if g is not None]
+    records = [g for g in (view.record(condition.in_force), view.generation) if g is not None]
     return sorted({m.agent_id for g in records for m in g.members if m.agent_id in view.agents})
 
 

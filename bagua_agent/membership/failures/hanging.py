@@ -20,7 +20,7 @@ from bagua_agent.membership.hang import (
     order_for,
 )
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.standing import Standing, in_force
+from bagua_agent.membership.job_condition import JobCondition, in_force
 from bagua_agent.membership.view import Evidence, JobView, SuspicionView
 from bagua_contract.records import Generation, Placement, SuspicionKind
 
@@ -47,15 +47,15 @@ class Hang:
 _NONE = Hang(HangDecision(HangOutcome.NOTHING, "no worker waits"), None, False, None)
 
 
-def look(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Hang:
+def look(view: JobView, condition: JobCondition, evidence: Evidence, now_s: float, policy: Policy) -> Hang:
     """Decides whether the job hangs now, and what is to be done."""
-    stalls = {s.worker_id: s for s in standing.suspicions if s.kind is SuspicionKind.STALLED}
+    stalls = {s.worker_id: s for s in condition.suspicions if s.kind is SuspicionKind.STALLED}
     if not stalls:
         return _NONE
     record = view.record(max(s.generation for s in stalls.values()))
     if record is None:
         return _NONE  # this agent never saw it
-    situation = _situation(view, standing, evidence, record, stalls)
+    situation = _situation(view, condition, evidence, record, stalls)
     decision = decide_hang(situation, now_s, policy.hang_limits)
     order = order_for(decision, record.number, view.hang_order)
     if decision.outcome in (HangOutcome.NOTHING, HangOutcome.NAME, HangOutcome.DISAGREE) or decision.cut:
@@ -67,7 +67,7 @@ def look(view: JobView, standing: Standing, evidence: Evidence, now_s: float, po
     return Hang(decision, order, False, due_s)
 
 
-def ended_early(view: JobView, standing: Standing, now_s: float, policy: Policy) -> Hang | None:
+def ended_early(view: JobView, condition: JobCondition, now_s: float, policy: Policy) -> Hang | None:
     """Decides what follows if members ended with exit code 0 and another one can't go on without them; None if that is
     not so.
 
@@ -75,7 +75,7 @@ def ended_early(view: JobView, standing: Standing, now_s: float, policy: Policy)
     before it decides. It returns None while the node of a member is gone: that explains why others can't go on, and is
     handled as any loss.
     """
-    record = view.record(standing.in_force)
+    record = view.record(condition.in_force)
     if record is None or any(_is_gone(view, m) for m in record.members):
         return None
     ended = [
@@ -83,7 +83,7 @@ def ended_early(view: JobView, standing: Standing, now_s: float, policy: Policy)
         for m in record.members
         if m.worker_id in view.finished and (record.base == 0 or m.since_generation < record.number)
     ]
-    stuck = [s for s in standing.suspicions if s.generation == record.number]
+    stuck = [s for s in condition.suspicions if s.generation == record.number]
     ranks = {m.worker_id: m.global_rank for m in record.members}
     stuck = [s for s in stuck if s.worker_id in ranks and s.kind is not SuspicionKind.UNBUILT]
     if not ended or not stuck:
@@ -117,16 +117,16 @@ def standing_order(view: JobView) -> HangOrder | None:
 
 def _situation(
     view: JobView,
-    standing: Standing,
+    condition: JobCondition,
     evidence: Evidence,
     record: Generation,
     stalls: dict[str, SuspicionView],
 ) -> HangSituation:
-    holders = {s.worker_id for s in standing.survivors if s.holder}
+    holders = {s.worker_id for s in condition.survivors if s.holder}
     agents = sorted(view.agents)
     members = []
     for placement in record.members:
-        member = standing.present.get(placement.worker_id)
+        member = condition.present.get(placement.worker_id)
         if member is None:
             continue  # it has ended, and no worker waits for it as far as is known
         stall = stalls.get(placement.worker_id)

@@ -1,9 +1,9 @@
 """Decides when a worker's failure ends the job, and when its successor starts.
 
 Only script failures draw on the job's budget: signals from outside, lost hosts, changes of membership and their
-casualties (casualty.py) do not. Kills in a row without progress have a bound of their own. Once the job has trained, a
-worker that fails before it was ever a member does not count either: the same script works elsewhere. Does not know
-generations: a poison sample is found by the step that two workers failed in.
+casualties (secondary_failure.py) do not. Kills in a row without progress have a bound of their own. Once the job has
+trained, a worker that fails before it was ever a member does not count either: the same script works elsewhere. Does
+not know generations: a poison sample is found by the step that two workers failed in.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ far they explain themselves, and only then by arrival (the revision of their key
 writes. Invariant: a single failure is always the cause, since nothing explains it better.
 
 The only place of that order: restart mode charges the first cause of a generation (restarting.py), live mode charges
-everything but casualties of fellow workers (casualty.py), and the report sorts by it.
+everything but casualties of co-workers (secondary_failure.py), and the report sorts by it.
 """
 
 from __future__ import annotations

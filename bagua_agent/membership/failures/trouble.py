@@ -1,6 +1,6 @@
 """Finds ways out of a generation that does not work: without some of its survivors, or of its joiners.
 
-Reads from the picture what left_out.py decides on.
+Reads from the picture what exclusion.py decides on.
 """
 
 from __future__ import annotations
@@ -8,43 +8,43 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bagua_agent.membership.failures.detection import named
-from bagua_agent.membership.left_out import NodeInTrouble, WayOut, ways_out
-from bagua_agent.membership.standing import Standing
+from bagua_agent.membership.exclusion import SuspectNode, ExclusionOption, exclusion_options
+from bagua_agent.membership.job_condition import JobCondition
 from bagua_agent.membership.view import Evidence, JobView, SuspicionView
 from bagua_contract.records import Placement, SuspicionKind
 
 
-def of_survivors(view: JobView, standing: Standing, evidence: Evidence) -> list[WayOut]:
+def of_survivors(view: JobView, condition: JobCondition, evidence: Evidence) -> list[ExclusionOption]:
     """Returns ways to go on with some of those that carry on from a broken generation."""
-    inside = {s.worker_id: s.holder for s in standing.survivors}
+    inside = {s.worker_id: s.holder for s in condition.survivors}
     # a stall accuses only where the transport itself says who does not answer
     stalled = SuspicionKind.STALLED
-    broken = [s for s in standing.suspicions if s.broken or (s.kind is stalled and s.hosts)]
-    return ways_out(_nodes(view, evidence, inside, broken), _accusations(view, broken))
+    broken = [s for s in condition.suspicions if s.broken or (s.kind is stalled and s.hosts)]
+    return exclusion_options(_nodes(view, evidence, inside, broken), _accusations(view, broken))
 
 
-def of_newcomers(view: JobView, standing: Standing, evidence: Evidence) -> list[WayOut]:
+def of_newcomers(view: JobView, condition: JobCondition, evidence: Evidence) -> list[ExclusionOption]:
     """Returns ways to build the pending record with fewer newcomers."""
     if view.generation is None:
         return []
-    carried = {s.worker_id: s.holder for s in standing.survivors}
+    carried = {s.worker_id: s.holder for s in condition.survivors}
     new = {m.worker_id: False for m in view.generation.members if m.worker_id not in carried}
-    nodes = _nodes(view, evidence, {**carried, **new}, standing.unbuilt)
+    nodes = _nodes(view, evidence, {**carried, **new}, condition.unbuilt)
     newcomers = {m.agent_id for m in view.generation.members if m.worker_id in new}
-    return ways_out(nodes, _accusations(view, standing.unbuilt), newcomers)
+    return exclusion_options(nodes, _accusations(view, condition.unbuilt), newcomers)
 
 
 def _nodes(
     view: JobView, evidence: Evidence, inside: dict[str, bool], reports: Iterable[SuspicionView]
-) -> list[NodeInTrouble]:
+) -> list[SuspectNode]:
     """Returns the nodes of the workers of `inside`, in rank order. inside: worker to whether it holds the state."""
     reporting = {view.members[s.worker_id].agent_id for s in reports}
     holders = {view.members[w].agent_id for w, holder in inside.items() if holder}
-    found: dict[str, NodeInTrouble] = {}
+    found: dict[str, SuspectNode] = {}
     for placement in _in_rank_order(view, inside):
         agent_id = placement.agent_id
         quarantine = evidence.quarantines.get(agent_id)
-        found[agent_id] = NodeInTrouble(
+        found[agent_id] = SuspectNode(
             agent_id=agent_id,
             node_name=placement.node_name,
             holder=agent_id in holders,

@@ -16,7 +16,7 @@ from bagua_agent.membership.formation.ending import fail
 from bagua_agent.membership.formation.replicas import left_over
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen
-from bagua_agent.membership.standing import Standing
+from bagua_agent.membership.job_condition import JobCondition
 from bagua_agent.membership.view import Desired, Evidence, JobView, Waiting
 from bagua_agent.membership.worker_names import named, nodes_of
 from bagua_contract.records import GenerationKind, Stage
@@ -28,7 +28,7 @@ class Case:
 
     view: JobView
     desired: Desired
-    standing: Standing
+    condition: JobCondition
     evidence: Evidence
     now_s: float
     policy: Policy
@@ -48,7 +48,7 @@ class Case:
         """The number of each agent's workers that no replica has use for."""
         if self.view.replica_size <= 1:
             return {}
-        return left_over(self.view, self.standing, self.now_s, self.policy)
+        return left_over(self.view, self.condition, self.now_s, self.policy)
 
     def offers(
         self,
@@ -56,7 +56,7 @@ class Case:
         without: Collection[str] = (),
         stages: Collection[Stage] = (Stage.LOOP,),
     ) -> Waiters:
-        found = offers(self.view, self.standing.present, frozenset(inside), self.policy, stages, self.spares)
+        found = offers(self.view, self.condition.present, frozenset(inside), self.policy, stages, self.spares)
         complete = [o for o in found if o.agent.agent_id not in without and o.complete_at_s <= self.now_s]
         held = {
             o.agent.agent_id for o in complete if self.evidence.is_quarantined(o.agent.agent_id, self.now_s)
@@ -131,8 +131,8 @@ def too_few(
 ) -> Decision:
     """Returns the decision to wait for more nodes, or to fail the job if that wait has lasted too long. least: by
     default the minimum."""
-    lacking = readiness(case.view, case.standing.present, stages)
-    alone = len(case.standing.unassigned)
+    lacking = readiness(case.view, case.condition.present, stages)
+    alone = len(case.condition.unassigned)
     if alone:
         why = f"; {counted(alone, 'worker')} in no replica of {case.view.replica_size} yet{why}"
     so_far = f"{nodes} of {counted(least or case.desired.min_nodes, 'node')}{lacking}{why}"
@@ -153,7 +153,7 @@ def too_few(
 
 def asking(case: Case, inquiry: Inquiry) -> Decision:
     """Returns the decision to ask the agents that the suspicions call in question, or to wait for their answers."""
-    suspects = named(case.view, [s.worker_id for s in case.standing.suspicions])
+    suspects = named(case.view, [s.worker_id for s in case.condition.suspicions])
     return Decision(
         AskWhetherAlive(inquiry.ask) if inquiry.ask else None,
         f"asking whether {nodes_of(case.view, inquiry.ask + inquiry.awaited)} live: suspected by {suspects}",

@@ -23,7 +23,7 @@ Until then they do not count towards the maximum: the state matters more than on
 allowed sizes they count (targets.py).
 
 **All live, but the generation does not work.** A generation that breaks, or a pending one that can't be built, is
-written again after growing delays, and after some attempts without one of the nodes (left_out.py). That node is in
+written again after growing delays, and after some attempts without one of the nodes (exclusion.py). That node is in
 quarantine: its workers are offered again after a while, or at once if the minimum can't be met without them.
 
 **Other settings of steps.** A generation carries them (docs/design/autotuning.md). If they alone differ from what is
@@ -54,9 +54,9 @@ from bagua_agent.membership.formation.case import Case, asking, earlier, too_few
 from bagua_agent.membership.formation.departure import parting
 from bagua_agent.membership.formation.ending import decide_end, fail
 from bagua_agent.membership.hang import HangDecision, HangOutcome
-from bagua_agent.membership.left_out import WayOut
+from bagua_agent.membership.exclusion import ExclusionOption
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.standing import Standing, Survivor, stand
+from bagua_agent.membership.job_condition import JobCondition, Survivor, job_condition
 from bagua_agent.membership.view import Evidence, JobView, Waiting
 from bagua_agent.membership.worker_names import lost, named
 from bagua_contract.records import Generation, GenerationKind
@@ -67,24 +67,24 @@ _MOST_ANSWERING = 16
 
 def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
     """Decides what should be done now. Pure: the same picture gives the same decision at every agent."""
-    standing = stand(view, evidence, now_s, policy)
+    condition = job_condition(view, evidence, now_s, policy)
     if not view.closing:
-        disagree = _disagreement(view, standing, now_s, policy)
+        disagree = _disagreement(view, condition, now_s, policy)
         if disagree is not None:
             return disagree
-    end = decide_end(view, standing, evidence, now_s, policy)
+    end = decide_end(view, condition, evidence, now_s, policy)
     if end is not None:
         return end
     if view.wanted is None:
         return Decision(None, "waiting: the desired number of nodes is not written yet")
-    case = Case(view, view.wanted, standing, evidence, now_s, policy)
+    case = Case(view, view.wanted, condition, evidence, now_s, policy)
     before_loop = gathering.decide(case)
     if before_loop is not None:
         return before_loop
     urgent = _who_is_there(case)
     if urgent is not None:
         return replace(urgent, hang_order=hanging.standing_order(view))
-    hang = hanging.look(view, standing, evidence, now_s, policy)
+    hang = hanging.look(view, condition, evidence, now_s, policy)
     if hang.gives_up:
         decision = fail(hang.decision.reason)
     elif hang.renews:
@@ -96,7 +96,7 @@ def decide(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> D
     return replace(decision, hang_order=hang.order, wake_at_s=earlier(decision.wake_at_s, hang.wake_at_s))
 
 
-def _disagreement(view: JobView, standing: Standing, now_s: float, policy: Policy) -> Decision | None:
+def _disagreement(view: JobView, condition: JobCondition, now_s: float, policy: Policy) -> Decision | None:
     """Returns the end of a job whose ranks disagree, or the wait for it: no generation would help. None: as far as is
     known they don't."""
     order = hanging.standing_order(view)
@@ -105,7 +105,7 @@ def _disagreement(view: JobView, standing: Standing, now_s: float, policy: Polic
         if now_s < due_s:
             return Decision(None, order.reason, due_s, hang_order=order)
         return replace(fail(order.reason), hang_order=order)
-    early = hanging.ended_early(view, standing, now_s, policy)
+    early = hanging.ended_early(view, condition, now_s, policy)
     if early is None:
         return None
     return Decision(None, early.decision.reason, early.wake_at_s, hang_order=early.order)
@@ -114,49 +114,49 @@ def _disagreement(view: JobView, standing: Standing, now_s: float, policy: Polic
 def _who_is_there(case: Case) -> Decision | None:
     """Decides what the absence of members, or the suspicion of it, calls for; None: no member is lost, and all that
     were suspected live."""
-    view, standing, evidence = case.view, case.standing, case.evidence
+    view, condition, evidence = case.view, case.condition, case.evidence
     record = view.generation
-    if not standing.survivors if record is None else _never_trained(view, record):
+    if not condition.survivors if record is None else _never_trained(view, record):
         return _first(case)
-    if standing.lost:
-        why = lost(view, evidence, standing.lost)
-        wait_s = gathering_until_s(view, standing, evidence, case.now_s, case.policy)
+    if condition.lost:
+        why = lost(view, evidence, condition.lost)
+        wait_s = gathering_until_s(view, condition, evidence, case.now_s, case.policy)
         if wait_s is not None:
             return Decision(None, f"{why}; asking whether others are too", wait_s)
         return _at_once(case, why, broken=True)
-    inquiry = inquire(view, standing, evidence, case.now_s, case.policy)
+    inquiry = inquire(view, condition, evidence, case.now_s, case.policy)
     if not inquiry.settled:
         return asking(case, inquiry)
     if inquiry.broken:
-        broken = named(view, [s.worker_id for s in standing.suspicions if s.broken])
+        broken = named(view, [s.worker_id for s in condition.suspicions if s.broken])
         return _made_again(case, f"the communicator of {broken} is broken and all members live")
     return None
 
 
 def _who_should_be_there(case: Case) -> Decision:
     """Decides what joins, leaves and wishes call for, while the generation in force works as far as is reported."""
-    view, standing, now_s = case.view, case.standing, case.now_s
+    view, condition, now_s = case.view, case.condition, case.now_s
     record = view.generation
     if record is None:
         # etcd lost its keys: the members of one generation put theirs again within moments
-        again_s = max(m.ready_since_s for m in standing.present.values()) + case.policy.last_call_s
+        again_s = max(m.ready_since_s for m in condition.present.values()) + case.policy.last_call_s
         if now_s < again_s:
             return Decision(None, "waiting: the record is lost, members come back", again_s)
         return _at_once(case, "the record was lost", broken=False)
     if not record.members:
         return _at_once(case, "after all stepped aside", broken=False)
-    if standing.unbuilt and not standing.newcomers_gone and not standing.missing:
+    if condition.unbuilt and not condition.newcomers_gone and not condition.missing:
         return _built_again(case, record)
-    if view.committed_generation < record.number and not standing.newcomers_gone:
+    if view.committed_generation < record.number and not condition.newcomers_gone:
         # The end of the grace after an election changes who counts as lost, and nothing else may happen by then.
-        wake_s = standing.missing_until_s if standing.missing and now_s < standing.missing_until_s else None
+        wake_s = condition.missing_until_s if condition.missing and now_s < condition.missing_until_s else None
         return Decision(None, f"waiting: no worker has committed in generation {record.number} yet", wake_s)
-    if standing.missing:
+    if condition.missing:
         # They ended with 0 and so will the others; or they may be back in a moment. A planned change without
         # them would never be brought by all, and if a worker misses them, a suspicion reports it.
-        wake_s = standing.missing_until_s if now_s < standing.missing_until_s else None
+        wake_s = condition.missing_until_s if now_s < condition.missing_until_s else None
         return Decision(
-            None, f"waiting: {named(view, standing.missing)} gone and no worker suspects them", wake_s
+            None, f"waiting: {named(view, condition.missing)} gone and no worker suspects them", wake_s
         )
     return _planned(case, record)
 
@@ -194,13 +194,13 @@ def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
 
     broken: a member cannot go on; else all members wait already (the record is empty, or lost).
     """
-    view, standing, record = case.view, case.standing, case.view.generation
-    waiters = case.offers(s.worker_id for s in standing.survivors)
+    view, condition, record = case.view, case.condition, case.view.generation
+    waiters = case.offers(s.worker_id for s in condition.survivors)
     for ready in (waiters.ready, waiters.every):
-        target = targets.survivors(view, case.desired, standing, ready)
+        target = targets.survivors(view, case.desired, condition, ready)
         if _may_be_written(case, target):
             return written(case, GenerationKind.FAILOVER, target.workers, _base(case), why)
-    leaver = next((s for s in standing.survivors if view.agents[s.agent_id].leaving), None)
+    leaver = next((s for s in condition.survivors if view.agents[s.agent_id].leaving), None)
     # Whether workers are bound to a generation that they cannot step in: they leave by a record without them.
     planned = record is not None and record.kind is GenerationKind.PLANNED
     bound = record is not None and (bool(record.members) or (broken and planned))
@@ -216,12 +216,12 @@ def _at_once(case: Case, why: str, *, broken: bool) -> Decision:
 
 def _answered_by_others(case: Case, record: Generation) -> bool:
     """Tells whether workers wait before their loops for answers of workers that are gone, and others can give these."""
-    found = {case.standing.present[s.worker_id].store_address for s in _keepers(case)}
+    found = {case.condition.present[s.worker_id].store_address for s in _keepers(case)}
     return gathering.is_called_for(case) and bool(found) and found.isdisjoint(record.answers_at)
 
 
 def _may_be_written(case: Case, target: targets.Target) -> bool:
-    return target.has_holder and target.nodes >= targets.least_nodes(case.view, case.desired, case.standing)
+    return target.has_holder and target.nodes >= targets.least_nodes(case.view, case.desired, case.condition)
 
 
 def _made_again(case: Case, why: str) -> Decision:
@@ -229,14 +229,14 @@ def _made_again(case: Case, why: str) -> Decision:
     forever."""
     view, policy, attempts = case.view, case.policy, case.view.attempts
     # what was tried before this pending record was about its newcomers, and these go now
-    failed = 0 if case.standing.pending else attempts.count
+    failed = 0 if case.condition.pending else attempts.count
     wait_s = delay_s(failed, policy.rebuild_first_delay_s, policy.rebuild_longest_delay_s)
     again_s = attempts.newest_since_s + wait_s
     tried = f"{why} (attempt {failed + 1})" if failed else why
     leaves_out = failed >= policy.rebuilds_before_leaving_out
     if leaves_out:
         # the others report the same break a moment later, and whom they can't reach
-        first_s = min(s.broken_since_s for s in case.standing.suspicions if s.broken)
+        first_s = min(s.broken_since_s for s in case.condition.suspicions if s.broken)
         again_s = max(again_s, first_s + policy.probe_window_s)
     if case.now_s < again_s:
         return Decision(None, f"waiting before generation {view.generation_number + 1}: {tried}", again_s)
@@ -248,7 +248,7 @@ def _renewed(case: Case, hang: HangDecision) -> Decision:
     failed = case.view.attempts.count
     tried = f"{hang.reason} (attempt {failed + 1})" if failed else hang.reason
     # A cut that outlasts a new communicator is no accident, and both its ends have said of whom they hear nothing.
-    if hang.cut and failed and not case.standing.pending:
+    if hang.cut and failed and not case.condition.pending:
         return _without_somebody(case, tried)
     return _at_once(case, tried, broken=True)
 
@@ -257,10 +257,10 @@ def _without_somebody(case: Case, tried: str) -> Decision:
     """Decides on a FAILOVER generation of the survivors without a node that is in trouble, if there is a way to do
     without one."""
     view = case.view
-    for way in trouble.of_survivors(view, case.standing, case.evidence):
-        waiters = case.offers((s.worker_id for s in case.standing.survivors), without=way.agent_ids)
+    for way in trouble.of_survivors(view, case.condition, case.evidence):
+        waiters = case.offers((s.worker_id for s in case.condition.survivors), without=way.agent_ids)
         for ready in (waiters.ready, waiters.every):
-            target = targets.survivors(view, case.desired, case.standing, ready, way.agent_ids)
+            target = targets.survivors(view, case.desired, case.condition, ready, way.agent_ids)
             if _may_be_written(case, target):
                 reason = f"{tried}; {_left_out(case, way)}"
                 decision = written(case, GenerationKind.FAILOVER, target.workers, _base(case), reason)
@@ -276,7 +276,7 @@ def _built_again(case: Case, record: Generation) -> Decision:
     again_s = attempts.newest_since_s + wait_s
     where = some(
         dict.fromkeys(
-            view.agents[view.members[s.worker_id].agent_id].node_name for s in case.standing.unbuilt
+            view.agents[view.members[s.worker_id].agent_id].node_name for s in case.condition.unbuilt
         )
     )
     tried = f"it could not be built on {where} (attempt {attempts.count + 1})"
@@ -284,12 +284,12 @@ def _built_again(case: Case, record: Generation) -> Decision:
         return Decision(None, f"waiting before generation {record.number} is written again: {tried}", again_s)
     inside = {m.worker_id for m in record.members}
     leaves_out = attempts.count + 1 >= policy.rebuilds_before_leaving_out
-    ways = trouble.of_newcomers(view, case.standing, case.evidence) if leaves_out else []
+    ways = trouble.of_newcomers(view, case.condition, case.evidence) if leaves_out else []
     for way in (*ways, None):
         without = frozenset() if way is None else way.agent_ids
         waiters = case.offers(inside, without)
         for ready in (waiters.ready, waiters.every):
-            target = targets.planned(view, record, case.room, case.standing, ready, without)
+            target = targets.planned(view, record, case.room, case.condition, ready, without)
             if not _may_be_written(case, target):
                 continue
             why = targets.changes(record, target)
@@ -303,7 +303,7 @@ def _built_again(case: Case, record: Generation) -> Decision:
     return _planned(case, record)
 
 
-def _left_out(case: Case, way: WayOut) -> str:
+def _left_out(case: Case, way: ExclusionOption) -> str:
     names = some(case.view.agents[a].node_name for a in sorted(way.agent_ids))
     return f"{way.why}, so {names} is left out for a while"
 
@@ -312,17 +312,17 @@ def _planned(case: Case, record: Generation) -> Decision:
     inside = {m.worker_id for m in record.members}
     waiters = case.offers(inside)
     ready, soon_s = waiters.ready, waiters.soon_s
-    wanted = targets.planned(case.view, record, case.room, case.standing, ready)
+    wanted = targets.planned(case.view, record, case.room, case.condition, ready)
     target, cools = wanted, case.now_s < case.view.cooldown_until_s
     if cools:
         # what is not voluntary, a leave or a worker's replacement, keeps the size or shrinks it
         room = Room(record.node_count, case.view.size_policy.sizes)
-        held = targets.planned(case.view, record, room, case.standing, ready)
+        held = targets.planned(case.view, record, room, case.condition, ready)
         # a change that happens anyway takes a smaller size with it, which saves a second one
         if held.worker_ids == inside or wanted.nodes > record.node_count:
             target = held
     if not _may_be_written(case, target) and waiters.reserve:
-        target = targets.planned(case.view, record, case.room, case.standing, waiters.every)
+        target = targets.planned(case.view, record, case.room, case.condition, waiters.every)
     if target.worker_ids == inside and case.view.settings != record.settings:
         why = f"other settings of steps: {case.view.settings}"
         return written(case, GenerationKind.PLANNED, target.workers, _base(case), why)
@@ -349,7 +349,7 @@ def _planned(case: Case, record: Generation) -> Decision:
         # a node that is nearly complete may save the job a stop
         return Decision(None, f"waiting for a node to be complete before stopping: {why}", waiters.next_at_s)
     # While another is pending, it is unknown which workers a second planned one reaches, so it is entered at once.
-    kind = GenerationKind.FAILOVER if case.standing.pending else GenerationKind.PLANNED
+    kind = GenerationKind.FAILOVER if case.condition.pending else GenerationKind.PLANNED
     remain = f"{target.nodes} of at least {counted(case.desired.min_nodes, 'node')} remain, so all step aside"
     return _empty(case, kind, f"{why}; {remain}")
 
@@ -371,22 +371,22 @@ def _base(case: Case) -> int:
     if record is None:
         return case.view.committed_generation
     # no worker steps in an empty generation: the one that it followed was in force before
-    return case.standing.in_force if record.members else record.base
+    return case.condition.in_force if record.members else record.base
 
 
 def _empty(case: Case, kind: GenerationKind, reason: str) -> Decision:
     """Returns the decision to write an empty generation. Its base is the record that lists the workers that keep the
-    state; see standing.py."""
+    state; see job_condition.py."""
     record = case.view.generation
     base = 0 if record is None else record.number if record.members else record.base
-    present = case.standing.present
+    present = case.condition.present
     answers_at = tuple(present[s.worker_id].store_address for s in _keepers(case)[:_MOST_ANSWERING])
     return written(case, kind, (), base, reason, answers_at=answers_at)
 
 
 def _keepers(case: Case) -> list[Survivor]:
     """Returns the survivors that hold the state and stay."""
-    return [s for s in case.standing.survivors if s.holder and not case.view.agents[s.agent_id].leaving]
+    return [s for s in case.condition.survivors if s.holder and not case.view.agents[s.agent_id].leaving]
 
 
 def _no_holder(case: Case, why: str) -> Decision:
@@ -425,7 +425,7 @@ def _begin_again(case: Case, why: str, since_s: float) -> Decision:
         # still the same wait: forgotten, it would begin anew
         return decision if decision.action is not None else replace(decision, waiting=Waiting.HOLDER)
     if len(complete) < case.desired.min_nodes:
-        lacking = readiness(case.view, case.standing.present)
+        lacking = readiness(case.view, case.condition.present)
         so_far = f"{len(complete)} of {counted(case.desired.min_nodes, 'node')}{lacking}; {why}"
         limit_s, wake_s = case.policy.below_minimum_timeout_s, waiters.soon_s
         if limit_s is not None and case.now_s >= since_s + limit_s:

@@ -12,17 +12,17 @@ from bagua_agent.membership.failures.detection import agents_in_question, who_li
 from bagua_agent.membership.failures.restart_policy import in_doubt, judge
 from bagua_agent.membership.formation.departure import parting
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.standing import Standing
+from bagua_agent.membership.job_condition import JobCondition
 from bagua_agent.membership.view import Evidence, FailureView, JobView, Waiting
 from bagua_agent.membership.worker_names import named, named_failure
 
 
 def decide_end(
-    view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy
+    view: JobView, condition: JobCondition, evidence: Evidence, now_s: float, policy: Policy
 ) -> Decision | None:
     """Returns the result, or a wait for it; None while the job goes on."""
     if view.closing:
-        return _closing(view, standing, evidence, now_s, policy)
+        return _closing(view, condition, evidence, now_s, policy)
     verdict = judge(
         view.failures.values(),
         policy.max_restarts,
@@ -37,19 +37,19 @@ def decide_end(
             since_s=now_s - policy.cause_window_s,
         )
         # A host that is known to be gone explains them, as its worker's agent will say: go on without it.
-        if not doubtful or not _misses_a_host(view, standing, evidence):
-            wait = _awaiting_cause(view, standing, evidence, doubtful, now_s, policy) if doubtful else None
+        if not doubtful or not _misses_a_host(view, condition, evidence):
+            wait = _awaiting_cause(view, condition, evidence, doubtful, now_s, policy) if doubtful else None
             return wait or _failed(verdict.reason, verdict.first_failure)
     ends_with_its_agents = policy.ends_when_all_leave and evidence.sees_itself(view)
     if ends_with_its_agents and (reason := _begins_nowhere(view)):
-        if now_s < standing.missing_until_s and standing.missing:
-            return Decision(None, f"waiting: nodes may come back; {reason}", standing.missing_until_s)
+        if now_s < condition.missing_until_s and condition.missing:
+            return Decision(None, f"waiting: nodes may come back; {reason}", condition.missing_until_s)
         last = max(view.failures.values(), key=lambda f: f.order, default=None)
         return _failed(reason + (f"; the last: {last.summary}" if last else ""), last)
-    if _all_ended_well(view, standing):
+    if _all_ended_well(view, condition):
         return _succeeded("every worker ended with 0")
     if ends_with_its_agents and all(a.leaving for a in view.agents.values()):
-        return _all_leave(view, standing, now_s)
+        return _all_leave(view, condition, now_s)
     return None
 
 
@@ -62,17 +62,17 @@ def _begins_nowhere(view: JobView) -> str:
     return f"on every node ({names}) the workers of every slot ended before their first step, again and again"
 
 
-def _all_leave(view: JobView, standing: Standing, now_s: float) -> Decision | None:
-    if now_s < standing.missing_until_s and standing.missing:
+def _all_leave(view: JobView, condition: JobCondition, now_s: float) -> Decision | None:
+    if now_s < condition.missing_until_s and condition.missing:
         # other agents may only be putting their keys again
         reason = "waiting: all nodes that are there leave, others may come back"
-        return Decision(None, reason, standing.missing_until_s)
+        return Decision(None, reason, condition.missing_until_s)
     left = parting(view)
     if left is not None:
         return (
             _stopped(left.reason) if left.may_stop else Decision(None, f"not marked stopped: {left.reason}")
         )
-    if not standing.present and view.generation is None and not view.has_trained:
+    if not condition.present and view.generation is None and not view.has_trained:
         return _stopped("every node left before the first generation")
     return None
 
@@ -83,7 +83,7 @@ def _stopped(reason: str) -> Decision:
 
 def _awaiting_cause(
     view: JobView,
-    standing: Standing,
+    condition: JobCondition,
     evidence: Evidence,
     doubtful: tuple[FailureView, ...],
     now_s: float,
@@ -92,7 +92,7 @@ def _awaiting_cause(
     """Asks whether all hosts live, and waits briefly for what else fails: a failure that only tells of another end is
     often the first to be known. None: nothing else is known to have ended."""
     since_s = max(f.seen_since_s for f in doubtful)
-    inquiry = who_lives(view, evidence, agents_in_question(view, standing), since_s, now_s, policy)
+    inquiry = who_lives(view, evidence, agents_in_question(view, condition), since_s, now_s, policy)
     failed = f"a worker failed ({doubtful[0].summary})"
     if not inquiry.settled:
         return Decision(
@@ -111,9 +111,9 @@ def _awaiting_cause(
     return Decision(None, f"{failed}; waiting for what else fails", until_s) if now_s < until_s else None
 
 
-def _misses_a_host(view: JobView, standing: Standing, evidence: Evidence) -> bool:
+def _misses_a_host(view: JobView, condition: JobCondition, evidence: Evidence) -> bool:
     """Tells whether an agent of the generations that may be in force is gone, or known to be dead."""
-    records = (view.record(standing.in_force), view.generation)
+    records = (view.record(condition.in_force), view.generation)
     agents = {m.agent_id for g in records if g is not None for m in g.members}
     return any(a not in view.agents or evidence.is_dead(view.agents[a]) for a in agents)
 
@@ -130,30 +130,30 @@ def _succeeded(reason: str) -> Decision:
     return Decision(WriteResult(ResultOutcome.SUCCEEDED, 0, reason), f"the job succeeded: {reason}")
 
 
-def _last_workers(view: JobView, standing: Standing) -> dict[str, str]:
+def _last_workers(view: JobView, condition: JobCondition) -> dict[str, str]:
     """Returns the workers of the generation in force, with their agents: those that must end well.
 
     Newcomers of a pending generation never trained, and those it leaves out may still be in force.
     """
-    record = view.record(standing.in_force)
+    record = view.record(condition.in_force)
     if record is not None and record.members:
         return {m.worker_id: m.agent_id for m in record.members}
     if view.generation is not None and view.generation.members:
         return {
             m.worker_id: m.agent_id
             for m in view.generation.members
-            if m.since_generation <= standing.in_force
+            if m.since_generation <= condition.in_force
         }
-    return {s.worker_id: s.agent_id for s in standing.survivors}
+    return {s.worker_id: s.agent_id for s in condition.survivors}
 
 
-def _all_ended_well(view: JobView, standing: Standing) -> bool:
+def _all_ended_well(view: JobView, condition: JobCondition) -> bool:
     """Tells whether all ended with 0 without closing: a script that left its loop early, or that never trained."""
-    workers = _last_workers(view, standing)
+    workers = _last_workers(view, condition)
     if view.generation is not None:
         # One that ended since its node leaves has departed. Of one that finished the agent is needed no more.
         return bool(workers) and workers.keys() <= view.finished
-    return not standing.present and _every_node_came_and_ended(view)
+    return not condition.present and _every_node_came_and_ended(view)
 
 
 def _every_node_came_and_ended(view: JobView) -> bool:
@@ -172,8 +172,8 @@ def _every_node_came_and_ended(view: JobView) -> bool:
     )
 
 
-def _closing(view: JobView, standing: Standing, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
-    workers = _last_workers(view, standing)
+def _closing(view: JobView, condition: JobCondition, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
+    workers = _last_workers(view, condition)
     failures = sorted((view.failures[w] for w in workers if w in view.failures), key=lambda f: f.order)
     if failures:
         return _failed(f"a worker failed after training was done: {named_failure(failures[0])}", failures[0])

@@ -28,7 +28,7 @@ from bagua_agent.membership.formation import targets
 from bagua_agent.membership.formation.candidates import Offer, whole_offers
 from bagua_agent.membership.formation.case import Case, asking, earlier, too_few, written
 from bagua_agent.membership.formation.ending import fail
-from bagua_agent.membership.left_out import WayOut
+from bagua_agent.membership.exclusion import ExclusionOption
 from bagua_agent.membership.ranks import Chosen
 from bagua_agent.membership.view import AgentView
 from bagua_agent.membership.worker_names import lost, named
@@ -40,7 +40,7 @@ _GATHERED = (Stage.WAITING, Stage.LOOP)
 
 def is_called_for(case: Case) -> bool:
     """Tells whether workers wait in init_process_group(), so that a first generation has to begin with a gathering."""
-    return any(m.stage is Stage.WAITING for m in case.standing.present.values())
+    return any(m.stage is Stage.WAITING for m in case.condition.present.values())
 
 
 def decide(case: Case) -> Decision | None:
@@ -56,7 +56,7 @@ def gather(case: Case, why: str, *, again: bool) -> Decision:
     anything. again: the job trained before."""
     record = case.view.generation
     if record is None or not record.is_gathering:
-        stages = {m.stage for m in case.standing.present.values()}
+        stages = {m.stage for m in case.condition.present.values()}
         # What such a worker asked for before its loop was answered by members that are gone.
         if Stage.PREPARING in stages or (again and Stage.LOOP in stages):
             return _restart(case, why or "some of them are ahead of the others", again=again)
@@ -114,8 +114,8 @@ def _gathered(case: Case, record: Generation) -> Decision:
     urgent = _who_is_missing(case)
     if urgent is not None:
         return replace(urgent, hang_order=order)
-    standing = case.standing
-    before = [m for m in record.members if standing.present[m.worker_id].stage is not Stage.LOOP]
+    condition = case.condition
+    before = [m for m in record.members if condition.present[m.worker_id].stage is not Stage.LOOP]
     if not before:
         chosen = tuple(_enters(case, m) for m in record.members)
         reason = "training begins again" if record.again else "training begins"
@@ -123,7 +123,7 @@ def _gathered(case: Case, record: Generation) -> Decision:
         return replace(written(case, kind, chosen, 0, reason), hang_order=order)
     # No worker is replaced: what one does before the loop (a download, a data set) may take longer than any hang.
     patient = replace(case.policy, hang_timeout_s=None)
-    hang = hanging.look(case.view, standing, case.evidence, case.now_s, patient)
+    hang = hanging.look(case.view, condition, case.evidence, case.now_s, patient)
     if hang.gives_up:
         decision = fail(hang.decision.reason)
     elif hang.renews:
@@ -142,20 +142,20 @@ def _gathered(case: Case, record: Generation) -> Decision:
 
 def _who_is_missing(case: Case) -> Decision | None:
     """Decides what the absence of members, or the suspicion of it, calls for; None: all of them are there."""
-    standing, now_s = case.standing, case.now_s
-    gone = (*standing.lost, *standing.newcomers_gone)
+    condition, now_s = case.condition, case.now_s
+    gone = (*condition.lost, *condition.newcomers_gone)
     if gone:
         return _restart(case, f"{lost(case.view, case.evidence, gone)} before the first step")
-    inquiry = inquire(case.view, standing, case.evidence, now_s, case.policy)
+    inquiry = inquire(case.view, condition, case.evidence, now_s, case.policy)
     if not inquiry.settled:
         return asking(case, inquiry)
     if inquiry.broken:
         return _broken(case)
-    if standing.missing:
+    if condition.missing:
         # They ended with 0, and so may the others; or they put their keys again in a moment.
-        wake_s = standing.missing_until_s if standing.missing and now_s < standing.missing_until_s else None
+        wake_s = condition.missing_until_s if condition.missing and now_s < condition.missing_until_s else None
         return Decision(
-            None, f"waiting: {named(case.view, standing.missing)} gone before the first step", wake_s
+            None, f"waiting: {named(case.view, condition.missing)} gone before the first step", wake_s
         )
     return None
 
@@ -164,14 +164,14 @@ def _broken(case: Case) -> Decision:
     """Decides what follows when a communicator is broken and all live: the cohort starts again, each time later, in the
     end without a node."""
     attempts, policy = case.view.attempts, case.policy
-    broken = named(case.view, [s.worker_id for s in case.standing.suspicions if s.broken])
+    broken = named(case.view, [s.worker_id for s in case.condition.suspicions if s.broken])
     why = f"the communicator of {broken} is broken and all members live (attempt {attempts.count + 1})"
     wait_s = delay_s(attempts.count, policy.rebuild_first_delay_s, policy.rebuild_longest_delay_s)
     again_s = attempts.newest_since_s + wait_s
     if case.now_s < again_s:
         return Decision(None, f"waiting before the first workers start again: {why}", again_s)
     if attempts.count >= policy.rebuilds_before_leaving_out:
-        for way in trouble.of_survivors(case.view, case.standing, case.evidence):
+        for way in trouble.of_survivors(case.view, case.condition, case.evidence):
             if _remain(case, way) >= case.desired.min_nodes:
                 decision = _restart(case, f"{why}; {way.why}")
                 return replace(
@@ -180,8 +180,8 @@ def _broken(case: Case) -> Decision:
     return _restart(case, why)
 
 
-def _remain(case: Case, way: WayOut) -> int:
-    return len({s.agent_id for s in case.standing.survivors} - set(way.agent_ids))
+def _remain(case: Case, way: ExclusionOption) -> int:
+    return len({s.agent_id for s in case.condition.survivors} - set(way.agent_ids))
 
 
 def _restart(case: Case, why: str, *, again: bool | None = None) -> Decision:
@@ -203,11 +203,11 @@ def _enters(case: Case, placement: Placement) -> Chosen:
         node_name=placement.node_name,
         slot=placement.slot,
         topology=case.view.agents[placement.agent_id].topology,
-        store_address=case.standing.present[placement.worker_id].store_address,
+        store_address=case.condition.present[placement.worker_id].store_address,
         since_generation=targets.next_number(case.view),
         join_revision=placement.join_revision,
         holder=False,
-        replica=case.standing.present[placement.worker_id].replica,
+        replica=case.condition.present[placement.worker_id].replica,
     )
 
 

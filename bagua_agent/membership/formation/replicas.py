@@ -15,7 +15,7 @@ from bagua_agent.membership.failures.root_cause import KEY_IS_GONE, LOST_WITH_NO
 from bagua_agent.membership.formation.groups_in_reach import groups_in_reach
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.replica_groups import groups, groups_in
-from bagua_agent.membership.standing import Standing, stand
+from bagua_agent.membership.job_condition import JobCondition, job_condition
 from bagua_agent.membership.view import AgentView, Evidence, JobView, MemberView
 from bagua_contract.records import Stage
 from bagua_contract.replica import Replica, ReplicaMember
@@ -36,9 +36,9 @@ def decide_replicas(view: JobView, evidence: Evidence, now_s: float, policy: Pol
     """Decides which records of replicas the picture calls for now; none in a job without replicas."""
     if view.replica_size <= 1 or view.restarts:
         return ReplicaChanges()
-    standing = stand(view, evidence, now_s, policy)
+    condition = job_condition(view, evidence, now_s, policy)
     records = groups(view).records
-    over, wait_s = _ended(view, standing, evidence, records, now_s)
+    over, wait_s = _ended(view, condition, evidence, records, now_s)
     forgotten = tuple(
         sorted(
             replica_id
@@ -47,23 +47,23 @@ def decide_replicas(view: JobView, evidence: Evidence, now_s: float, policy: Pol
             if (r := records.get(replica_id)) is None or (r.over and not _has_member(view, r))
         )
     )
-    formed, complete_s = ((), None) if view.closing else assembly(view, standing, now_s, policy)
+    formed, complete_s = ((), None) if view.closing else assembly(view, condition, now_s, policy)
     next_at_s = min((t for t in (wait_s, complete_s) if t is not None), default=None)
     return ReplicaChanges(formed, over, forgotten, next_at_s)
 
 
 def assembly(
-    view: JobView, standing: Standing, now_s: float, policy: Policy
+    view: JobView, condition: JobCondition, now_s: float, policy: Policy
 ) -> tuple[tuple[Replica, ...], float | None]:
     """Returns the replicas that can be formed now, and when another node is complete."""
-    size, waiting = view.replica_size, _waiting(view, standing)
+    size, waiting = view.replica_size, _waiting(view, condition)
     rest: list[MemberView] = []
     found: list[list[MemberView]] = []
     due_s: list[float] = []
-    joined = _joined_at_s(view, standing, waiting, policy)
+    joined = _joined_at_s(view, condition, waiting, policy)
     for agent_id in sorted(waiting, key=lambda a: _place(view.agents[a])):
         agent, workers = view.agents[agent_id], waiting[agent_id]
-        complete_at_s = _complete_at_s(agent, workers, standing, policy)
+        complete_at_s = _complete_at_s(agent, workers, condition, policy)
         if complete_at_s > now_s:
             due_s.append(complete_at_s)
             continue
@@ -99,22 +99,22 @@ def _across(view: JobView, workers: list[MemberView]) -> list[list[MemberView]]:
     return [[next(of_each[host]) for host in group] for group in hosts]
 
 
-def left_over(view: JobView, standing: Standing, now_s: float, policy: Policy) -> dict[str, int]:
+def left_over(view: JobView, condition: JobCondition, now_s: float, policy: Policy) -> dict[str, int]:
     """Counts the spares of each agent: workers that wait for a replica and of which none can be formed."""
-    formed, next_at_s = assembly(view, standing, now_s, policy)
+    formed, next_at_s = assembly(view, condition, now_s, policy)
     if formed or next_at_s is not None:
         return {}
-    return {agent_id: len(workers) for agent_id, workers in _waiting(view, standing).items()}
+    return {agent_id: len(workers) for agent_id, workers in _waiting(view, condition).items()}
 
 
-def _waiting(view: JobView, standing: Standing) -> dict[str, list[MemberView]]:
+def _waiting(view: JobView, condition: JobCondition) -> dict[str, list[MemberView]]:
     """Returns by agent the workers that wait for a replica, in the order of their slots."""
     newest: defaultdict[str, dict[int, MemberView]] = defaultdict(dict)
-    for member in sorted(standing.unassigned, key=lambda m: m.join_revision):
+    for member in sorted(condition.unassigned, key=lambda m: m.join_revision):
         # the newest worker of a slot: an older one of the same slot has ended
         if member.stage is Stage.ASSEMBLING and not view.agents[member.agent_id].leaving:
             newest[member.agent_id][member.slot] = member
-    taken = {(m.agent_id, m.slot) for m in standing.present.values()}
+    taken = {(m.agent_id, m.slot) for m in condition.present.values()}
     return {
         agent_id: found
         for agent_id, slots in newest.items()
@@ -122,20 +122,20 @@ def _waiting(view: JobView, standing: Standing) -> dict[str, list[MemberView]]:
     }
 
 
-def _complete_at_s(agent: AgentView, workers: list[MemberView], standing: Standing, policy: Policy) -> float:
+def _complete_at_s(agent: AgentView, workers: list[MemberView], condition: JobCondition, policy: Policy) -> float:
     """Returns when a node is complete. As in candidates.py, a node that lacks workers is waited for a short while."""
-    taken = sum(m.agent_id == agent.agent_id for m in standing.present.values())
+    taken = sum(m.agent_id == agent.agent_id for m in condition.present.values())
     if taken + len(workers) >= agent.slots:
         return max(w.ready_since_s for w in workers)
     return min(w.ready_since_s for w in workers) + policy.node_window_s
 
 
 def _joined_at_s(
-    view: JobView, standing: Standing, waiting: Mapping[str, list[MemberView]], policy: Policy
+    view: JobView, condition: JobCondition, waiting: Mapping[str, list[MemberView]], policy: Policy
 ) -> float:
     """Returns when workers of several nodes may be joined: at once if no node has workers to come, else after a short
     while, so that neighbours are joined although their workers do not start in the order of their nodes."""
-    taken = Counter(m.agent_id for m in standing.present.values())
+    taken = Counter(m.agent_id for m in condition.present.values())
     taken.update({agent_id: len(workers) for agent_id, workers in waiting.items()})
     if all(a.leaving or taken[a.agent_id] >= a.slots for a in view.agents.values()):
         return float("-inf")
@@ -169,7 +169,7 @@ def _formed(view: JobView, workers: list[MemberView]) -> Replica:
 
 def _ended(
     view: JobView,
-    standing: Standing,
+    condition: JobCondition,
     evidence: Evidence,
     records: Mapping[str, Replica],
     now_s: float,
@@ -177,9 +177,9 @@ def _ended(
     """Returns the replicas that are over and whose records do not say so yet; and until when missing workers may come
     back."""
     found, wait_s = [], None
-    in_grace = now_s < standing.missing_until_s
+    in_grace = now_s < condition.missing_until_s
     for replica in (*records.values(), *_without_record(view)):
-        if replica.over or all(w in standing.present for w in replica.worker_ids):
+        if replica.over or all(w in condition.present for w in replica.worker_ids):
             continue
         gone = [(m, why) for m in replica.members if (why := _why_gone(view, evidence, m))]
         # what was killed for another one says nothing new
@@ -188,9 +188,9 @@ def _ended(
             m for m in replica.members if m.worker_id not in view.members and m.worker_id not in view.finished
         ]
         # a generation is made without it, so the time that a missing key is given is over
-        is_lost = any(w in standing.lost for w in replica.worker_ids)
+        is_lost = any(w in condition.lost for w in replica.worker_ids)
         if not gone and absent and in_grace and not is_lost:
-            wait_s = standing.missing_until_s
+            wait_s = condition.missing_until_s
         elif gone or absent:
             gone = gone or [(m, KEY_IS_GONE) for m in absent]
             found.append(replace(replica, over=_reason(gone)))

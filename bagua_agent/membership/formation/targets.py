@@ -18,7 +18,7 @@ from bagua_agent.membership.formation.admission import job_fingerprint
 from bagua_agent.membership.formation.candidates import Offer
 from bagua_agent.membership.ranks import Chosen, assign
 from bagua_agent.membership.replica_groups import whole
-from bagua_agent.membership.standing import Standing, Survivor, is_there
+from bagua_agent.membership.job_condition import JobCondition, Survivor, is_there
 from bagua_agent.membership.view import Desired, JobView, MemberView
 from bagua_contract.records import Generation, GenerationKind
 
@@ -49,13 +49,13 @@ def next_number(view: JobView) -> int:
     return max(view.committed_generation, view.generation_number) + 1
 
 
-def least_nodes(view: JobView, desired: Desired, standing: Standing) -> int:
+def least_nodes(view: JobView, desired: Desired, condition: JobCondition) -> int:
     """Returns the fewest nodes that the next generation may have.
 
     A minimum raised above the generation in force stops no worker: as many nodes as before may go on.
     """
     record = view.generation
-    if record is None or not record.members or standing.pending:
+    if record is None or not record.members or condition.pending:
         return desired.min_nodes
     return min(desired.min_nodes, record.node_count)
 
@@ -68,18 +68,18 @@ def first(view: JobView, complete: Iterable[Offer], size: int) -> tuple[Chosen, 
 def survivors(
     view: JobView,
     desired: Desired,
-    standing: Standing,
+    condition: JobCondition,
     ready: Iterable[Offer],
     without: Collection[str] = (),
 ) -> Target:
     """Returns the survivors that stay. Newcomers are added only if these are too few, or if their number is no allowed
     size and newcomers complete the next one. without: agents that are left out."""
     room = view.room(desired)
-    inside = _whole([_carried(view, standing, s) for s in standing.survivors if s.agent_id not in without])
+    inside = _whole([_carried(view, condition, s) for s in condition.survivors if s.agent_id not in without])
     stay = _staying(view, inside)
     ready = list(ready)
     nodes, possible = min(_nodes(stay), room.most), _nodes_with(stay, ready)
-    if nodes < least_nodes(view, desired, standing):
+    if nodes < least_nodes(view, desired, condition):
         size = room.fit(possible)
     elif room.fit(nodes) == nodes:
         size, ready = nodes, []
@@ -93,19 +93,19 @@ def planned(
     view: JobView,
     record: Generation,
     room: Room,
-    standing: Standing,
+    condition: JobCondition,
     ready: Iterable[Offer],
     without: Collection[str] = (),
 ) -> Target:
     """Returns all members that stay, and the joiners that may join: as many nodes as the room has for those that are
     there. without: agents whose joiners are left out."""
-    carried = {s.worker_id for s in standing.survivors}
-    inside = [_carried(view, standing, s) for s in standing.survivors]
+    carried = {s.worker_id for s in condition.survivors}
+    inside = [_carried(view, condition, s) for s in condition.survivors]
     inside += [
         # came with the pending record: in it without a break, but without state
-        _newcomer(view, standing.present[p.worker_id], p.since_generation)
+        _newcomer(view, condition.present[p.worker_id], p.since_generation)
         for p in record.members
-        if is_there(p, standing.present) and p.worker_id not in carried and p.agent_id not in without
+        if is_there(p, condition.present) and p.worker_id not in carried and p.agent_id not in without
     ]
     inside = _whole(inside)
     stay = _staying(view, inside)
@@ -279,8 +279,8 @@ def _newcomer(view: JobView, member: MemberView, since_generation: int) -> Chose
     )
 
 
-def _carried(view: JobView, standing: Standing, survivor: Survivor) -> Chosen:
-    member = standing.present[survivor.worker_id]
+def _carried(view: JobView, condition: JobCondition, survivor: Survivor) -> Chosen:
+    member = condition.present[survivor.worker_id]
     return Chosen(
         worker_id=survivor.worker_id,
         agent_id=survivor.agent_id,

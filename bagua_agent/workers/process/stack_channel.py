@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-DESCRIPTORS_VARIABLE = "BAGUA_STACK_FDS"  # also in bagua_core/worker/stack_dump.py and worker_face.py
+DESCRIPTORS_VARIABLE = "BAGUA_STACK_FDS"  # also in bagua_core/worker/stack_dump.py and forked_identity.py
 WHOLE = "\n-- whole\n"  # also in bagua_core/worker/stack_dump.py
 STACKS, COLLECTIVES = b"?", b"c"  # requests to the worker's thread: also there
 COLLECTIVES_HEAD = "-- collectives\n"  # begins an answer: also there

@@ -1,8 +1,8 @@
 """Copies the job's state to a worker that is behind, between members of one generation.
 
-The state travels as a manifest and one run of bytes, striped over all holders, to where landing.py puts it; its digest
-is checked; only then is it handed out. No pickle. Owns the wire form, the threads and how long a peer may be silent;
-heal_plan.py decides which member heals from which, copying.py when the copy is swapped in.
+The state travels as a manifest and one run of bytes, striped over all holders, to where received_state.py puts it; its
+digest is checked; only then is it handed out. No pickle. Owns the wire form, the threads and how long a peer may be
+silent; heal_plan.py decides which member heals from which, copying.py when the copy is swapped in.
 
 SILENCE_S limits every wait for a peer but that for the first message between two ranks. A holder begins when its script
 comes to its next step, and serves receivers one after another; a receiver takes the stripes of all holders before it
@@ -26,7 +26,7 @@ from bagua_core.communication import traffic
 from bagua_core.communication.communicator import STATE_TAG, CollectiveFailed, Communicator, Pending
 from bagua_core.communication.devices.device_order import Handover
 from bagua_core.elastic.heal import pinned_chunks
-from bagua_core.elastic.heal.landing import Landing, Staging
+from bagua_core.elastic.heal.received_state import ReceivedState, Staging
 from bagua_core.elastic.state import state_codec
 from bagua_core.elastic.state.flat_tensors import byte_ranges
 
@@ -70,13 +70,13 @@ def send_state(
 def receive_state(
     communicator: Communicator,
     holders: Sequence[int],
-    landing: Landing | None = None,
+    landing: ReceivedState | None = None,
 ) -> Any:
     """Returns the state that `holders` send, landed (default: in staging).
 
     Blocks; raises CollectiveFailed, HealMismatch.
     """
-    where: Landing = Staging() if landing is None else landing
+    where: ReceivedState = Staging() if landing is None else landing
     header = torch.zeros(3, dtype=torch.int64, device="cpu")
     communicator.receive(header, holders[0], TAG).wait()
     began_s = time.monotonic()  # after the wait for the holders' scripts and for other receivers
@@ -121,7 +121,7 @@ def receive_state(
 
 def _receive_stripe(
     communicator: Communicator,
-    where: Landing,
+    where: ReceivedState,
     total_bytes: int,
     holders: Sequence[int],
     part: int,

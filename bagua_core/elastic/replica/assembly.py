@@ -3,7 +3,7 @@
 The leader of the job decides which workers form a replica (`membership/formation/replicas.py` of the agent). Here a
 worker reports that it is there, waits for that record, and connects two groups by the meeting store of shard 0: the
 control group (own_replica.py) and torch's default group, in which `fully_shard` and the script communicate; and the
-connections by which shards notice each other's end (mate_watch.py).
+connections by which shards notice each other's end (shard_watch.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bagua_contract.replica import Replica
 from bagua_core.communication.communicator import AbortFlag, CollectiveFailed
 from bagua_core.communication.transports.gloo import build_gloo
 from bagua_core.communication.transports.meeting_store import MeetingStore, MeetingStoreError
-from bagua_core.elastic.replica import mate_watch, torch_group
+from bagua_core.elastic.replica import shard_watch, torch_group
 from bagua_core.elastic.replica.own_replica import OwnReplica, ReplicaLost
 
 
@@ -111,12 +111,12 @@ def connect(record: Replica, worker_id: str, bind_host: str) -> OwnReplica:
             CONNECT_TIMEOUT_S,
         )
         of_watch = PrefixStore(f"{prefix}/watch", store)
-        links = mate_watch.connect(of_watch, shard_rank, record.size, bind_host, host, CONNECT_TIMEOUT_S)
+        links = shard_watch.connect(of_watch, shard_rank, record.size, bind_host, host, CONNECT_TIMEOUT_S)
         of_torch = torch_group.shared_store(
             PrefixStore(f"{prefix}/torch", store), shard_rank, bind_host, host
         )
         torch_group.make(of_torch, shard_rank, record.size, bind_host)
-    except (MeetingStoreError, CollectiveFailed, mate_watch.WatchFailed, RuntimeError, OSError) as error:
+    except (MeetingStoreError, CollectiveFailed, shard_watch.WatchFailed, RuntimeError, OSError) as error:
         for link in links.values():
             link.close()
         shards = ", ".join(f"{m.worker_id} on {m.node_name}" for m in record.members)

@@ -1,11 +1,11 @@
 """Decides whether all shards of this worker's replica go on in the same generation. Shard 0 decides for all.
 
-A shard that goes on alone waits for its mates in torch's collectives, which nothing gives up, while a mate that follows
-a newer generation waits for it there. So no shard may leave this exchange by itself once another may have seen it
-succeed. The others say where they are and wait for shard 0's word; shard 0 alone may follow something newer meanwhile,
-and says so before it does anything for which it needs the others.
-Knows the words and what they mean; mate_watch.py carries them, in order and beside all collectives, so an exchange that
-is open when a shard enters a generation changes the order of none.
+A shard that goes on alone waits for its mates in torch's collectives, which nothing gives up, while a mate that
+follows a newer generation waits for it there. So no shard may leave this exchange by itself once another may have seen
+it succeed. The others say where they are and wait for shard 0's word; shard 0 alone may follow something newer
+meanwhile, and says so before it does anything for which it needs the others. Knows the words and what they mean;
+shard_watch.py carries them, in order and beside all collectives, so an exchange that is open when a shard enters a
+generation changes the order of none.
 """
 
 from __future__ import annotations

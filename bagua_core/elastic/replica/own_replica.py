@@ -18,7 +18,7 @@ import torch
 from bagua_contract.replica import Replica
 from bagua_core.communication.communicator import Communicator, Pending, ReduceOp
 from bagua_core.elastic.replica.joint_following import JointFollowing, Word
-from bagua_core.elastic.replica.mate_watch import MateWatch
+from bagua_core.elastic.replica.shard_watch import ShardWatch
 from bagua_core.errors import InfrastructureLost
 
 
@@ -36,7 +36,7 @@ class Outcome(IntEnum):
 
 class OwnReplica:
     """The replica of this worker. record: its workers in shard order. control: a group of these alone. links: of
-    mate_watch.connect."""
+    shard_watch.connect."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class OwnReplica:
         self.shard_rank = shard_rank
         self._control = control
         self._links = dict(links or {})
-        self._watch: MateWatch | None = None
+        self._watch: ShardWatch | None = None
         self.following: JointFollowing | None = None
         self.is_over = False
         """A shard was lost."""
@@ -84,7 +84,7 @@ class OwnReplica:
                 changed.notify_all()
             on_lost(shard_rank)
 
-        self._watch = MateWatch(self._links, lost, self.following.heard, self.following.left)
+        self._watch = ShardWatch(self._links, lost, self.following.heard, self.following.left)
 
     def _say(self, shard_rank: int, word: Word, number: int) -> None:
         if self._watch is not None:

@@ -52,11 +52,11 @@ def rehearse(optimizers: Iterable[torch.optim.Optimizer]) -> Rehearsed:
         groups = [group for group in groups if group["params"]]
         if not groups:
             continue
-        stand_in = kind(groups)
+        block_optimizer = kind(groups)
         # without the hooks that a script may have registered for all optimizers
         step = getattr(kind.step, "__wrapped__", kind.step)
         try:
-            step(stand_in)
+            step(block_optimizer)
         except RuntimeError as error:  # torch reads a value with these options; that must not end the joiner
             failed.append(f"{kind.__name__}: {str(error).partition(chr(10))[0]}")
             continue

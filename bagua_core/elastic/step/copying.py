@@ -21,7 +21,7 @@ from bagua_core.communication.communicator import CollectiveAborted, CollectiveF
 from bagua_core.communication.devices.device_order import Handover
 from bagua_core.elastic.heal import heal
 from bagua_core.elastic.heal.heal_plan import HealPlan
-from bagua_core.elastic.heal.landing import Fitting, InPlace, Landing, Staging
+from bagua_core.elastic.heal.received_state import Fitting, InPlace, ReceivedState, Staging
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.state import heal_memory
 from bagua_core.elastic.state.committed_state import CommittedState, HalfCopy
@@ -81,7 +81,7 @@ class Copying:
         self._staging_failed = False
         self._stages = True
         self._transfer: heal.Transfer | None = None
-        self._landing: Landing | None = None
+        self._landing: ReceivedState | None = None
         self._beside: tuple[Communicator, HealPlan] | None = None  # a copy that the first step begins
         self._rest: LateValue | None = None
 
@@ -205,7 +205,7 @@ class Copying:
         self._reach("heal.receive")
         return transfer
 
-    def _choose_landing(self, plan: HealPlan) -> Landing:
+    def _choose_landing(self, plan: HealPlan) -> ReceivedState:
         in_place = InPlace(
             lambda: self._state.bulk(with_gradients=False),
             lambda: self._declare_stateless(plan),

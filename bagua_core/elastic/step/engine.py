@@ -38,10 +38,10 @@ from bagua_core.elastic.script_collectives.default_group import forbid_default_g
 from bagua_core.elastic.script_collectives.outside_collectives import OutsideCollectives
 from bagua_core.elastic.step.copying import Copying
 from bagua_core.elastic.step.deterministic_worker import refuse_without_loader
-from bagua_core.elastic.step.given import Given
+from bagua_core.elastic.step.script_inputs import ScriptInputs
 from bagua_core.elastic.step.late_leave import LateLeave
 from bagua_core.elastic.step.leaving import Leaving
-from bagua_core.elastic.step.places import Places
+from bagua_core.elastic.step.script_ranks import ScriptRanks
 from bagua_core.elastic.step.replica_checks import ReplicaChecks
 from bagua_core.elastic.step.round_end import RoundsNeedLoader
 from bagua_core.elastic.step.step_seed import announced_seed, seed_micro_batch
@@ -50,7 +50,7 @@ from bagua_core.elastic.waiting.operation_trail import COMPARISON
 from bagua_core.optimizers.optimizer_gate import gate_scaler, gate_scheduler
 
 
-class Engine(Places):
+class Engine(ScriptRanks):
     """The engine of this process: begins steps and follows the job's generations. environment None: a world of one, not
     launched."""
 
@@ -66,7 +66,7 @@ class Engine(Places):
         self._late_leave: LateLeave | None = None
         self._leaving: Leaving | None = None
         member = self.member = None if environment is None else Member(environment, self)
-        self.given = Given(self.state, member, self.virtual_shards)
+        self.given = ScriptInputs(self.state, member, self.virtual_shards)
         if environment is not None and member is not None:
             self.copying = Copying(self.state, member, self._swap_in, self.reach, self._say)
             self._before_loop = BeforeLoop(member)

@@ -17,7 +17,7 @@ from bagua_core.elastic.membership.agent_reports import AgentReports
 from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.state.commit_history import Entry
 from bagua_core.elastic.step.current_step import CurrentStep
-from bagua_core.elastic.step.given import Given
+from bagua_core.elastic.step.script_inputs import ScriptInputs
 from bagua_core.elastic.step.replica_checks import ReplicaChecks
 from bagua_core.elastic.step.step_states import Event, Phase
 from bagua_core.errors import UserError
@@ -30,7 +30,7 @@ class UnfinishedBackward(UserError, RuntimeError):
 class StepEnd(CurrentStep):
     """Adds the end of a step to CurrentStep: commit and roll-back."""
 
-    given: Given
+    given: ScriptInputs
     _checks: ReplicaChecks
 
     def __init__(self, environment: WorkerEnvironment | None) -> None:

@@ -72,7 +72,7 @@ class SimulatedTuner:
             keys=self.keys,
             store=store,
             writes=SimpleNamespace(until_done=lambda what, write: write()),
-            narrator=SimpleNamespace(
+            terminal=SimpleNamespace(
                 tell=self.told.append, tell_once=lambda key, text: self.told.append(text)
             ),
             history=SimpleNamespace(of_job=lambda event: self.events.append(event.text)),

@@ -46,7 +46,7 @@ from bagua_agent.etcd.mirror import PrefixMirror
 from bagua_agent.etcd.server.hosted import HostedEtcd
 from bagua_agent.history import history_writer
 from bagua_agent.history.history_writer import HistoryWriter
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.leadership import leadership
 from bagua_agent.leadership.leadership import Leadership
 from bagua_agent.leadership.reports import Report
@@ -118,7 +118,7 @@ def leader_probes(place: Place) -> None:
 
 
 def touches(place: Place) -> None:
-    place.patch(leadership, "touch_all", place.fail)
+    place.patch(leadership, "reach_all", place.fail)
     made = leads(place)
     made.touch({"b": "10.0.0.1:1"})
     place.one_event()
@@ -138,7 +138,7 @@ def desired_writes(place: Place) -> None:
 
 def saving_stacks(place: Place) -> None:
     place.patch(hang_orders, "save_stacks", place.fail)
-    job = SimpleNamespace(timers=timer_events(place), narrator=Narrator(lambda line: None, "host"))
+    job = SimpleNamespace(timers=timer_events(place), terminal=JobTerminal(lambda line: None, "host"))
     orders = HangOrders(cast(Any, job), cast(Any, SimpleNamespace(stack_targets=list)))
     orders.take(HangOrder(3, HangOutcome.NAME, ("w",), "1 of 3 wait"))
     place.one_event()

@@ -20,7 +20,7 @@ from bagua_agent.cluster.cluster_view import (
     UnitState,
 )
 from bagua_agent.cluster.scheduling import plan
-from bagua_agent.cluster.standing_orders import in_force
+from bagua_agent.cluster.orders_in_force import in_force
 
 # the last two are days in truth: histories take minutes
 POLICY = ClusterPolicy(left_out_s=60.0, put_back_within_s=8.0, orders_kept_s=8.0)

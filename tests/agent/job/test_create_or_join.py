@@ -20,7 +20,7 @@ from bagua_agent.job import create_or_join as module
 from bagua_agent.job.create_or_join import (
     JobFound,
     ensure_job,
-    key_pair_stands,
+    key_pair_is_current,
     make_live,
     remove_unused_identity,
 )
@@ -138,7 +138,7 @@ def test_a_pair_removed_before_the_joining_agents_key_stood_is_put_again(
         "the fault: the pair goes between the joiner's read and its key"
     )
     store.put(KEYS.agent("joining"), b"")
-    assert key_pair_stands(store, KEYS, joining.spec.nonce, joining.identity)
+    assert key_pair_is_current(store, KEYS, joining.spec.nonce, joining.identity)
     assert make_agent().find().identity == joining.identity
     assert not remove_unused_identity(store, KEYS)
 
@@ -150,7 +150,7 @@ def test_an_agent_learns_that_others_made_another_pair(
     assert remove_unused_identity(store, KEYS)
     other = make_agent().find().identity
     assert other != joining.identity
-    assert not key_pair_stands(store, KEYS, joining.spec.nonce, joining.identity)
+    assert not key_pair_is_current(store, KEYS, joining.spec.nonce, joining.identity)
     assert make_agent().find().identity == other, "the pair that others use stays"
 
 
@@ -159,9 +159,9 @@ def test_the_pair_of_a_job_that_ended_or_was_replaced_is_not_put_again(
 ) -> None:
     joining = make_agent().find()
     store.delete(KEYS.identity)
-    assert key_pair_stands(store, KEYS, "of another job", joining.identity)
+    assert key_pair_is_current(store, KEYS, "of another job", joining.identity)
     store.put(KEYS.result, result())
-    assert key_pair_stands(store, KEYS, joining.spec.nonce, joining.identity)
+    assert key_pair_is_current(store, KEYS, joining.spec.nonce, joining.identity)
     assert store.get(KEYS.identity) is None
 
 

@@ -18,7 +18,7 @@ class Terminal:
         self.job = cast(
             JoinedJob,
             SimpleNamespace(
-                narrator=SimpleNamespace(tell=self.said.append),
+                terminal=SimpleNamespace(tell=self.said.append),
                 leased=SimpleNamespace(recheck=lambda: None),
             ),
         )

@@ -15,7 +15,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.job import subscription
 from bagua_agent.job.messages import StoreChanged
-from bagua_agent.job.subscription import JobSight
+from bagua_agent.job.subscription import JobSubscription
 from bagua_agent.large_jobs import whole_records
 from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
@@ -51,14 +51,14 @@ def with_record(etcd: EmbeddedEtcd) -> Store:
     return store
 
 
-def sight(store: Store, inbox: queue.SimpleQueue[object]) -> JobSight:
+def subscribed(store: Store, inbox: queue.SimpleQueue[object]) -> JobSubscription:
     records = WholeRecords(store, KEYS, make_identity("job"), "n3", "127.0.0.1:1", KeptRecords(), LIMITS)
-    return JobSight(store, KEYS, "n3", records, LIMITS, inbox, hosts_store=False, nodes=2)
+    return JobSubscription(store, KEYS, "n3", records, LIMITS, inbox, hosts_store=False, nodes=2)
 
 
 def test_what_stands_is_told_with_the_whole_record(etcd: EmbeddedEtcd) -> None:
     store, inbox = with_record(etcd), queue.SimpleQueue[object]()
-    seen = sight(store, inbox)
+    seen = subscribed(store, inbox)
     try:
         seen.start()
         first = inbox.get(timeout=1.0)
@@ -83,7 +83,7 @@ def test_an_etcd_that_goes_away_meanwhile_ends_the_start(
         return read(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(whole_records, "packed_parts", gone)
-    seen = sight(store, inbox)
+    seen = subscribed(store, inbox)
     with pytest.raises(StoreUnavailable, match="record of generation 4"):
         seen.start()
     assert inbox.empty() or not isinstance(inbox.get(), StoreChanged)

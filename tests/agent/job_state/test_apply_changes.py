@@ -12,12 +12,12 @@ from bagua_agent.base.timers import Timers
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history.history_keeper import HistoryKeeper
-from bagua_agent.job_state.apply_changes import StoreNews
+from bagua_agent.job_state.apply_changes import ChangeApplier
 from bagua_agent.job_state.change_lines import ChangeLines
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.decode import LeaderKey
-from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.job_state.job_state import LocalJobState
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.view import JobView
 from bagua_contract import membership_pb2 as pb
@@ -49,19 +49,19 @@ class Node:
     ready_workers: frozenset[str] = frozenset({"w"})
 
     def __post_init__(self) -> None:
-        self.seen = JobSeen(SPEC, JobView())
+        self.seen = LocalJobState(SPEC, JobView())
         history = HistoryKeeper(KEYS, "host", self, lambda: 1e9)
         history.leader_is("a", leading=True)
-        tells = Narrator(self.said.append, "host")
+        tells = JobTerminal(self.said.append, "host")
         job = SimpleNamespace(
             agent_id="a",
             keys=KEYS,
             seen=self.seen,
-            narrator=tells,
+            terminal=tells,
             history=history,
             change_lines=ChangeLines(tells, Timers(), "a"),
         )
-        self.news = StoreNews(
+        self.news = ChangeApplier(
             cast(JoinedJob, job),
             self,
             lambda now_s: self.heard.append("leader changed"),

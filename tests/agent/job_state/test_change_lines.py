@@ -8,7 +8,7 @@ import pytest
 
 from bagua_agent.base.timers import Timers
 from bagua_agent.job_state.change_lines import HOLD_S, MOST_KEPT, ChangeLines, awaits_cost, hold
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.console import JobTerminal
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation, GenerationKind, Placement
 
@@ -44,7 +44,7 @@ class Terminal:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.timers = Timers()
-        self.lines = ChangeLines(Narrator(self.said.append, "h1"), self.timers, "h1")
+        self.lines = ChangeLines(JobTerminal(self.said.append, "h1"), self.timers, "h1")
 
     @property
     def texts(self) -> list[str]:

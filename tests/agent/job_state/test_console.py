@@ -9,7 +9,7 @@ import pytest
 
 from bagua_agent.job_state.console import (
     PROGRESS_EVERY_S,
-    Narrator,
+    JobTerminal,
     change_in_force,
     describe_change,
     generation_written,
@@ -201,28 +201,28 @@ def test_numbers_of_a_node_are_means_over_its_workers() -> None:
     assert mean_metrics([one, other]) == {"loss": 1.5, "only": 5.0}
 
 
-# -- the narrator
+# -- the terminal
 
 
 def test_every_line_says_when_and_where() -> None:
     said: list[str] = []
-    Narrator(said.append, "host-1").tell("hello")
+    JobTerminal(said.append, "host-1").tell("hello")
     assert re.fullmatch(r"bagua \d\d:\d\d:\d\d host-1 \| hello", said[0])
 
 
 def test_the_same_text_on_a_topic_is_said_once() -> None:
     said: list[str] = []
-    narrator = Narrator(said.append, "h")
+    terminal = JobTerminal(said.append, "h")
     for topic, text in [("a", "1"), ("a", "1"), ("b", "1"), ("a", "2"), ("a", "1")]:
-        narrator.tell_once(topic, text)
+        terminal.tell_once(topic, text)
     assert [line.split("| ")[1] for line in said] == ["1", "1", "2", "1"]
 
 
 def test_progress_is_held_back() -> None:
     said: list[str] = []
-    narrator = Narrator(said.append, "h")
+    terminal = JobTerminal(said.append, "h")
     for now_s in (100.0, 100.5, 100.0 + PROGRESS_EVERY_S, 101.0 + PROGRESS_EVERY_S):
-        narrator.tell_progress(now_s, f"{now_s:g}")
+        terminal.tell_progress(now_s, f"{now_s:g}")
     assert [line.split("| ")[1] for line in said] == ["100", f"{100 + PROGRESS_EVERY_S:g}"]
 
 

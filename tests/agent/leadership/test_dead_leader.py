@@ -10,10 +10,10 @@ import pytest
 
 from bagua_agent.base.timers import Timers
 from bagua_agent.job.membership_driver import JobMembership
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.decode import LeaderKey
-from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.job_state.job_state import LocalJobState
 from bagua_agent.leadership.leadership import Leadership
 from bagua_agent.leadership.reports import Elected, ProbeResult, Touched
 from bagua_agent.membership import events as ev
@@ -26,7 +26,7 @@ from bagua_agent.membership.view import (
     MemberView,
     ProbeVerdict,
 )
-from bagua_agent.rpc.touch import Touch
+from bagua_agent.rpc.reachability import Reachability
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind, Stage
 
@@ -47,7 +47,7 @@ class Agent:
         self.removed: list[tuple[object, ...]] = []
         self.told: list[str] = []
         mode = pb.JobSpec.RESTART if restarts else pb.JobSpec.LIVE
-        self.seen = seen = JobSeen(
+        self.seen = seen = LocalJobState(
             spec=pb.JobSpec(mode=mode, replica_size=replica_size), view=JobView(), leader=LEADER
         )
         self.timers = Timers()
@@ -55,7 +55,7 @@ class Agent:
             agent_id="me",
             seen=seen,
             timers=self.timers,
-            narrator=Narrator(lambda line: self.told.append(line.partition(" | ")[2]), "me"),
+            terminal=JobTerminal(lambda line: self.told.append(line.partition(" | ")[2]), "me"),
             history=SimpleNamespace(leader_is=lambda agent_id, leading: None),
         )
         self.membership = JobMembership(
@@ -69,7 +69,7 @@ class Agent:
     def touch(self, addresses: dict[str, str]) -> None:
         self.touched.append(addresses)
 
-    def round(self, begins_s: float, **found: Touch) -> None:
+    def round(self, begins_s: float, **found: Reachability) -> None:
         """A round of touches that is due at begins_s and takes 0.2 s. found: what is reported."""
         before = len(self.touched)
         for due in self.timers.take_due(begins_s):
@@ -160,10 +160,10 @@ def test_a_leader_that_answers_keeps_its_keys() -> None:
 
 def test_in_restart_mode_the_leader_is_touched_in_rounds_and_asked_once_its_host_refuses() -> None:
     agent = Agent(restarts=True)
-    agent.round(1.0, l=Touch.ANSWERED)
+    agent.round(1.0, l=Reachability.ANSWERED)
     agent.round(1.5)  # said nothing
     assert agent.touched == [{"l": "10.0.0.1:1"}] * 2 and agent.asked == []
-    agent.round(2.0, l=Touch.REFUSED)
+    agent.round(2.0, l=Reachability.REFUSED)
     [(question, _)] = agent.asked
     assert (question.agent_id, question.control_address) == ("l", "10.0.0.1:1")
     agent.hears(ProbeVerdict.REFUSED)
@@ -174,10 +174,10 @@ def test_in_restart_mode_a_silent_leader_is_asked_after_three_rounds_and_keeps_i
     None
 ):
     agent = Agent(restarts=True)
-    agent.round(0.5, l=Touch.ANSWERED)
+    agent.round(0.5, l=Reachability.ANSWERED)
     for number in range(3):
         assert agent.asked == []
-        agent.round(1.0 + 0.5 * number, l=Touch.SILENT)
+        agent.round(1.0 + 0.5 * number, l=Reachability.SILENT)
     assert len(agent.asked) == 1
     agent.hears(ProbeVerdict.ALIVE)
     assert agent.removed == []
@@ -201,7 +201,7 @@ def test_in_restart_mode_the_leader_touches_the_members_and_asks_those_in_doubt(
     agent.membership.advance(ev.DesiredChanged(now_s=1.0, min_nodes=2, max_nodes=2))
     agent.membership.advance(ev.GenerationSeen(now_s=1.0, generation=generation("me", "a")))
     agent.membership.take(Elected(50), 1.0)
-    agent.round(2.0, a=Touch.ANSWERED, idle=Touch.ANSWERED)
-    agent.round(2.5, a=Touch.REFUSED, idle=Touch.REFUSED)
+    agent.round(2.0, a=Reachability.ANSWERED, idle=Reachability.ANSWERED)
+    agent.round(2.5, a=Reachability.REFUSED, idle=Reachability.REFUSED)
     assert agent.touched == [{"a": "a:1", "idle": "idle:1"}] * 2
     assert [question.agent_id for question, _ in agent.asked] == ["a"]

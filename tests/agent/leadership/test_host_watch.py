@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from bagua_agent.leadership.host_watch import MOST_IN_A_ROUND, SILENT_ROUNDS, HostWatch
-from bagua_agent.rpc.touch import Touch
+from bagua_agent.rpc.reachability import Reachability
 
-ANSWERED, REFUSED, SILENT = Touch.ANSWERED, Touch.REFUSED, Touch.SILENT
+ANSWERED, REFUSED, SILENT = Reachability.ANSWERED, Reachability.REFUSED, Reachability.SILENT
 
 
 def test_a_follower_of_a_small_job_touches_the_leader_in_each_round() -> None:

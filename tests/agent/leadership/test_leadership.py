@@ -17,10 +17,10 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.job.membership_driver import STAND_AFTER_RESIGNING_S, STAND_AGAIN_S, JobMembership
 from bagua_agent.job.messages import LeadershipReported
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.decode import LeaderKey
-from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.job_state.job_state import LocalJobState
 from bagua_agent.large_jobs.record_parts import StoredRecord
 from bagua_agent.leadership.leadership import Leadership
 from bagua_agent.membership import events as ev
@@ -79,14 +79,14 @@ class Node:
         self.inbox: queue.SimpleQueue[LeadershipReported] = queue.SimpleQueue()
         self.said: list[str] = []
         self.timers = Timers()
-        self.seen = JobSeen(pb.JobSpec(nonce="nonce"), JobView())
+        self.seen = LocalJobState(pb.JobSpec(nonce="nonce"), JobView())
         leased = cast(LeasedKeys, self.etcd)
         job = SimpleNamespace(
             agent_id=AGENT,
             keys=self.keys,
             seen=self.seen,
             timers=self.timers,
-            narrator=Narrator(self.said.append, "host"),
+            terminal=JobTerminal(self.said.append, "host"),
             history=SimpleNamespace(leader_is=lambda agent_id, leading: None),
         )
 

@@ -20,9 +20,9 @@ from bagua_agent.etcd.mirror import Change
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_state.change_lines import ChangeLines
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.job_state.context import JoinedJob
-from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.job_state.job_state import LocalJobState
 from bagua_agent.lost_store.lost_keys import LOOK_AGAIN_S, LostKeys
 from bagua_agent.lost_store.recreation import SETTLE_S
 from bagua_agent.membership.view import JobView
@@ -45,13 +45,13 @@ class Agent:
     reading: bool = False
 
     def __post_init__(self) -> None:
-        self.seen = JobSeen(SPEC, JobView(), Generation(3, 2, GenerationKind.FAILOVER, (), "ours"))
+        self.seen = LocalJobState(SPEC, JobView(), Generation(3, 2, GenerationKind.FAILOVER, (), "ours"))
         self.seen.remembered[KEYS.spec] = SPEC.SerializeToString()
         self.timers = Timers()
         history = HistoryKeeper(KEYS, "host", self, lambda: 1e9)
         history.leader_is("a", leading=True)
         writes = SimpleNamespace(until_done=self.until_done)
-        tells = Narrator(self.said.append, "host")
+        tells = JobTerminal(self.said.append, "host")
         self.job = JoinedJob(
             "a",
             "host",

@@ -24,7 +24,7 @@ from bagua_agent.membership.actions import (
     WriteResult,
 )
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.standing import stand
+from bagua_agent.membership.job_condition import job_condition
 from bagua_agent.membership.state_machine.machine import State, new_state, step, step_all
 from bagua_agent.membership.view import (
     AgentView,
@@ -173,7 +173,7 @@ class SimulatedJob(SimulatedWorkers):
         match action:
             case WriteGeneration(generation, previous):
                 if generation.kind is GenerationKind.PLANNED:
-                    seen = stand(node.state.view, node.state.evidence, self.now_s, POLICY)
+                    seen = job_condition(node.state.view, node.state.evidence, self.now_s, POLICY)
                     given_up = seen.newcomers_gone or seen.unbuilt
                     assert not seen.pending or given_up, "two planned ones at a time"
                 number = 0 if self.generation is None else self.generation.number

@@ -61,7 +61,7 @@ class SimulatedReplicaJob(SimulatedJob):
         if generation.base:
             assert generation.members[0].holder, "rank 0 is a holder"
         for members in groups_in(generation, self.replica_size):
-            assert len({(m.holder, m.since_generation) for m in members}) == 1, "one standing for a replica"
+            assert len({(m.holder, m.since_generation) for m in members}) == 1, "one condition for a replica"
 
     def holders(self) -> list[str]:
         """Those whose replicas hold the state as a whole and are not over."""

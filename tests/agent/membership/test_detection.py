@@ -8,7 +8,7 @@ import pytest
 from pictures import LEADER, POLICY, agent, member, picture, record, suspicion
 
 from bagua_agent.membership.failures.detection import gathering_until_s, inquire, judge_probe, relays_for
-from bagua_agent.membership.standing import stand
+from bagua_agent.membership.job_condition import job_condition
 from bagua_agent.membership.view import DeadAgent, Evidence, JobView, Probe, ProbeVerdict, SuspicionView
 
 ALIVE, REFUSED, UNANSWERED = ProbeVerdict
@@ -50,7 +50,7 @@ def job(*suspicions: SuspicionView) -> JobView:
 
 
 def ask(view: JobView, evidence: Evidence = LEADER, now_s: float = 10.0):  # type: ignore[no-untyped-def]
-    return inquire(view, stand(view, evidence, now_s, POLICY), evidence, now_s, POLICY)
+    return inquire(view, job_condition(view, evidence, now_s, POLICY), evidence, now_s, POLICY)
 
 
 @pytest.mark.parametrize("host", ["10.0.0.3", "10.0.0.3:99", "host-c"])
@@ -109,7 +109,7 @@ def rack(lost: int, size: int, told_s: float = 10.0) -> tuple[JobView, Evidence]
 
 
 def waits_until(view: JobView, evidence: Evidence, now_s: float) -> float | None:
-    return gathering_until_s(view, stand(view, evidence, now_s, POLICY), evidence, now_s, POLICY)
+    return gathering_until_s(view, job_condition(view, evidence, now_s, POLICY), evidence, now_s, POLICY)
 
 
 def test_losses_of_a_rack_are_gathered_into_one_generation() -> None:

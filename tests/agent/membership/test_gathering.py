@@ -127,8 +127,8 @@ def test_its_members_hold_no_state() -> None:
 
 
 def test_a_spare_that_prepares_is_in_no_generation() -> None:
-    standing = [replace(member("a0"), committed_generation=2), *at(PREPARING, "b0"), *at(WAITING, "c0")]
-    view = picture([agent("a"), agent("b"), agent("c")], standing, record(2, "a0"))
+    condition = [replace(member("a0"), committed_generation=2), *at(PREPARING, "b0"), *at(WAITING, "c0")]
+    view = picture([agent("a"), agent("b"), agent("c")], condition, record(2, "a0"))
     assert decided(view).action is None
 
 

@@ -251,7 +251,7 @@ class Histories(RuleBasedStateMachine):
     def holder_lives(self) -> bool:
         job = self.job
         if job.fresh_leader_under_empty:
-            return False  # it may miss a holder; see standing.py
+            return False  # it may miss a holder; see job_condition.py
         return bool(job.holders())
 
     def story(self) -> str:

@@ -34,7 +34,7 @@ class Node:
         seen = SimpleNamespace(generation=TRAINS, spec=SimpleNamespace(nonce="n"))
         nothing = SimpleNamespace(put=lambda key, value: None, tell_generation=lambda generation: None)
         self.job = SimpleNamespace(
-            keys=JobKeys("job"), leased=nothing, seen=seen, agent_id="a", timers=None, narrator=None
+            keys=JobKeys("job"), leased=nothing, seen=seen, agent_id="a", timers=None, terminal=None
         )
         self.ways = LiveWorkers(
             cast(JoinedJob, self.job),

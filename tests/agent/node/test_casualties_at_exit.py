@@ -20,9 +20,9 @@ from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.history.job_history import EventKind, JobEvent
 from bagua_agent.job_state.change_lines import ChangeLines
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.job_state.context import JoinedJob
-from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.job_state.job_state import LocalJobState
 from bagua_agent.membership.hang import HangOrder, HangOutcome
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import AgentView, FailureView, JobView
@@ -65,13 +65,13 @@ class Node:
         self.now_s = 100.0
         self.store_away = False
         agents = {a: AgentView(a, f"host-{a}", 1, "", False, "", n) for n, a in enumerate("abc")}
-        self.seen = JobSeen(
+        self.seen = LocalJobState(
             pb.JobSpec(max_restarts=max_restarts), JobView(agents=agents, committed_generation=1)
         )
         leased = cast(LeasedKeys, SimpleNamespace(put=lambda key, value: None, remove=lambda key: None))
         history = cast(HistoryKeeper, SimpleNamespace(own=self.events.append))
         store = cast(Store, SimpleNamespace(put=self._put))
-        tells = Narrator(self.said.append, "host-a")
+        tells = JobTerminal(self.said.append, "host-a")
         lines = ChangeLines(tells, self.timers, "a")
         job = JoinedJob(
             "a", "host-a", KEYS, self.seen, store, leased, self.writes, self.timers, tells, history, lines
@@ -259,7 +259,7 @@ def test_in_a_large_job_what_nothing_explains_in_time_counts(make_node: Callable
     node.time(Policy().cause_window_s + LOOK_AGAIN_S)
     assert node.timers.next_in_s(node.now_s) == float("inf"), "the look is not endless"
     node.sees(record(2, "a1", "c3"))
-    assert node.counted == [True], "a fellow that leaves hours later explains nothing"
+    assert node.counted == [True], "a co-worker that leaves hours later explains nothing"
 
 
 def test_in_a_large_job_an_outage_of_etcd_does_not_use_up_the_time_either(

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from bagua_agent.base.timers import Timers
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.hang import HangOrder, HangOutcome
 from bagua_agent.membership.view import JobView, SuspicionView
@@ -37,7 +37,7 @@ class Node:
     def __post_init__(self) -> None:
         self.timers = Timers()
         self.seen = SimpleNamespace(view=JobView(), waits={})
-        job = SimpleNamespace(timers=self.timers, narrator=Narrator(self.said.append, "host"), seen=self.seen)
+        job = SimpleNamespace(timers=self.timers, terminal=JobTerminal(self.said.append, "host"), seen=self.seen)
         self.orders = HangOrders(cast(JoinedJob, job), cast(NodeWorkers, self), self.told.append)
 
     def stack_targets(self) -> list[StackTarget]:

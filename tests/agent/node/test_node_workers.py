@@ -16,7 +16,7 @@ import pytest
 from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.base.timers import Timers
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.node import killed_workers, node_workers
 from bagua_agent.node.killed_workers import KilledWorkers
 from bagua_agent.node.node_workers import NodeWorkers
@@ -128,7 +128,7 @@ def test_a_worker_that_outlives_its_kill_is_said(
 ) -> None:
     said, timers = list[str](), Timers()
     monkeypatch.setattr(killed_workers, "ENDS_WITHIN_S", 0.0)
-    KilledWorkers(workers, timers, Narrator(said.append, "host"))
+    KilledWorkers(workers, timers, JobTerminal(said.append, "host"))
     worker_id = workers.spawn(0)
     with monkeypatch.context() as patched:
         held_by_the_kernel(patched)

@@ -59,7 +59,7 @@ class Node:
                 set=lambda name, at_s, then: self.timers.update({name: at_s}),
                 cancel=lambda name: self.timers.pop(name, None),
             ),
-            narrator=SimpleNamespace(
+            terminal=SimpleNamespace(
                 tell=self.lines.append, tell_once=lambda topic, text: self.lines.append(text)
             ),
         )

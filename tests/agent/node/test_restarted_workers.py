@@ -60,7 +60,7 @@ class Node:
             timers=self.timers,
             store=SimpleNamespace(put=self.stored.__setitem__),
             writes=SimpleNamespace(until_done=lambda what, write: write()),
-            narrator=SimpleNamespace(tell=lambda text: None),
+            terminal=SimpleNamespace(tell=lambda text: None),
         )
         self.way = RestartedWorkers(
             cast(JoinedJob, job),

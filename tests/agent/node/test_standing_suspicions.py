@@ -9,7 +9,7 @@ from typing import cast
 from bagua_agent.base.timers import Timers
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.job_state.change_lines import ChangeLines
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.policy import Policy
 from bagua_agent.node.live_workers import LiveWorkers
@@ -38,10 +38,10 @@ class Node:
             keys=KEYS,
             leased=self,
             timers=self.timers,
-            narrator=tells,
+            terminal=tells,
             seen=seen,
             agent_id="a",
-            change_lines=ChangeLines(cast(Narrator, tells), self.timers, "a"),
+            change_lines=ChangeLines(cast(JobTerminal, tells), self.timers, "a"),
         )
         self.ways = LiveWorkers(
             cast(JoinedJob, job),
@@ -157,9 +157,9 @@ def test_a_stall_that_is_over_before_it_was_told_is_not_told() -> None:
 def test_a_worker_that_floods_its_agent_with_words_fills_no_log() -> None:
     node = Node()
     lines: list[str] = []
-    narrator = Narrator(lines.append, "n0")
-    node.ways._job.narrator = narrator  # type: ignore[misc]
-    node.ways._job.change_lines = ChangeLines(narrator, node.timers, "a")  # type: ignore[misc]
+    terminal = JobTerminal(lines.append, "n0")
+    node.ways._job.terminal = terminal  # type: ignore[misc]
+    node.ways._job.change_lines = ChangeLines(terminal, node.timers, "a")  # type: ignore[misc]
     node.ways._members["w"] = pb.Member(worker_id="w")
     for number in range(20_000):  # in one minute
         now_s = 100.0 + number * 60 / 20_000
@@ -176,7 +176,7 @@ def test_a_worker_that_floods_its_agent_with_words_fills_no_log() -> None:
             node.ways.said("w", said, now_s)
     assert 200 <= len(lines) <= 400 and max(map(len, lines)) < 5000
     assert [line for line in lines if "left out" in line and "they came too fast" in line]
-    assert len(narrator._last) < 10, "what is remembered is bounded too"
+    assert len(terminal._last) < 10, "what is remembered is bounded too"
 
 
 def test_a_straggler_is_told_with_its_place() -> None:

@@ -18,9 +18,9 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.history.history_keeper import HistoryKeeper
 from bagua_agent.job_state.change_lines import ChangeLines
-from bagua_agent.job_state.console import Narrator
+from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.job_state.context import JoinedJob
-from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.job_state.job_state import LocalJobState
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import FailureView, JobView
 from bagua_agent.node.node_workers import NodeWorkers
@@ -93,14 +93,14 @@ class Node:
         self.spawned: list[int] = []
         self.worker_ids: list[str] = ["w0"]
         self.not_spawned: list[BaguaError] = []  # what the next attempts meet
-        self.seen = JobSeen(
+        self.seen = LocalJobState(
             pb.JobSpec(max_restarts=max_restarts), JobView(committed_generation=1 if trained else 0)
         )
         keys = JobKeys("job")
         leased = cast(LeasedKeys, SimpleNamespace(put=self._put_leased, remove=lambda key: None))
         history = cast(HistoryKeeper, SimpleNamespace(own=self.events.append))
         store = cast(Store, SimpleNamespace(put=self.stored.__setitem__))
-        tells = Narrator(self.said.append, "host")
+        tells = JobTerminal(self.said.append, "host")
         self.keys = keys
         lines = ChangeLines(tells, self.timers, "a")
         job = JoinedJob(

@@ -13,7 +13,7 @@ from bagua_core.communication.communicator import CollectiveFailed, ReduceOp
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.data.partition import epoch_order
 from bagua_core.elastic.step.engine import Engine
-from bagua_core.elastic.step.given import SecondLoaderError
+from bagua_core.elastic.step.script_inputs import SecondLoaderError
 from bagua_core.elastic.step.step_seed import seed_generators
 from bagua_core.parallel import DistributedDataParallel
 

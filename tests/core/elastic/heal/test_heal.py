@@ -15,7 +15,7 @@ from bagua_core.communication import traffic
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, Pending
 from bagua_core.elastic.heal import heal
 from bagua_core.elastic.heal.heal import HealMismatch, Transfer, receive_state, send_state
-from bagua_core.elastic.heal.landing import Staging
+from bagua_core.elastic.heal.received_state import Staging
 from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import DEADLINE_S, await_true, gloo_world, run_ranks
 from tests.core.elastic.state.trainings import Training, through_the_wire, wire_form

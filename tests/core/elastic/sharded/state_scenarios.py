@@ -12,7 +12,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import Partial
 
-from bagua_core.elastic.heal.landing import InPlace
+from bagua_core.elastic.heal.received_state import InPlace
 from bagua_core.elastic.state import flat_tensors, state_codec
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.state.state_registry import StateRegistry

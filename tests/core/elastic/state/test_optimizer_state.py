@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bagua_core.elastic.heal import landing
+from bagua_core.elastic.heal import received_state
 from bagua_core.elastic.state import optimizer_state, state_codec
 from bagua_core.elastic.state.optimizer_state import OptimizerStateMismatch
 
@@ -63,7 +63,7 @@ def trained(
 
 def through_staging(state: Any) -> Any:
     manifest, tensors = state_codec.encode(state)
-    staging = landing.Staging()
+    staging = received_state.Staging()
     staging.open(manifest, tensors.size_bytes)
     chunk = staging.chunk(0, tensors.size_bytes)
     tensors.read(0, chunk)

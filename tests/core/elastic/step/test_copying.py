@@ -12,7 +12,7 @@ import torch
 
 from bagua_contract.records import StateName
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
-from bagua_core.elastic.heal import heal, landing, pinned_chunks
+from bagua_core.elastic.heal import heal, pinned_chunks, received_state
 from bagua_core.elastic.heal.heal_plan import HealPlan, StateGone
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.state import heal_memory
@@ -159,13 +159,13 @@ def test_a_shard_whose_mate_lost_its_copy_swaps_none_in(
 def test_a_newcomer_gets_the_state_into_the_memory_it_has(
     build: Callable[[int], list[Communicator]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    staged = landing.Staging.open
+    staged = received_state.Staging.open
 
-    def no_memory(staging: landing.Staging, manifest: bytes, total_bytes: int) -> None:
+    def no_memory(staging: received_state.Staging, manifest: bytes, total_bytes: int) -> None:
         assert b"exp_avg" not in manifest, "parameters and optimizer state may not be staged"
         staged(staging, manifest, total_bytes)
 
-    monkeypatch.setattr(landing.Staging, "open", no_memory)
+    monkeypatch.setattr(received_state.Staging, "open", no_memory)
     workers = [Worker(AHEAD, 4), Worker(AHEAD, 4), Worker(NONE, 0, seed=5)]
     memory = [p.data_ptr() for p in workers[2].training.model.parameters()]
     assert enter(build(3), workers) == ["", "", ""]
@@ -274,7 +274,7 @@ def test_who_lost_its_state_in_the_middle_of_a_collective_is_no_newcomer() -> No
 
 def test_after_it_was_dropped_a_copy_writes_nothing_more() -> None:
     worker = Worker(NONE, 0)
-    place = landing.InPlace(lambda: worker.state.bulk(with_gradients=False), lambda: None)
+    place = received_state.InPlace(lambda: worker.state.bulk(with_gradients=False), lambda: None)
     source = Worker(AHEAD, 4)
     manifest, tensors = heal.state_codec.encode(source.state.bulk(with_gradients=False))
     place.open(manifest, tensors.size_bytes)
@@ -325,7 +325,7 @@ def test_a_forward_beside_the_copy_may_go_backward() -> None:
     """In place means under the eyes of autograd, which must not take it for the script's doing."""
     worker, source = Worker(NONE, 0), Worker(AHEAD, 4)
     loss = worker.training.model(torch.randn(5, 4)).sum()
-    place = landing.InPlace(lambda: worker.state.bulk(with_gradients=False), lambda: None)
+    place = received_state.InPlace(lambda: worker.state.bulk(with_gradients=False), lambda: None)
     manifest, tensors = heal.state_codec.encode(source.state.bulk(with_gradients=False))
     place.open(manifest, tensors.size_bytes)
     run = torch.empty(tensors.size_bytes, dtype=torch.uint8)
@@ -371,7 +371,7 @@ def test_a_script_goes_on_behind_its_first_reduction_when_the_copy_of_its_state_
 
     def act(communicator: Communicator) -> Any:
         if communicator.global_rank == 1:
-            bulk = heal.receive_state(communicator, [0], landing.Staging())
+            bulk = heal.receive_state(communicator, [0], received_state.Staging())
             heal.receive_state(communicator, [0])
             return bulk["modules"][0]["parameter.weight"]
         newcomer = frozenset({1})
@@ -407,7 +407,7 @@ def test_memory_that_is_missing_after_all_is_told_before_anything_is_lost(
     behind = Worker(BEHIND, 3)
     untouched = behind.form()
 
-    class Allocating(landing.Staging):
+    class Allocating(received_state.Staging):
         def open(self, manifest: bytes, total_bytes: int) -> None:
             allocate(total_bytes)
             super().open(manifest, total_bytes)
@@ -438,12 +438,14 @@ def test_a_newcomer_without_the_memory_goes_in_place_by_itself(monkeypatch: pyte
     def refuses(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(landing.Staging, "open", refuses)
+    monkeypatch.setattr(received_state.Staging, "open", refuses)
     declared: list[bool] = []
     worker, source = Worker(NONE, 0), Worker(AHEAD, 4)
-    place = landing.Fitting(
+    place = received_state.Fitting(
         lambda needed: True,
-        landing.InPlace(lambda: worker.state.bulk(with_gradients=False), lambda: declared.append(True)),
+        received_state.InPlace(
+            lambda: worker.state.bulk(with_gradients=False), lambda: declared.append(True)
+        ),
     )
     manifest, tensors = heal.state_codec.encode(source.state.bulk(with_gradients=False))
     place.open(manifest, tensors.size_bytes)

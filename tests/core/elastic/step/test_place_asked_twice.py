@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagua_core.communication.step_interface import StepPlan
-from bagua_core.elastic.step.places import Places
+from bagua_core.elastic.step.script_ranks import Places
 
 
 class Asked(Places):

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bagua_agent.rpc import touch as touching
-from bagua_agent.rpc.touch import Touch, touch_all
+from bagua_agent.rpc import reachability as touching
+from bagua_agent.rpc.reachability import Reachability, reach_all
 
 WINDOW_S = 0.2
 
@@ -50,10 +50,10 @@ def test_all_are_touched_at_once(listener: socket.socket, silent: str) -> None:
     began_s = time.monotonic()
     addresses = {f"silent-{n}": silent for n in range(8)}
     addresses |= {"there": address(listener), "gone": refusing(), "odd": "host.example:1", "none": ""}
-    found = touch_all(addresses, WINDOW_S)
-    assert found == dict.fromkeys((f"silent-{n}" for n in range(8)), Touch.SILENT) | {
-        "there": Touch.ANSWERED,
-        "gone": Touch.REFUSED,
+    found = reach_all(addresses, WINDOW_S)
+    assert found == dict.fromkeys((f"silent-{n}" for n in range(8)), Reachability.SILENT) | {
+        "there": Reachability.ANSWERED,
+        "gone": Reachability.REFUSED,
     }
     assert time.monotonic() - began_s < 8 * WINDOW_S, "not one after the other"
 
@@ -64,19 +64,19 @@ def test_all_are_touched_at_once(listener: socket.socket, silent: str) -> None:
 def test_an_address_to_which_none_can_connect_keeps_no_other_from_being_touched(
     listener: socket.socket, odd: str
 ) -> None:
-    found = touch_all({"odd": odd, "there": address(listener)}, WINDOW_S)
-    assert found.pop("odd", Touch.SILENT) is Touch.SILENT
-    assert found == {"there": Touch.ANSWERED}
+    found = reach_all({"odd": odd, "there": address(listener)}, WINDOW_S)
+    assert found.pop("odd", Reachability.SILENT) is Reachability.SILENT
+    assert found == {"there": Reachability.ANSWERED}
 
 
 def test_a_frozen_process_still_answers(listener: socket.socket) -> None:
     """The process never calls accept: its kernel completes the connection."""
-    assert touch_all({"a": address(listener)}, WINDOW_S) == {"a": Touch.ANSWERED}
+    assert reach_all({"a": address(listener)}, WINDOW_S) == {"a": Reachability.ANSWERED}
 
 
 def test_nothing_stays_open(listener: socket.socket, silent: str) -> None:
     connection_count = 3
-    touch_all({f"a{n}": address(listener) for n in range(connection_count)} | {"s": silent}, WINDOW_S)
+    reach_all({f"a{n}": address(listener) for n in range(connection_count)} | {"s": silent}, WINDOW_S)
     for _ in range(connection_count):
         accepted, _peer = listener.accept()
         with closing(accepted):
@@ -89,7 +89,7 @@ def test_without_a_descriptor_nothing_is_said(listener: socket.socket) -> None:
     target = address(listener)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
-        found = touch_all({"a": target}, WINDOW_S)
+        found = reach_all({"a": target}, WINDOW_S)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert found == {}
@@ -101,4 +101,4 @@ def test_silence_that_was_observed_too_late_counts_for_nothing(
     """This process was frozen during the touch."""
     clock = iter([100.0, 100.0, 100.0 + 3 * WINDOW_S, 100.0 + 3 * WINDOW_S])
     monkeypatch.setattr(touching, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    assert touch_all({"a": silent}, WINDOW_S) == {}
+    assert reach_all({"a": silent}, WINDOW_S) == {}

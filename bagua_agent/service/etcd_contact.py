@@ -9,7 +9,7 @@ from __future__ import annotations
 SETTLED_AFTER_S = 60.0  # by then what is gone has been heard of
 
 
-class StoreTouch:
+class EtcdContact:
     """Watches how long this daemon has been in touch with etcd. Times are of a clock that goes on while the machine
     sleeps."""
 

@@ -42,20 +42,20 @@ def _loose(holding: Holding, node_name: str, order: OrderView | None = None) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Gift:
+class Release:
     """A node that other jobs give to a job. orders: taken from other jobs, so that the node is free."""
 
     node_name: str
     orders: tuple[OrderView, ...]
 
 
-def for_another(ledger: Ledger, holding: Holding, count: int, among: Iterable[str]) -> list[Gift]:
+def for_another(ledger: Ledger, holding: Holding, count: int, among: Iterable[str]) -> list[Release]:
     """Returns at most `count` nodes that others can give to this job, the cheapest first; they are taken from them at
     once.
 
     On a node with several jobs as many give back as the slots need.
     """
-    found: list[Gift] = []
+    found: list[Release] = []
     if count <= 0:
         return found
     heap = [(victims[-1], n) for n in among if (victims := _victims(ledger, holding, n))]
@@ -69,7 +69,7 @@ def for_another(ledger: Ledger, holding: Holding, count: int, among: Iterable[st
             # a job that gave another node meanwhile has less to spare now
             heappush(heap, (victims[-1], node_name))
             continue
-        found.append(Gift(node_name, tuple(ledger.take(cost[-1], node_name) for cost in victims)))
+        found.append(Release(node_name, tuple(ledger.take(cost[-1], node_name) for cost in victims)))
     return found
 
 

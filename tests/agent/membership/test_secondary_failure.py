@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import agent, failure, member, picture, record
 
-from bagua_agent.membership.failures.casualty import (
-    MOST_FORMER_FELLOWS,
+from bagua_agent.membership.failures.secondary_failure import (
+    MOST_FORMER_CO_WORKERS,
     NO_COMPANY,
-    Company,
-    casualty_of,
-    company_after,
-    company_in,
+    CoWorkers,
+    secondary_failure_cause,
+    co_workers_after,
+    co_workers_in,
 )
 from bagua_agent.membership.failures.restart_policy import in_doubt, judge
 from bagua_agent.membership.failures.root_cause import (
@@ -41,10 +41,10 @@ SUMMARIES = (PEER_LOST, CONNECTION_LOST, KILLED, RAISED, ASKED, "exit code 3")
 BOTH, WITHOUT_B, ANOTHER_B = record(1, "a0 b0 c0"), record(2, "a0 c0"), record(3, "a0 c0 b0x:3")
 
 
-def company(*records: Generation, worker: str = "a0") -> Company:
+def co_workers(*records: Generation, worker: str = "a0") -> CoWorkers:
     found = NO_COMPANY
     for one in records:
-        found = company_after(found, worker, one)
+        found = co_workers_after(found, worker, one)
     return found
 
 
@@ -59,34 +59,34 @@ def view_of(record_: Generation, *failures: FailureView, finished: str = "", age
     return replace(view, finished=frozenset(finished.split()))
 
 
-# -- company
+# -- co-workers
 
 
 def test_fellows_are_those_of_all_records_that_list_the_worker() -> None:
-    found = company(BOTH, WITHOUT_B, ANOTHER_B)
-    assert {f.worker_id: f.last_listed for f in found.fellows} == {"b0": 1, "c0": 3, "b0x": 3}
+    found = co_workers(BOTH, WITHOUT_B, ANOTHER_B)
+    assert {f.worker_id: f.last_listed for f in found.co_workers} == {"b0": 1, "c0": 3, "b0x": 3}
     assert found.newest == 3
-    assert str(found.fellows[0]) == "global rank 1 on host-b"
+    assert str(found.co_workers[0]) == "global rank 1 on host-b"
 
 
 def test_records_without_the_worker_tell_of_no_fellows() -> None:
-    assert company(record(1, "b0 c0"), worker="a0") == NO_COMPANY
-    assert company(BOTH, record(2, "b0 c0 d0"), worker="a0") == company(BOTH)
+    assert co_workers(record(1, "b0 c0"), worker="a0") == NO_COMPANY
+    assert co_workers(BOTH, record(2, "b0 c0 d0"), worker="a0") == co_workers(BOTH)
 
 
 def test_a_long_life_does_not_fill_the_memory() -> None:
     found = NO_COMPANY
     for number in range(1, 500):
-        found = company_after(found, "a0", record(number, f"a0 b{number % 10}{'x' * (number // 10)}"))
-    assert len(found.fellows) == MOST_FORMER_FELLOWS + 1
-    assert found.fellows[-1].last_listed == 499
+        found = co_workers_after(found, "a0", record(number, f"a0 b{number % 10}{'x' * (number // 10)}"))
+    assert len(found.co_workers) == MOST_FORMER_CO_WORKERS + 1
+    assert found.co_workers[-1].last_listed == 499
 
 
 # -- whose end it was
 
 
 @pytest.mark.parametrize(
-    ("summary", "fellow", "records", "explained"),
+    ("summary", "co_worker", "records", "explained"),
     [
         (PEER_LOST, KILLED, [BOTH], True),
         (PEER_LOST, RAISED, [BOTH], True),
@@ -110,24 +110,24 @@ def test_a_long_life_does_not_fill_the_memory() -> None:
     ],
 )
 def test_an_end_explains_that_of_a_fellow(
-    summary: str, fellow: str, records: list[Generation], explained: bool
+    summary: str, co_worker: str, records: list[Generation], explained: bool
 ) -> None:
     own = failed("a0", summary, order=9)
-    view = view_of(records[-1] if records else BOTH, failed("b0", fellow), own)
-    found = casualty_of(own, company(*records), view)
-    assert found == (f"global rank 1 on host-b ({fellow})" if explained else "")
+    view = view_of(records[-1] if records else BOTH, failed("b0", co_worker), own)
+    found = secondary_failure_cause(own, co_workers(*records), view)
+    assert found == (f"global rank 1 on host-b ({co_worker})" if explained else "")
 
 
 def test_of_several_causes_the_likeliest_is_named() -> None:
     own = failed("a0", PEER_LOST, order=9)
     view = view_of(BOTH, failed("c0", PEER_LOST, order=1), failed("b0", KILLED, order=2), own)
-    assert casualty_of(own, company(BOTH), view) == "global rank 1 on host-b (killed by SIGKILL)"
+    assert secondary_failure_cause(own, co_workers(BOTH), view) == "global rank 1 on host-b (killed by SIGKILL)"
 
 
 def test_the_traceback_counts_as_in_restart_mode() -> None:
     tail = f"{PEER_LOST}\n\nThe above exception was the direct cause of the following exception:\n\nStepFailed: 7"
     own = failed("a0", "StepFailed: 7", order=9, tail=tail)
-    assert casualty_of(own, company(BOTH), view_of(BOTH, failed("b0", KILLED)))
+    assert secondary_failure_cause(own, co_workers(BOTH), view_of(BOTH, failed("b0", KILLED)))
 
 
 @pytest.mark.parametrize(
@@ -142,27 +142,27 @@ def test_the_traceback_counts_as_in_restart_mode() -> None:
 )
 def test_a_fellow_that_is_gone_without_a_word_explains_too(view: JobView, gone: bool) -> None:
     own = failed("a0", PEER_LOST, order=9)
-    assert casualty_of(own, company(BOTH), view) == ("global rank 1 on host-b (gone)" if gone else "")
-    assert casualty_of(replace(own, summary=RAISED), company(BOTH), view) == ""
+    assert secondary_failure_cause(own, co_workers(BOTH), view) == ("global rank 1 on host-b (gone)" if gone else "")
+    assert secondary_failure_cause(replace(own, summary=RAISED), co_workers(BOTH), view) == ""
 
 
 def test_a_lost_connection_is_explained_by_who_went_of_late() -> None:
     own = failed("a0", CONNECTION_LOST, order=9)
-    assert casualty_of(own, company(BOTH, WITHOUT_B), view_of(WITHOUT_B)) == "global rank 1 on host-b (gone)"
-    assert casualty_of(own, company(BOTH, WITHOUT_B, ANOTHER_B), view_of(ANOTHER_B)) == ""
+    assert secondary_failure_cause(own, co_workers(BOTH, WITHOUT_B), view_of(WITHOUT_B)) == "global rank 1 on host-b (gone)"
+    assert secondary_failure_cause(own, co_workers(BOTH, WITHOUT_B, ANOTHER_B), view_of(ANOTHER_B)) == ""
 
 
 def test_a_script_that_breaks_by_itself_uses_up_the_budget() -> None:
     """Two slots whose own group breaks every few steps, in turn: a process is not explained by one it never met, nor
     by one that was explained itself long ago."""
     number, workers, failures, counted = 1, ["a0", "b0"], {}, 0
-    companies = {w: company(record(1, "a0 b0 c0"), worker=w) for w in workers}
+    companies = {w: co_workers(record(1, "a0 b0 c0"), worker=w) for w in workers}
     for turn in range(12):
         loser = workers[turn % 2]
         own = failed(loser, PEER_LOST, order=turn + 1)
         now = record(number, " ".join([*workers, "c0"]))
         view = view_of(now, *failures.values(), own)
-        counted += casualty_of(own, companies[loser], view) == ""
+        counted += secondary_failure_cause(own, companies[loser], view) == ""
         failures[loser] = own
         workers[turn % 2] = loser + "x"
         # a generation of those who are left, then one with the successor
@@ -172,7 +172,7 @@ def test_a_script_that_breaks_by_itself_uses_up_the_budget() -> None:
             record(number + 2, " ".join([*workers, "c0"])),
         ):
             for w in workers:
-                companies[w] = company_after(companies.get(w, NO_COMPANY), w, one)
+                companies[w] = co_workers_after(companies.get(w, NO_COMPANY), w, one)
         number += 2
     assert counted == 12
 
@@ -189,7 +189,7 @@ def test_of_any_failures_at_once_one_is_the_cause_and_explains_what_restart_mode
     view = view_of(together, *failures, agents=names)
     cause = first_cause(failures)
     assert cause is not None
-    explained = {f.worker_id for f in failures if casualty_of(f, company(together, worker=f.worker_id), view)}
+    explained = {f.worker_id for f in failures if secondary_failure_cause(f, co_workers(together, worker=f.worker_id), view)}
     assert cause.worker_id not in explained
     assert explained == {f.worker_id for f in failures if explains(cause, f)}
 
@@ -232,15 +232,15 @@ OVER = f"{REPLICA_OVER}: the worker in slot 0 of host-a failed: {PEER_LOST} (kil
 
 def test_a_worker_that_was_killed_for_another_one_does_not_explain_its_end() -> None:
     """Gloo's words on a mismatch of a script's own collectives are those on a lost peer."""
-    found = company(REPLICAS)
+    found = co_workers(REPLICAS)
     own = failed("a0", PEER_LOST, order=9)
     killed = replace(failed("b0", OVER, order=2), script_failure=False)
-    assert casualty_of(own, found, view_of(record(2, "c0 d0"), killed, agents="abcd")) == ""
+    assert secondary_failure_cause(own, found, view_of(record(2, "c0 d0"), killed, agents="abcd")) == ""
     # nor does the replica's absence from the next generation, which is what a0's end caused
-    assert casualty_of(own, found, view_of(record(2, "c0 d0"), agents="abcd")) == ""
+    assert secondary_failure_cause(own, found, view_of(record(2, "c0 d0"), agents="abcd")) == ""
     # but its host's loss does, and another replica's end
-    assert "(gone)" in casualty_of(own, found, view_of(record(2, "c0 d0"), agents="acd"))
-    assert casualty_of(own, found, view_of(BOTH, failed("c0", KILLED), agents="abcd"))
+    assert "(gone)" in secondary_failure_cause(own, found, view_of(record(2, "c0 d0"), agents="acd"))
+    assert secondary_failure_cause(own, found, view_of(BOTH, failed("c0", KILLED), agents="abcd"))
 
 
 @pytest.mark.parametrize(
@@ -265,14 +265,14 @@ def test_a_worker_that_was_killed_for_a_silent_host_explains_the_end_of_one_ther
         failed("b0", f"{REPLICA_OVER}: {why} (killed by SIGKILL)", order=2), script_failure=False
     )
     view = view_of(record(2, "c0 d0"), killed, agents="abcd")
-    assert bool(casualty_of(failed("a0", PEER_LOST, order=9), company(REPLICAS), view)) is is_casualty
-    assert not casualty_of(failed("a0", RAISED, order=9), company(REPLICAS), view)
+    assert bool(secondary_failure_cause(failed("a0", PEER_LOST, order=9), co_workers(REPLICAS), view)) is is_casualty
+    assert not secondary_failure_cause(failed("a0", RAISED, order=9), co_workers(REPLICAS), view)
 
 
 def test_before_a_generation_the_others_of_a_replica_are_a_worker_s_company() -> None:
     replica = Replica("a0", tuple(ReplicaMember(w, w[0], f"host-{w[0]}", 0, "h:2") for w in ("a0", "b0")))
-    found = company_in(replica, "a0")
-    assert [str(f) for f in found.fellows] == ["shard 1 on host-b"]
+    found = co_workers_in(replica, "a0")
+    assert [str(f) for f in found.co_workers] == ["shard 1 on host-b"]
     own = failed("a0", PEER_LOST, order=9)
-    assert casualty_of(own, found, view_of(record(2, "c0 d0"), agents="abcd")) == ""
-    assert casualty_of(own, found, view_of(record(2, "c0 d0"), failed("b0", KILLED), agents="abcd"))
+    assert secondary_failure_cause(own, found, view_of(record(2, "c0 d0"), agents="abcd")) == ""
+    assert secondary_failure_cause(own, found, view_of(record(2, "c0 d0"), failed("b0", KILLED), agents="abcd"))

@@ -46,7 +46,7 @@ class Survivor:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JobCondition:
     """The generation in force, with the workers that survive it, are lost, or are missing.
 
     in_force: the newest generation known to be in force (a lower bound); 0: none. present: workers that are there, by
@@ -83,7 +83,7 @@ def in_force(view: JobView, record: Generation | None) -> int:
     return record.number if at_once else min(known, record.number)
 
 
-def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> Standing:
+def job_condition(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> JobCondition:
     record = view.generation
     bound = in_force(view, record)
     known = groups(view)
@@ -117,7 +117,7 @@ def stand(view: JobView, evidence: Evidence, now_s: float, policy: Policy) -> St
                 lost.append(placement.worker_id)
         if pending:
             lost += _lost_outside(view, record, bound, present, suspicions)
-    return Standing(
+    return JobCondition(
         in_force=bound,
         pending=pending,
         present=present,

@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bagua_agent.cluster import giving_back
+from bagua_agent.cluster import node_release
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_view import ClusterView, JobProgress, OutcomeView, SubmissionView
 from bagua_agent.cluster.gang_start import give_all, give_free, give_free_whole
 from bagua_agent.cluster.growth import grow
 from bagua_agent.cluster.job_ends import asked_to_leave_at_s, known_end, still_ends, stopped
 from bagua_agent.cluster.slot_ledger import Holding, Ledger
-from bagua_agent.cluster.standing_orders import why_leave, why_over
+from bagua_agent.cluster.orders_in_force import why_leave, why_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _to_allowed_sizes(found: Considered, active: list[Holding]) -> None:
         last = between.pop()
         size = last.room.fit(len(last.lasting))
         why = f"its allowed sizes are {last.job.size_policy.text}"
-        given = [f"{n} is given back: {why}" for n in giving_back.down_to(ledger, last, size)]
+        given = [f"{n} is given back: {why}" for n in node_release.down_to(ledger, last, size)]
         if given:
             found.gone.setdefault(last.job.job_id, []).extend(given)
 
@@ -153,8 +153,8 @@ def _who_stays_where(found: Considered) -> None:
                 holding.kept[node_name] = order
         for node_name in [*holding.kept, *holding.left]:
             ledger.note_sure(holding, node_name)
-        giving_back.what_it_should_leave(ledger, holding)
-        giving_back.down_to(ledger, holding, holding.room.most)
+        node_release.what_it_should_leave(ledger, holding)
+        node_release.down_to(ledger, holding, holding.room.most)
 
 
 def _holding(job: SubmissionView, place: int, progress: JobProgress) -> Holding:

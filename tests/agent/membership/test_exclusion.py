@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from bagua_agent.base.backoff import delay_s
-from bagua_agent.membership.left_out import NodeInTrouble, quarantined, ways_out
+from bagua_agent.membership.exclusion import SuspectNode, quarantined, exclusion_options
 from bagua_agent.membership.policy import Policy
 
 
-def nodes(names: str, holders: str = "") -> list[NodeInTrouble]:
+def nodes(names: str, holders: str = "") -> list[SuspectNode]:
     """ "ab" in rank order; holders: those with the state, all by default."""
-    return [NodeInTrouble(n, f"host-{n}", n in (holders or names)) for n in names]
+    return [SuspectNode(n, f"host-{n}", n in (holders or names)) for n in names]
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
@@ -20,7 +20,7 @@ def pairs(text: str) -> list[tuple[str, str]]:
 
 
 def first(names: str, accusations: str, holders: str = "", may_go: str | None = None) -> str:
-    return "".join(sorted(ways_out(nodes(names, holders), pairs(accusations), may_go)[0].agent_ids))
+    return "".join(sorted(exclusion_options(nodes(names, holders), pairs(accusations), may_go)[0].agent_ids))
 
 
 @pytest.mark.parametrize(
@@ -47,27 +47,27 @@ def test_who_goes_first(names: str, accusations: str, holders: str, goes: str) -
 
 def test_only_who_may_go_goes() -> None:
     assert first("abc", "ab ba", may_go="ac") == "a"
-    assert [w.agent_ids for w in ways_out(nodes("abc"), pairs("ab ba"), "c")] == [{"c"}]
-    assert ways_out(nodes("abc"), [], ()) == []
+    assert [w.agent_ids for w in exclusion_options(nodes("abc"), pairs("ab ba"), "c")] == [{"c"}]
+    assert exclusion_options(nodes("abc"), [], ()) == []
 
 
 def test_one_node_alone_has_no_way_out() -> None:
-    assert ways_out(nodes("a"), []) == []
+    assert exclusion_options(nodes("a"), []) == []
 
 
 def test_every_node_is_a_way_and_none_twice() -> None:
-    ways = [w.agent_ids for w in ways_out(nodes("abc"), pairs("ab ba"))]
+    ways = [w.agent_ids for w in exclusion_options(nodes("abc"), pairs("ab ba"))]
     assert ways == [{"b"}, {"a"}, {"c"}]
 
 
 def test_a_node_that_was_left_out_less_often_goes_before_the_last_in_rank() -> None:
-    often = [*nodes("ab"), NodeInTrouble("c", "host-c", True, times_left_out=1)]
-    assert ways_out(often, [])[0].agent_ids == {"b"}
+    often = [*nodes("ab"), SuspectNode("c", "host-c", True, times_left_out=1)]
+    assert exclusion_options(often, [])[0].agent_ids == {"b"}
 
 
 def test_it_names_the_nodes_that_cannot_reach_each_other() -> None:
-    assert ways_out(nodes("abc"), pairs("ab ba"))[0].why == "host-a and host-b can't reach each other"
-    assert ways_out(nodes("abc"), pairs("ab cb"))[0].why == "host-b can't be reached by host-a, host-c"
+    assert exclusion_options(nodes("abc"), pairs("ab ba"))[0].why == "host-a and host-b can't reach each other"
+    assert exclusion_options(nodes("abc"), pairs("ab cb"))[0].why == "host-b can't be reached by host-a, host-c"
 
 
 def test_a_quarantine_doubles_each_time_and_is_forgotten_at_last() -> None:

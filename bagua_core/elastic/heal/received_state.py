@@ -23,7 +23,7 @@ from bagua_core.elastic.state.flat_tensors import FlatTensors
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
 
 
-class Landing(Protocol):
+class ReceivedState(Protocol):
     def open(self, manifest: bytes, total_bytes: int) -> None:
         """Prepares for the state, before the first byte of a tensor.
 
@@ -131,7 +131,7 @@ class Fitting:
     def __init__(self, fits: Callable[[int], bool], in_place: InPlace) -> None:
         self._fits = fits
         self._in_place = in_place
-        self._chosen: Landing = Staging()
+        self._chosen: ReceivedState = Staging()
 
     def open(self, manifest: bytes, total_bytes: int) -> None:
         if self._fits(total_bytes):

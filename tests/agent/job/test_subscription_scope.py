@@ -9,9 +9,9 @@ import pytest
 
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.job.messages import LeadershipReported, ScopeFollowed
-from bagua_agent.job.outlook import JobOutlook
+from bagua_agent.job.subscription_scope import SubscriptionScope
 from bagua_agent.job_state.decode import LeaderKey
-from bagua_agent.job_state.job_state import JobSeen
+from bagua_agent.job_state.job_state import LocalJobState
 from bagua_agent.large_jobs.scope import Scope
 from bagua_agent.leadership.reports import Elected, NotElected
 from bagua_agent.membership.view import AgentView, JobView
@@ -47,27 +47,27 @@ class Parts:
 
 @dataclass
 class Job:
-    seen: JobSeen
+    seen: LocalJobState
     agent_id: str = "a"
     keys: JobKeys = KEYS
 
 
-def outlook(whole: bool, **parts: Any) -> tuple[JobOutlook, Parts, JobSeen]:
+def scope(whole: bool, **parts: Any) -> tuple[SubscriptionScope, Parts, LocalJobState]:
     made = Parts(whole, **parts)
-    seen = JobSeen(OURS, JobView())
+    seen = LocalJobState(OURS, JobView())
     job: Any = Job(seen)
-    return JobOutlook(job, made, made, made), made, seen  # type: ignore[arg-type]
+    return SubscriptionScope(job, made, made, made), made, seen  # type: ignore[arg-type]
 
 
 def test_an_election_is_acted_on_at_once_where_all_is_seen() -> None:
-    one, parts, seen = outlook(True)
+    one, parts, seen = scope(True)
     one.reported(LeadershipReported(WON), 1.0)
     assert parts.asked == [WON, {"leads": True, "strange_spec": False, "nodes": 0}]
     assert seen.whole
 
 
 def test_in_a_large_job_only_once_all_has_been_told() -> None:
-    one, parts, seen = outlook(False)
+    one, parts, seen = scope(False)
     one.reported(LeadershipReported(WON), 1.0)
     assert parts.asked == [{"leads": True, "strange_spec": False, "nodes": 0}], "all is to be followed first"
     assert not seen.whole
@@ -79,7 +79,7 @@ def test_in_a_large_job_only_once_all_has_been_told() -> None:
 
 
 def test_an_election_that_another_has_followed_is_forgotten() -> None:
-    one, parts, seen = outlook(False)
+    one, parts, seen = scope(False)
     one.reported(LeadershipReported(WON), 1.0)
     seen.leader = LeaderKey("b", "127.0.0.1:1", 9)
     one.look_around()
@@ -89,13 +89,13 @@ def test_an_election_that_another_has_followed_is_forgotten() -> None:
 
 
 def test_other_reports_are_not_held_back() -> None:
-    one, parts, _ = outlook(False)
+    one, parts, _ = scope(False)
     one.reported(LeadershipReported(NotElected()), 1.0)
     assert parts.asked[0] == NotElected()
 
 
 def test_less_is_seen_again_where_the_job_is_large() -> None:
-    one, parts, seen = outlook(True)
+    one, parts, seen = scope(True)
     seen.view = JobView(agents={name: AgentView(name, name, 1, "", False, "", 1) for name in ("a", "b", "c")})
     one.look_around()
     assert parts.asked == [{"leads": False, "strange_spec": False, "nodes": 3}]
@@ -105,7 +105,7 @@ def test_less_is_seen_again_where_the_job_is_large() -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_another_jobs_spec_is_judged_only_where_all_is_seen(whole: bool) -> None:
-    one, parts, _ = outlook(whole, spec=pb.JobSpec(nonce="theirs"))
+    one, parts, _ = scope(whole, spec=pb.JobSpec(nonce="theirs"))
     assert one.too_little_to_judge() is not whole
     one.look_around()
     assert parts.asked[-1]["strange_spec"] is True

@@ -96,7 +96,7 @@ def _shard_of(link: socket.socket, token: bytes, size: int) -> int | None:
     return shard if hmac.compare_digest(told, token) and 0 < shard < size else None
 
 
-class MateWatch:
+class ShardWatch:
     """Watches the connections to other shards of the replica. links: as `connect` gave them; owned from here on. Called
     from a thread of its own: on_lost(shard rank), once; on_word(shard rank, word, number); on_farewell()."""
 
@@ -179,7 +179,7 @@ def _say(link: socket.socket, word: int, number: int) -> None:
         return  # that shard has gone already
 
 
-def _close_in_children(watch: MateWatch) -> None:
+def _close_in_children(watch: ShardWatch) -> None:
     """Closes the connections in a process that the script forks: it must not hold them open when this one ends."""
     known = weakref.ref(watch)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bagua_agent.leadership.replica_mates import MOST_FORMER, ReplicaMates
+from bagua_agent.leadership.replica_peers import MOST_FORMER, ReplicaPeers
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.view import AgentView
-from bagua_agent.rpc.touch import Touch
+from bagua_agent.rpc.reachability import Reachability
 from bagua_contract.replica import Replica, ReplicaMember
 from tests.agent.leadership.test_dead_leader import Agent
 
@@ -34,10 +34,10 @@ def test_in_a_large_job_a_host_of_the_replica_that_falls_silent_is_noticed() -> 
     node.membership.on_cut_off = cut_off.append
     node.seen.whole = False
     sees(node, replica("b"))
-    node.round(1.0, b=Touch.ANSWERED)
+    node.round(1.0, b=Reachability.ANSWERED)
     for number in range(3):
         assert silent == []
-        node.round(1.5 + 0.5 * number, b=Touch.SILENT)
+        node.round(1.5 + 0.5 * number, b=Reachability.SILENT)
     assert node.touched == [{"b": "b:1"}] * 4
     assert silent == ["b"] and cut_off[-1] == {"b"}
 
@@ -47,12 +47,12 @@ def test_an_agent_that_the_replica_lost_is_still_touched_until_it_answers() -> N
     node.membership.on_cut_off = cut_off.append
     node.seen.whole = False
     sees(node, replica("b"))
-    node.round(1.0, b=Touch.ANSWERED)
-    node.round(1.5, b=Touch.REFUSED)
+    node.round(1.0, b=Reachability.ANSWERED)
+    node.round(1.5, b=Reachability.REFUSED)
     node.membership.advance(ev.ReplicaGone(now_s=1.8, replica_id=replica("b").replica_id))
-    node.round(2.0, b=Touch.SILENT)
+    node.round(2.0, b=Reachability.SILENT)
     assert cut_off[-1] == {"b"}
-    node.round(2.5, b=Touch.ANSWERED)
+    node.round(2.5, b=Reachability.ANSWERED)
     assert cut_off[-1] == frozenset()
 
 
@@ -60,7 +60,7 @@ MATES = {name: agent(name) for name in "abc"}
 
 
 def test_where_all_keys_are_seen_they_alone_say_which_agents_there_are() -> None:
-    mates = ReplicaMates("me")
+    mates = ReplicaPeers("me")
     assert mates.addresses([replica("b")], {}, whole=True, met=()) == {}, "it is gone"
     assert mates.addresses([replica("b")], MATES, whole=True, met=()) == {"b": "b:9"}
     assert mates.addresses([replica("c")], MATES, whole=True, met=()) == {"b": "b:9", "c": "c:9"}
@@ -71,15 +71,15 @@ def test_where_all_keys_are_seen_they_alone_say_which_agents_there_are() -> None
 def test_replicas_of_other_nodes_are_not_its_concern() -> None:
     others = Replica("x", tuple(ReplicaMember(f"{a}.0", a, f"host-{a}", 0, f"{a}:2", f"{a}:1") for a in "ab"))
     for whole in (True, False):
-        assert ReplicaMates("me").addresses([others], MATES, whole=whole, met=()) == {}
+        assert ReplicaPeers("me").addresses([others], MATES, whole=whole, met=()) == {}
 
 
 def test_a_record_of_an_older_leader_has_no_address() -> None:
-    assert ReplicaMates("me").addresses([replica("b", "")], {}, whole=False, met=()) == {}
+    assert ReplicaPeers("me").addresses([replica("b", "")], {}, whole=False, met=()) == {}
 
 
 def test_in_a_large_job_former_mates_are_remembered_if_they_have_answered() -> None:
-    mates = ReplicaMates("me")
+    mates = ReplicaPeers("me")
     listed = [replica("b"), replica("c")]
     assert mates.addresses(listed, {}, whole=False, met=()) == {"b": "b:1", "c": "c:1"}
     assert mates.addresses([], {}, whole=False, met={"c"}) == {"c": "c:1"}
@@ -88,7 +88,7 @@ def test_in_a_large_job_former_mates_are_remembered_if_they_have_answered() -> N
 
 def test_in_a_large_job_the_newest_former_mates_are_remembered() -> None:
     """No key says that an agent is gone."""
-    mates, names = ReplicaMates("me"), [f"n{number}" for number in range(MOST_FORMER + 3)]
+    mates, names = ReplicaPeers("me"), [f"n{number}" for number in range(MOST_FORMER + 3)]
     for name in names:
         mates.addresses([replica(name)], {}, whole=False, met=names)
     assert list(mates.addresses([], {}, whole=False, met=names)) == names[-MOST_FORMER:]

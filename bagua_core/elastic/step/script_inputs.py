@@ -21,7 +21,7 @@ class SecondLoaderError(UserError, RuntimeError):
     """The script iterated a second loader, but only one loader of a job defines its steps."""
 
 
-class Given:
+class ScriptInputs:
     """Holds the script's models, loader and seed. member None: a world of one."""
 
     def __init__(self, state: CommittedState, member: Member | None, virtual_shards: int = 0) -> None:

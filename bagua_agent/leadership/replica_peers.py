@@ -16,7 +16,7 @@ from bagua_contract.replica import Replica
 MOST_FORMER = 8
 
 
-class ReplicaMates:
+class ReplicaPeers:
     def __init__(self, agent_id: str) -> None:
         self._agent_id = agent_id
         self._known: dict[str, str] = {}  # agent -> control address; those of present replicas last

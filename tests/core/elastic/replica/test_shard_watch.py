@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
-from bagua_core.elastic.replica.mate_watch import MateWatch, WatchFailed, connect
+from bagua_core.elastic.replica.shard_watch import ShardWatch, WatchFailed, connect
 from tests.lab.ipv6 import IPV6_HERE, needs_ipv6
 
 WITHIN_S = 20.0
@@ -32,7 +32,7 @@ class Shards:
                 pool.map(lambda shard: connect(shared, shard, size, here, here, WITHIN_S), range(size))
             )
         self.lost: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(size)]
-        self.watches = [MateWatch(of, lost.put) for of, lost in zip(links, self.lost, strict=True)]
+        self.watches = [ShardWatch(of, lost.put) for of, lost in zip(links, self.lost, strict=True)]
 
     def close(self) -> None:
         for watch in self.watches:

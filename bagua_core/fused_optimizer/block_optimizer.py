@@ -1,7 +1,7 @@
 """The optimizer that steps on the blocks: of the same class and with the same attributes, but with other parameters.
 
-Owns which attributes pass to the stand-in and what of them comes back. The script's optimizer keeps its own parameters,
-groups, states and hooks throughout, whatever happens in the step.
+Owns which attributes pass to the block optimizer and what of them comes back. The script's optimizer keeps its own
+parameters, groups, states and hooks throughout, whatever happens in the step.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ OF_THE_SCRIPT = frozenset(
 )
 
 
-class StandIn:
+class BlockOptimizer:
     """Makes and holds a stand-in for the script's optimizer.
 
-    optimizer: the stand-in. options: by group, as it was given them.
+    optimizer: the block optimizer. options: by group, as it was given them.
     """
 
     def __init__(self, script: torch.optim.Optimizer) -> None:

@@ -22,18 +22,18 @@ _REFUSED = {errno.ECONNREFUSED, errno.ECONNRESET}
 _SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
 
-class Touch(Enum):
+class Reachability(Enum):
     ANSWERED = "answered"
     REFUSED = "refused"
     SILENT = "silent"
 
 
-def touch_all(addresses: Mapping[str, str], timeout_s: float) -> dict[str, Touch]:
+def reach_all(addresses: Mapping[str, str], timeout_s: float) -> dict[str, Reachability]:
     """Touches all agents at once; takes timeout_s at most. addresses: agent -> control address. An agent whose touch
     has no outcome is absent: its address is none, this host has no descriptor left, or this process was frozen
     meanwhile."""
     began_s = time.monotonic()
-    found: dict[str, Touch] = {}
+    found: dict[str, Reachability] = {}
     under_way: dict[int, tuple[str, socket.socket]] = {}
     poll = select.poll()
     try:
@@ -57,7 +57,7 @@ def touch_all(addresses: Mapping[str, str], timeout_s: float) -> dict[str, Touch
                 if (touch := _meaning(error)) is not None:
                     found[agent_id] = touch
         if time.monotonic() - began_s <= 2 * timeout_s:
-            found |= {under_way[fd][0]: Touch.SILENT for fd in awaited}
+            found |= {under_way[fd][0]: Reachability.SILENT for fd in awaited}
     finally:
         for _, connection in under_way.values():
             connection.close()
@@ -79,9 +79,9 @@ def _begin(address: str) -> tuple[socket.socket, int] | None:
         return None
 
 
-def _meaning(error: int) -> Touch | None:
+def _meaning(error: int) -> Reachability | None:
     if error == 0:
-        return Touch.ANSWERED
+        return Reachability.ANSWERED
     if error in _REFUSED:
-        return Touch.REFUSED
-    return Touch.SILENT if error in _SILENT else None
+        return Reachability.REFUSED
+    return Reachability.SILENT if error in _SILENT else None

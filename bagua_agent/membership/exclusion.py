@@ -17,7 +17,7 @@ from bagua_agent.membership.view import Quarantine
 
 
 @dataclass(frozen=True, slots=True)
-class NodeInTrouble:
+class SuspectNode:
     """A node of a generation that does not work. Sequences of them are in rank order.
 
     reports: its own workers say that they can't go on. times_left_out: lately.
@@ -31,16 +31,16 @@ class NodeInTrouble:
 
 
 @dataclass(frozen=True, slots=True)
-class WayOut:
+class ExclusionOption:
     agent_ids: frozenset[str]
     why: str
 
 
-def ways_out(
-    nodes: Sequence[NodeInTrouble],
+def exclusion_options(
+    nodes: Sequence[SuspectNode],
     accusations: Iterable[tuple[str, str]],
     may_go: Collection[str] | None = None,
-) -> list[WayOut]:
+) -> list[ExclusionOption]:
     """Returns the sets of nodes that could be left out, best first; never all of `nodes`.
 
     accusations: (agent that says so, agent that it can't reach). may_go: agents that can be left out; all by default.
@@ -53,10 +53,10 @@ def ways_out(
     named_by = {n.agent_id: {a for a, b in edges if b == n.agent_id} for n in nodes}
     allowed = [n for n in nodes if may_go is None or n.agent_id in may_go]
 
-    def preference(node: NodeInTrouble, weight: int) -> tuple[int, bool, bool, int, int]:
+    def preference(node: SuspectNode, weight: int) -> tuple[int, bool, bool, int, int]:
         return (-weight, node.holder, not node.reports, node.times_left_out, -place[node.agent_id])
 
-    ways: list[WayOut] = []
+    ways: list[ExclusionOption] = []
     mutual = {frozenset((a, b)) for a, b in edges if (b, a) in edges}
     out: set[str] = set()
     while cut := [pair for pair in mutual if not pair & out]:
@@ -70,15 +70,15 @@ def ways_out(
         pairs = sorted((sorted(pair, key=place.__getitem__) for pair in mutual if pair & out), key=str)
         shown = ", ".join(f"{names[a]} and {names[b]}" for a, b in pairs[:3])
         more = f" and {len(pairs) - 3} more pairs" if len(pairs) > 3 else ""
-        ways.append(WayOut(frozenset(out), f"{shown}{more} can't reach each other"))
+        ways.append(ExclusionOption(frozenset(out), f"{shown}{more} can't reach each other"))
     for node in sorted(allowed, key=lambda n: preference(n, len(named_by[n.agent_id]))):
         way = frozenset({node.agent_id})
         if len(nodes) > 1 and all(w.agent_ids != way for w in ways):
-            ways.append(WayOut(way, _complaint(node, nodes, named_by[node.agent_id])))
+            ways.append(ExclusionOption(way, _complaint(node, nodes, named_by[node.agent_id])))
     return ways
 
 
-def _complaint(node: NodeInTrouble, nodes: Sequence[NodeInTrouble], named_by: Collection[str]) -> str:
+def _complaint(node: SuspectNode, nodes: Sequence[SuspectNode], named_by: Collection[str]) -> str:
     if not named_by:
         return "no worker reports which host can't be reached"
     names = [n.node_name for n in nodes if n.agent_id in named_by]

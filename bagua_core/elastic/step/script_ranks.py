@@ -10,7 +10,7 @@ from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
 from bagua_core.elastic.step.round_end import RoundEnd
 
 
-class Places(RoundEnd):
+class ScriptRanks(RoundEnd):
     """Adds the places of this worker, as the script sees them, to RoundEnd."""
 
     def __init__(self, environment: WorkerEnvironment | None) -> None:
