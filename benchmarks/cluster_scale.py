@@ -67,9 +67,8 @@ class Bench:
     def run(self) -> None:
         self.nodes.register()
         self.nodes.await_settled()
-        self.nodes.await_gang(
-            self._new_job("first"), 1
-        )  # nothing new is placed in the first seconds of an election
+        # Nothing new is placed in the first seconds of an election
+        self.nodes.await_gang(self._new_job("first"), 1)
         self.nodes.await_settled()
         self._submit_all()
         self._measure("one job submitted", self._submit_one)

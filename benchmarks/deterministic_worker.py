@@ -37,9 +37,8 @@ def main() -> None:
     data = torch.utils.data.TensorDataset(*(torch.stack(column) for column in zip(*pairs, strict=True)))
     net = example.CharacterModel()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    model = bagua.DistributedDataParallel(
-        net, optimizers=[optimizer], broadcast_buffers=False
-    )  # a constant mask
+    # A constant mask
+    model = bagua.DistributedDataParallel(net, optimizers=[optimizer], broadcast_buffers=False)
     loader = bagua.ElasticDataLoader(data, global_batch_size=args.batch, seed=0, drop_last=True)
     began, step = (0.0, 0.0), -1
     for x, y in loader:

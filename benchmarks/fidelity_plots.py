@@ -27,9 +27,8 @@ def _loss(trained: Sequence[Trained], pyplot: Any) -> Any:
     for panel, task in zip(grid.flat, tasks, strict=True):
         for system in dict.fromkeys(t.system for t in trained if t.task == task):
             curves = [t.curve for t in trained if (t.task, t.system) == (task, system)]
-            mean = [
-                statistics.fmean(losses) for losses in zip(*curves, strict=False)
-            ]  # rounds: see fidelity_runs.py
+            # Rounds: see fidelity_runs.py
+            mean = [statistics.fmean(losses) for losses in zip(*curves, strict=False)]
             shown = _smooth(mean)
             samples = [(step + 1) * TASKS[task].global_batch for step in range(len(shown))]
             look = {**style(system), "linewidth": 1.2}

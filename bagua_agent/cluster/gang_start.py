@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bagua_agent.cluster.node_release import for_another
 from bagua_agent.cluster.next_node import best_free
+from bagua_agent.cluster.node_release import for_another
 from bagua_agent.cluster.slot_ledger import Holding, Ledger
 
 

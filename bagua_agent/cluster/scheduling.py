@@ -29,8 +29,8 @@ from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_view import ClusterView, OrderView
 from bagua_agent.cluster.job_ends import asked_to_leave_at_s
 from bagua_agent.cluster.node_trouble import lost_at_s, settled_at_s
-from bagua_agent.cluster.scheduling_pass import Considered, consider
 from bagua_agent.cluster.orders_in_force import in_force
+from bagua_agent.cluster.scheduling_pass import Considered, consider
 from bagua_contract.records import LARGEST_NUMBER
 
 # A node that a job was given as growth may let it spare another that a job waits for: few rounds follow.

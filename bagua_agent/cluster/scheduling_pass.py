@@ -15,8 +15,8 @@ from bagua_agent.cluster.cluster_view import ClusterView, JobProgress, OutcomeVi
 from bagua_agent.cluster.gang_start import give_all, give_free, give_free_whole
 from bagua_agent.cluster.growth import grow
 from bagua_agent.cluster.job_ends import asked_to_leave_at_s, known_end, still_ends, stopped
-from bagua_agent.cluster.slot_ledger import Holding, Ledger
 from bagua_agent.cluster.orders_in_force import why_leave, why_over
+from bagua_agent.cluster.slot_ledger import Holding, Ledger
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,9 +211,8 @@ def agent_failed(node_name: str, failures: int, reason: str) -> JobEvent:
     As many events of a node as it may fail in a row: later ones are written over those of the same count.
     """
     text = f"the job's agent can't be started: {reason}" if not failures else reason
-    node = hashlib.sha256(node_name.encode("utf-8", "replace")).hexdigest()[
-        :16
-    ]  # with a long name it would be no id
+    # With a long name it would be no id
+    node = hashlib.sha256(node_name.encode("utf-8", "replace")).hexdigest()[:16]
     return JobEvent(f"agent-failed-{node}-{failures}", EventKind.AGENT_FAILED, text, node_name=node_name)
 
 

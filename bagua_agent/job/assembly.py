@@ -23,9 +23,9 @@ from bagua_agent.history.history_writer import HistoryWriter
 from bagua_agent.job.create_or_join import JobFound, make_live
 from bagua_agent.job.membership_driver import JobMembership
 from bagua_agent.job.messages import LeadershipReported, LeaseChanged, WorkerSaid
-from bagua_agent.job.subscription_scope import SubscriptionScope
 from bagua_agent.job.own_answers import OwnAnswers
 from bagua_agent.job.subscription import JobSubscription
+from bagua_agent.job.subscription_scope import SubscriptionScope
 from bagua_agent.job_state import console
 from bagua_agent.job_state.change_lines import ChangeLines
 from bagua_agent.job_state.context import JoinedJob

@@ -25,7 +25,7 @@ from bagua_agent.config.job_config import JobConfig, launcher_variables
 from bagua_agent.etcd.leased_keys import LeaseGranted, LeaseLapsed
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history import job_history
-from bagua_agent.job.assembly import job_parts, node_parts, lifecycle_of_workers
+from bagua_agent.job.assembly import job_parts, lifecycle_of_workers, node_parts
 from bagua_agent.job.batching import InboxReader
 from bagua_agent.job.create_or_join import find_job, key_pair_is_current, size_policy_of
 from bagua_agent.job.messages import (
@@ -40,7 +40,7 @@ from bagua_agent.job.messages import (
 )
 from bagua_agent.job.open_store import JobStore, is_exposed, known_defect, open_store
 from bagua_agent.job.picture import NO_WORKERS, picture_of, worker_picture
-from bagua_agent.job.shutdown import remove_key_pair, flush_final_writes, wait_for_followers
+from bagua_agent.job.shutdown import flush_final_writes, remove_key_pair, wait_for_followers
 from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job.watching import Watching
 from bagua_agent.job_state import console

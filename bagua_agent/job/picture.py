@@ -12,7 +12,6 @@ from bagua_agent.metrics.job_picture import JobPicture, WorkerPicture
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.worker_lifecycle import WorkerLifecycle
 
-
 NO_WORKERS: Mapping[int, WorkerPicture] = MappingProxyType({})
 
 

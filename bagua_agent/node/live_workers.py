@@ -15,7 +15,12 @@ from bagua_agent.etcd.client import Put
 from bagua_agent.history import job_history
 from bagua_agent.job_state import console
 from bagua_agent.job_state.context import JoinedJob
-from bagua_agent.membership.failures.secondary_failure import NO_COMPANY, CoWorkers, co_workers_after, co_workers_in
+from bagua_agent.membership.failures.secondary_failure import (
+    NO_COMPANY,
+    CoWorkers,
+    co_workers_after,
+    co_workers_in,
+)
 from bagua_agent.membership.policy import Policy
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.replicas_here import ReplicasHere

@@ -71,20 +71,17 @@ class JobSeries:
     closing_since_unix_s: float = 0.0
     events: FirstSeen[str] = field(default_factory=FirstSeen)
     _nonce: str = ""  # of the job; empty: unknown
-    _silent_since: dict[str, float] = field(
-        default_factory=dict
-    )  # agent id -> of the first look without answer
+    # Agent id -> of the first look without answer
+    _silent_since: dict[str, float] = field(default_factory=dict)
     _steps_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # worker id -> of steps, computing
     _spent: dict[str, Mapping[str, float]] = field(default_factory=dict)  # by worker id
-    _before: dict[str, tuple[int, float]] = field(
-        default_factory=dict
-    )  # worker id -> its steps, computing seconds
+    # Worker id -> its steps, computing seconds
+    _before: dict[str, tuple[int, float]] = field(default_factory=dict)
     _step_times: dict[str, StepTimes] = field(default_factory=dict)  # worker id -> while it reports
 
     sent: dict[str, Sent] = field(default_factory=dict)  # worker id -> while it reports
-    _sent_before: dict[str, tuple[float, int, int]] = field(
-        default_factory=dict
-    )  # worker id -> time of the look, its bytes, its steps
+    # Worker id -> time of the look, its bytes, its steps
+    _sent_before: dict[str, tuple[float, int, int]] = field(default_factory=dict)
 
     def take(self, facts: JobFacts) -> None:
         """Takes facts later than those before."""

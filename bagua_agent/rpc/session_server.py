@@ -30,9 +30,8 @@ log = logging.getLogger(__name__)
 
 FIRST_MESSAGE_TIMEOUT_S = 10.0
 STOP_GRACE_S = 1.0
-LARGEST_MESSAGE_BYTES = (
-    1 << 20
-)  # what is passed on to etcd has to fit into a request there, of 1.5 MB at most
+# What is passed on to etcd has to fit into a request there, of 1.5 MB at most
+LARGEST_MESSAGE_BYTES = 1 << 20
 # Streams that have not said who they are hold a thread each; they must not keep a worker waiting. Threads are made
 # only when needed.
 _THREADS_FOR_STRANGERS = 256

@@ -19,9 +19,8 @@ from bagua_agent.security.certificate_files import TlsContents, TlsFiles, read_t
 
 _log = logging.getLogger(__name__)
 
-_Marks = tuple[
-    tuple[int, ...], ...
-]  # of each file: inode, size, mode, times of change of its content and of the rest
+# Of each file: inode, size, mode, times of change of its content and of the rest
+_Marks = tuple[tuple[int, ...], ...]
 
 
 class RenewedTls:

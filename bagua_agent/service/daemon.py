@@ -33,6 +33,7 @@ from bagua_agent.history.job_history import agent_failed
 from bagua_agent.metrics.daemon_picture import DaemonPictureAsked, picture_of
 from bagua_agent.metrics.discovery import is_address, targets
 from bagua_agent.service.config.agent_config import AgentConfig
+from bagua_agent.service.etcd_contact import EtcdContact
 from bagua_agent.service.failure_events import write_failure
 from bagua_agent.service.logs.kept_logs import KeptLogs, owners_folder
 from bagua_agent.service.node.node_facts import NodeFacts
@@ -40,7 +41,6 @@ from bagua_agent.service.node.own_name import check_own, claim, taker
 from bagua_agent.service.notify import Notifier
 from bagua_agent.service.state_machine import messages as ms
 from bagua_agent.service.state_machine.machine import Now, State, step
-from bagua_agent.service.etcd_contact import EtcdContact
 from bagua_agent.service.units.unit_request import unit_request
 from bagua_agent.service.units.units import UnitFolders, UnitNote, UnitRunner, units_folder
 from bagua_contract import cluster_pb2 as pb

@@ -118,9 +118,8 @@ class RingExchange(WeightExchange):
         if plan.healing:
             return
         self._publishes = communicator is not None and not self._is_published
-        self._is_due = not self._publishes and self._clock.is_due(
-            plan.step - 1
-        )  # after that step's optimizer
+        # After that step's optimizer
+        self._is_due = not self._publishes and self._clock.is_due(plan.step - 1)
         if communicator is None or not (self._publishes or self._is_due):
             return
         parties = find_parties(communicator.nodes, plan, self._hierarchical)

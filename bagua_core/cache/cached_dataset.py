@@ -148,9 +148,8 @@ def _require_alone(dataset: Any, identity: str) -> None:
     """
     sources = _sources(dataset)
     if None in map(_reference, sources):
-        sources = [
-            dataset
-        ]  # these cannot be compared: every object that contains them counts as another data set
+        # These cannot be compared: every object that contains them counts as another data set
+        sources = [dataset]
     with _made_lock:
         others = [None if known is None else known() for known in _made.get(identity, ())]
         if any(other is not None and other is not own for other, own in zip(others, sources, strict=False)):

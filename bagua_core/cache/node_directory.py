@@ -99,9 +99,8 @@ def sweep(base: Path, spare: str = "") -> list[Path]:
         if path.name == spare or path.is_symlink() or not path.is_dir():
             continue
         if path.name.startswith(_REMOVED):
-            shutil.rmtree(
-                path, ignore_errors=True
-            )  # the process that renamed it was killed before it removed it
+            # The process that renamed it was killed before it removed it
+            shutil.rmtree(path, ignore_errors=True)
             continue
         try:
             users = os.open(path / _USERS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

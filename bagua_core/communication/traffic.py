@@ -43,10 +43,8 @@ class Copies(Counter):
         return self._seconds
 
 
-to_collectives = (
-    Counter()
-)  # payload as it is sent, so compressed where it is; once, however many ranks receive it
+# Payload as it is sent, so compressed where it is; once, however many ranks receive it
+to_collectives = Counter()
 copied = Copies()
-state_arrived = (
-    Counter()
-)  # piece by piece, in copies under way and from checkpoints: tells whether one goes on
+# Piece by piece, in copies under way and from checkpoints: tells whether one goes on
+state_arrived = Counter()

@@ -39,9 +39,8 @@ class ReplicaParts:
         self.place = (divide.get_local_rank(), divide.size())
 
     def join(self, engine: StepEngine) -> None:
-        if (
-            self._all_divide and engine.replica_size > 1
-        ):  # or asking for a place would join a job without replicas
+        # Or asking for a place would join a job without replicas
+        if self._all_divide and engine.replica_size > 1:
             self.place = engine.shard_place()
 
     def of(self, indices: Sequence[int]) -> list[int]:

@@ -89,9 +89,8 @@ def load_seeded_samples(dataset: Any, seed: int, epoch: int, indices: Sequence[i
     if has_no_randomness(dataset):
         samples = load_samples(dataset, indices)
         if indices:
-            seed_random_sources(
-                mixed_seed(epoch_seed, indices[-1])
-            )  # of what is drawn next, as by collate_fn
+            # Of what is drawn next, as by collate_fn
+            seed_random_sources(mixed_seed(epoch_seed, indices[-1]))
         return samples
     together = getattr(dataset, "__getitems__", None)
     samples = []

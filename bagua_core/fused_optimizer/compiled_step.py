@@ -103,9 +103,8 @@ class CompiledStep:
 
     def expect(self, block_optimizer: BlockOptimizer, group: int, block: Block) -> None:
         """Adds `block`, whose gradients are gathered, to this step."""
-        elements = min(
-            ELEMENTS, block.whole.numel()
-        )  # torch.compile has code of its own for a single element
+        # torch.compile has code of its own for a single element
+        elements = min(ELEMENTS, block.whole.numel())
         key = group, block.kind, elements == 1
         one = self._representatives.get(key)
         if one is None:

@@ -25,9 +25,8 @@ _users_of_memory: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_
 
 def is_like(tensor: Tensor, parameter: Tensor) -> bool:
     """Tells whether the elements lie in memory as those of `parameter`, without gaps."""
-    return tensor.stride() == parameter.stride() or (
-        tensor.is_contiguous() and parameter.is_contiguous()
-    )  # strides of dimensions of size 1 say nothing
+    # Strides of dimensions of size 1 say nothing
+    return tensor.stride() == parameter.stride() or (tensor.is_contiguous() and parameter.is_contiguous())
 
 
 def flat_of(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bagua_core.fused_optimizer.block import Block, Gradients
+from bagua_core.fused_optimizer.block_optimizer import BlockOptimizer
 from bagua_core.fused_optimizer.block_plan import BlockSizes
 from bagua_core.fused_optimizer.compiled_step import CompiledStep, NotCompilable
 from bagua_core.fused_optimizer.errors import FusedOptimizerError
@@ -25,13 +26,11 @@ from bagua_core.fused_optimizer.foreach_step import ForeachStep
 from bagua_core.fused_optimizer.layout import Layout, Moved, lay_out
 from bagua_core.fused_optimizer.layout_choice import LayoutChoice
 from bagua_core.fused_optimizer.options import SwitchWatch
-from bagua_core.fused_optimizer.block_optimizer import BlockOptimizer
 from bagua_core.fused_optimizer.state_layout import NotBlockwise
 from bagua_core.optimizers.closures import Evaluated, closure_of
 
-Fusable = Callable[
-    [torch.optim.Optimizer], Sequence[bool]
-]  # for each group, may its parameters share blocks?
+# For each group, may its parameters share blocks?
+Fusable = Callable[[torch.optim.Optimizer], Sequence[bool]]
 
 
 @dataclass
@@ -299,9 +298,8 @@ class FusedStep:
     def _bring_home(self, optimizer: torch.optim.Optimizer, layout: Layout, under_way: _UnderWay) -> None:
         state, own = optimizer.state, under_way.block_optimizer.optimizer.state
         entries: dict[Tensor, Any] = {}
-        scales = (
-            getattr(optimizer, "grad_scale", None) is not None
-        )  # torch's fused kernels write them back unscaled
+        # Torch's fused kernels write them back unscaled
+        scales = getattr(optimizer, "grad_scale", None) is not None
         early, late = under_way.block_optimizer.names()
         changed = under_way.block_optimizer.give_back_state(optimizer, early)
         for block in under_way.stepped:

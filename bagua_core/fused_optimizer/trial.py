@@ -170,9 +170,8 @@ def _try_all_ways(trial: _Trial, phases: Sequence[_Phase]) -> TrialVerdict | str
                     break
             if found is _YES and not closes:
                 with_closure = _try(trial, constructed, True, phases[0])
-                return (
-                    with_closure if isinstance(with_closure, TrialVerdict) else found
-                )  # one that takes none is fine
+                # One that takes none is fine
+                return with_closure if isinstance(with_closure, TrialVerdict) else found
             if isinstance(found, TrialVerdict):
                 return found
             reason = reason or found

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from bagua_core.errors import BaguaError
-from bagua_core.fused_optimizer.options import without_parameters
 from bagua_core.fused_optimizer.block_optimizer import HOOKS, OF_THE_SCRIPT
+from bagua_core.fused_optimizer.options import without_parameters
 
 
 class HoldsParameters(BaguaError, ValueError):

@@ -66,9 +66,8 @@ class CupyLauncher:
         key = (device, tuple(numbers))
         table = self._tables.get(key)
         if table is None:
-            table = torch.tensor(numbers, dtype=torch.int64, device="cpu").to(
-                device
-            )  # waits, so that every stream may read it
+            # Waits, so that every stream may read it
+            table = torch.tensor(numbers, dtype=torch.int64, device="cpu").to(device)
             self._tables[key] = table
             if len(self._tables) > KEPT_TABLES:
                 self._tables.popitem(last=False)

@@ -76,9 +76,8 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
         if engine.step_failed:
             return None if closure is None else closure()  # a script may look at the loss
         if closure is None and not engine.in_step and not _has_gradient(self):
-            return original(
-                *args, **kwargs
-            )  # before the loop: it moves nothing, and quiets a scheduler's warning
+            # Before the loop: it moves nothing, and quiets a scheduler's warning
+            return original(*args, **kwargs)
         repeats = closure is not None and not calls_closure_once(type(self))
         is_called = closure is not None and not (repeats and _calls_first(engine))
         loss = closure() if closure is not None and is_called else None

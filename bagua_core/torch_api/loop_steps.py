@@ -66,6 +66,5 @@ class LoopSteps:
     def _announce(self) -> None:
         self._announced, self._begun, self._any_stepped = True, False, False
         self._due.clear()
-        self._engine.next_step(
-            resumes_here=False
-        )  # here a loop draws its next batch, even after a failed step
+        # Here a loop draws its next batch, even after a failed step
+        self._engine.next_step(resumes_here=False)

@@ -52,9 +52,8 @@ def main(arguments: list[str], loaded_before: set[str] | None = None) -> None:
     if options.warm_fd is None:
         _sibling("stack_dump").answer_stack_requests()
     else:
-        command, bring_back = _become_warm_parent(
-            options, loaded_before
-        )  # what follows happens in forked workers only
+        # What follows happens in forked workers only
+        command, bring_back = _become_warm_parent(options, loaded_before)
         # not before: workers must not share one file
         _sibling("stack_dump").answer_stack_requests()
         if options.parent_pid is not None:

@@ -15,9 +15,8 @@ from committed_steps import train
 from mlflow.tracking import MlflowClient
 
 TAG = "bagua.job"
-os.environ.setdefault(
-    "MLFLOW_ALLOW_FILE_STORE", "true"
-)  # MLflow 3 prefers databases, and refuses folders without it
+# MLflow 3 prefers databases, and refuses folders without it
+os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
 
 
 class Run:

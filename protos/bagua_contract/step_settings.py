@@ -88,9 +88,10 @@ class StepSettings:
         return replace(other, **own)
 
     def to_proto(self) -> pb.StepSettings:
+        # Not at the top: a command line is read without protobuf
         from bagua_contract import (
             membership_pb2 as pb,
-        )  # not at the top: a command line is read without protobuf
+        )
 
         hierarchical = pb.StepSettings.SCRIPT
         if self.hierarchical is not None:

@@ -78,9 +78,8 @@ def test_the_pages_lead_to_a_killed_node_and_a_submitted_job(tmp_path: Path) -> 
     (programs / "etcd").symlink_to(Path(sys.executable).parent / "etcd")
     with Lab(1) as lab:
         host = lab.hosts[0]
-        namespaces.ip(
-            "-n", host.namespace, "route", "add", "default", "dev", "eth0"
-        )  # it shows a node its address
+        # It shows a node its address
+        namespaces.ip("-n", host.namespace, "route", "add", "default", "dev", "eth0")
         command = [sys.executable, "-m", "benchmarks.newcomer", "--installed", str(programs)]
         process = host.run(
             command, env={**os.environ, "PYTHONPATH": path}, cwd=ROOT, output=tmp_path / "said"

@@ -64,10 +64,11 @@ def test_the_load_asks_as_grpc_does() -> None:
 def test_churn_is_measured_and_scaled_to_an_hour(kept_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module, *words = printed("docs/scaling.md", "benchmarks.rendezvous_churn")[1:]
     sizes = [value for option, value in pairwise(words) if option == "--agents"]
+    # The rows of the page's table
     assert module == "benchmarks.rendezvous_churn" and sizes == [
         "1024",
         "4096",
-    ]  # the rows of the page's table
+    ]
     others = [word for word in words if word not in ("--agents", *sizes)]
     small = ["--agents", "12", "--changes", "2", "--quiet-s", "0.05"]
     assert others == ["--keep"] and rendezvous_churn.main([*others, *small]) == 0

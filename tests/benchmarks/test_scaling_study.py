@@ -117,7 +117,6 @@ def test_a_vote_beside_the_buckets_costs_less_than_one_behind_the_exchange() -> 
         for name, flat, leaders in study.vote_of_leaders(presets.vgg16(), presets.LINKS[0], 64)
     }
     assert "ddp" not in votes
-    assert votes["gradient_allreduce"] == pytest.approx(
-        0.0, abs=1e-6
-    )  # buckets travel for longer than the vote
+    # Buckets travel for longer than the vote
+    assert votes["gradient_allreduce"] == pytest.approx(0.0, abs=1e-6)
     assert votes["async"] == pytest.approx(2 * 511 / 512 * 448 * presets.INSIDE_NODE_S, rel=0.05)

@@ -32,10 +32,11 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
 LBFGS_TOLERANCE = 1e-7
 # How much more rounding a history may bring than two workers without faults.
 BFLOAT16_FACTOR = 6.0
+# NAdam divides by the gradient's size: its noise is lr in each step
 BFLOAT16_LEAST = {
     "master": 0.02,
     "nadam": 0.2,
-}  # NAdam divides by the gradient's size: its noise is lr in each step
+}
 SCALAR_TOLERANCE = 1e-6
 
 

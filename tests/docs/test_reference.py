@@ -85,11 +85,12 @@ def test_what_is_shown_exists() -> None:
 
 COMMANDS = (ROOT / "docs/reference/commands.md").read_text()
 WITHOUT_OPTIONS = {"bagua_core.kernels.build"}
+# With the reason, or the command that they are other names of
 HIDDEN = {
     "--failpoints": "for tests",
     "list": "status",
     "ps": "status",
-}  # with the reason, or the command that they are other names of
+}
 ORIGINAL = {f"python -m {kind.value}" if "." in kind.value else kind.value: kind for kind in Original}
 
 _spec = importlib.util.spec_from_file_location("program_help", ROOT / "docs/program_help.py")

@@ -187,9 +187,8 @@ def _etcd_wiped(stage: Stage, moment: Moment, held: Held) -> float:
 def _terminate(stage: Stage, moment: Moment, held: Held) -> float:
     since = time.time()
     held.node.send(signal.SIGTERM)
-    if (
-        moment.point != "result.after"
-    ):  # there its loop may be over already: only the writer stands at the point
+    # There its loop may be over already: only the writer stands at the point
+    if moment.point != "result.after":
         held.node.await_line("leaving at the next step boundary")
     stage.let_go()
     # 143: its worker was none of the job's yet, or it had to be ended

@@ -78,9 +78,8 @@ def test_a_job_killed_whole_goes_on_from_its_checkpoint(job: MakeJob, tmp_path: 
     assert {x.step for x in after.voided} == {x.step for x in before.lines if x.step > newest}
     one.check(finished=2)
     assert after.steps == LAST_STEP
-    assert (
-        catalogue.find(LocalStorage(saved))[0].place.name.step == LAST_STEP
-    )  # the last state is there at the end
+    # The last state is there at the end
+    assert catalogue.find(LocalStorage(saved))[0].place.name.step == LAST_STEP
     assert catalogue.find(LocalStorage(saved))[0].is_complete
 
     # the same training from early on, without an interruption: initial parameters are random

@@ -20,9 +20,8 @@ from tests.lab.wait import eventually
 
 SCRIPT = Path(__file__).with_name("train_and_evaluate.py")
 SAMPLES, EPOCHS = 80, 3  # 10 steps an epoch
-GRACE_S = (
-    WORKERS_END_S + MARGIN_S + FIRST_WRITE_S + 0.5
-)  # the least in which a worker waits for a boundary first
+# The least in which a worker waits for a boundary first
+GRACE_S = WORKERS_END_S + MARGIN_S + FIRST_WRITE_S + 0.5
 START_S = 90.0  # imports on a busy machine
 SAVED = "saves the committed state from outside the loop"
 

@@ -170,9 +170,8 @@ else:
     else:
         optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     algorithm = type(bagua.algorithms.find_algorithm(args.algorithm))(**args.algorithm_arguments)
-buckets = (
-    {"bucket_cap_mb": 0.01} if args.algorithm == "power_sgd" else {}
-)  # several: a hook has no order of its own
+# Several: a hook has no order of its own
+buckets = {"bucket_cap_mb": 0.01} if args.algorithm == "power_sgd" else {}
 model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm, **buckets)
 samples = Samples()
 stream = {None: None, "plain": Stream, "state": StreamWithState}[args.stream]

@@ -156,9 +156,8 @@ def test_waiters_that_do_not_read_are_hung_up_on_when_the_value_comes(server: Me
         check_served(server)  # its questions were read
         one.sendall(struct.pack("!IBH", len(big) + 3, 1, 3) + b"g/w" + big)
         one.sendall(struct.pack("!IBH", 3, 2, 3) + b"g/w")
-        assert one.recv(
-            1
-        )  # it is answered in order: by now the waiters have been served what they took, which was nothing
+        # It is answered in order: by now the waiters have been served what they took, which was nothing
+        assert one.recv(1)
         taken = 0
         try:
             while data := waiting.recv(1 << 20):

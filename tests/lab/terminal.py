@@ -67,9 +67,8 @@ class Screen:
             self._next_row()
         else:
             width = 2 if unicodedata.east_asian_width(character) in "WF" else 1
-            if (
-                self.column + width > self.columns
-            ):  # only now: a full row keeps the cursor on its last character
+            # Only now: a full row keeps the cursor on its last character
+            if self.column + width > self.columns:
                 self.wraps += 1
                 self.column = 0
                 self._next_row()

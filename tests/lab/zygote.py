@@ -58,9 +58,8 @@ class ForkedProcess:
         self.pid = pid
         self.returncode: int | None = None
         self._pidfd = os.pidfd_open(pid)
-        self._one_look = (
-            threading.Lock()
-        )  # tests look from several threads, and the first that sees the end reaps it
+        # Tests look from several threads, and the first that sees the end reaps it
+        self._one_look = threading.Lock()
 
     def poll(self) -> int | None:
         with self._one_look:

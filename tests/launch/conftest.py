@@ -26,9 +26,8 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        ThisNode, "ignores", lambda self, signal_name: False
-    )  # these tests may run under nohup
+    # These tests may run under nohup
+    monkeypatch.setattr(ThisNode, "ignores", lambda self, signal_name: False)
     asked: list[JobConfig] = []
 
     def run_job(config: JobConfig) -> int:

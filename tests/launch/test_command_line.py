@@ -96,6 +96,7 @@ def test_a_shell_without_completion_is_refused(launch: Launcher) -> None:
     assert "--print-completion 'tcsh': no completion" in launch.refusal("--print-completion", "tcsh")
 
 
+# A value, whatever it looks like
 @pytest.mark.parametrize(
     ("words", "whole"),
     [
@@ -108,7 +109,7 @@ def test_a_shell_without_completion_is_refused(launch: Launcher) -> None:
         (
             ["--role", "--redirect", "t.py"],
             ["--role", "--redirect", "t.py"],
-        ),  # a value, whatever it looks like
+        ),
         (["--standalone", "--redirect=1"], ["--standalone", "--redirects=1"]),
         (["--rdzv=x", "t.py"], ["--rdzv=x", "t.py"]),  # of several
         (["--ledg=x", "t.py"], ["--ledg=x", "t.py"]),  # ours

@@ -19,7 +19,11 @@ LIMIT_S = 60.0
 
 
 def run_node(
-    directory: Path, *arguments: str, variables: dict[str, str], block_optimizer: str = "", is_earlier: bool = False
+    directory: Path,
+    *arguments: str,
+    variables: dict[str, str],
+    block_optimizer: str = "",
+    is_earlier: bool = False,
 ) -> Completed:
     """stand_in: directory with the module that takes the agent's place; empty: none.
     is_earlier: the terminal has a version that did not send `only_typed`."""

@@ -79,9 +79,8 @@ def test_command_prints_the_counters_of_processes(
 
 
 def test_process_without_the_plugin_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    other = subprocess.Popen(
-        ["cat"], stdin=subprocess.PIPE
-    )  # this process may have loaded it for another test
+    # This process may have loaded it for another test
+    other = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     try:
         assert main(["counters", str(other.pid)]) == 1
         assert f"process {other.pid} has not loaded Bagua-Net" in capsys.readouterr().err

@@ -128,9 +128,8 @@ class Model:
                 yield f"{NAMES[number]} {label}", after, False
             if s.kills and replica.phase != GONE:
                 yield f"{NAMES[number]} is lost", self._lost(s, number), True
-        in_time = (
-            len(s.generations) == 1 and newest.voted < self.setup.steps - 1
-        )  # a switch needs one more vote
+        # A switch needs one more vote
+        in_time = len(s.generations) == 1 and newest.voted < self.setup.steps - 1
         if s.joins and in_time and not self._is_broken(s, newest):
             yield "another replica joins", self._joined(s, newest), True
 

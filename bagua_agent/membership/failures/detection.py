@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.job_condition import JobCondition
+from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import Evidence, JobView, Probe, ProbeVerdict, SuspicionView
 
 MOST_RELAYS = 16
@@ -36,7 +36,9 @@ class Inquiry:
         return not self.ask and not self.awaited
 
 
-def inquire(view: JobView, condition: JobCondition, evidence: Evidence, now_s: float, policy: Policy) -> Inquiry:
+def inquire(
+    view: JobView, condition: JobCondition, evidence: Evidence, now_s: float, policy: Policy
+) -> Inquiry:
     """Returns the probes that the live suspicions call for."""
     if not condition.suspicions:
         return Inquiry()

@@ -19,8 +19,8 @@ from bagua_agent.membership.hang import (
     decide_hang,
     order_for,
 )
-from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.job_condition import JobCondition, in_force
+from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import Evidence, JobView, SuspicionView
 from bagua_contract.records import Generation, Placement, SuspicionKind
 

@@ -93,7 +93,9 @@ def co_workers_in(replica: Replica, worker_id: str) -> CoWorkers:
     )
 
 
-def secondary_failure_cause(failure: FailureView, co_workers: CoWorkers, view: JobView, *, whole: bool = True) -> str:
+def secondary_failure_cause(
+    failure: FailureView, co_workers: CoWorkers, view: JobView, *, whole: bool = True
+) -> str:
     """Returns the worker whose end explains `failure`, for a person to read; empty: none as far as `view` shows. whole:
     `view` has all agents; else only records show which agents are gone."""
     if not tells_of_another(failure.summary, failure.traceback_tail):
@@ -108,7 +110,9 @@ def secondary_failure_cause(failure: FailureView, co_workers: CoWorkers, view: J
     if cause is not None:
         return f"{known[cause.worker_id]} ({cause.summary})"
     lost_peer = classify(failure.summary, failure.traceback_tail).kind is Kind.CASUALTY
-    gone = _last(f for f in co_workers.co_workers if (lost_peer or co_workers.is_late(f)) and _is_gone(f, view, whole))
+    gone = _last(
+        f for f in co_workers.co_workers if (lost_peer or co_workers.is_late(f)) and _is_gone(f, view, whole)
+    )
     return f"{gone} (gone)" if gone is not None else ""
 
 

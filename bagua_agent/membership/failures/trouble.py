@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from bagua_agent.membership.exclusion import ExclusionOption, SuspectNode, exclusion_options
 from bagua_agent.membership.failures.detection import named
-from bagua_agent.membership.exclusion import SuspectNode, ExclusionOption, exclusion_options
 from bagua_agent.membership.job_condition import JobCondition
 from bagua_agent.membership.view import Evidence, JobView, SuspicionView
 from bagua_contract.records import Placement, SuspicionKind

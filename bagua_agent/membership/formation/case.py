@@ -14,9 +14,9 @@ from bagua_agent.membership.formation import targets
 from bagua_agent.membership.formation.candidates import Offer, merged, offers, readiness, whole_offers
 from bagua_agent.membership.formation.ending import fail
 from bagua_agent.membership.formation.replicas import left_over
+from bagua_agent.membership.job_condition import JobCondition
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen
-from bagua_agent.membership.job_condition import JobCondition
 from bagua_agent.membership.view import Desired, Evidence, JobView, Waiting
 from bagua_agent.membership.worker_names import named, nodes_of
 from bagua_contract.records import GenerationKind, Stage

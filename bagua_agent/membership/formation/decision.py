@@ -46,6 +46,7 @@ from bagua_agent.base.backoff import delay_s
 from bagua_agent.base.plain_text import counted, some
 from bagua_agent.base.sizes import Room
 from bagua_agent.membership.actions import Decision
+from bagua_agent.membership.exclusion import ExclusionOption
 from bagua_agent.membership.failures import hanging, trouble
 from bagua_agent.membership.failures.detection import gathering_until_s, inquire
 from bagua_agent.membership.formation import gathering, targets
@@ -54,9 +55,8 @@ from bagua_agent.membership.formation.case import Case, asking, earlier, too_few
 from bagua_agent.membership.formation.departure import parting
 from bagua_agent.membership.formation.ending import decide_end, fail
 from bagua_agent.membership.hang import HangDecision, HangOutcome
-from bagua_agent.membership.exclusion import ExclusionOption
-from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.job_condition import JobCondition, Survivor, job_condition
+from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import Evidence, JobView, Waiting
 from bagua_agent.membership.worker_names import lost, named
 from bagua_contract.records import Generation, GenerationKind
@@ -149,7 +149,9 @@ def _who_should_be_there(case: Case) -> Decision:
         return _built_again(case, record)
     if view.committed_generation < record.number and not condition.newcomers_gone:
         # The end of the grace after an election changes who counts as lost, and nothing else may happen by then.
-        wake_s = condition.missing_until_s if condition.missing and now_s < condition.missing_until_s else None
+        wake_s = (
+            condition.missing_until_s if condition.missing and now_s < condition.missing_until_s else None
+        )
         return Decision(None, f"waiting: no worker has committed in generation {record.number} yet", wake_s)
     if condition.missing:
         # They ended with 0 and so will the others; or they may be back in a moment. A planned change without

@@ -11,8 +11,8 @@ from bagua_agent.membership.actions import AskWhetherAlive, Decision, ResultOutc
 from bagua_agent.membership.failures.detection import agents_in_question, who_lives
 from bagua_agent.membership.failures.restart_policy import in_doubt, judge
 from bagua_agent.membership.formation.departure import parting
-from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.job_condition import JobCondition
+from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import Evidence, FailureView, JobView, Waiting
 from bagua_agent.membership.worker_names import named, named_failure
 
@@ -172,7 +172,9 @@ def _every_node_came_and_ended(view: JobView) -> bool:
     )
 
 
-def _closing(view: JobView, condition: JobCondition, evidence: Evidence, now_s: float, policy: Policy) -> Decision:
+def _closing(
+    view: JobView, condition: JobCondition, evidence: Evidence, now_s: float, policy: Policy
+) -> Decision:
     workers = _last_workers(view, condition)
     failures = sorted((view.failures[w] for w in workers if w in view.failures), key=lambda f: f.order)
     if failures:

@@ -22,13 +22,13 @@ from bagua_agent.base.backoff import delay_s
 from bagua_agent.base.plain_text import counted, some
 from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership.actions import Decision
+from bagua_agent.membership.exclusion import ExclusionOption
 from bagua_agent.membership.failures import hanging, trouble
 from bagua_agent.membership.failures.detection import inquire
 from bagua_agent.membership.formation import targets
 from bagua_agent.membership.formation.candidates import Offer, whole_offers
 from bagua_agent.membership.formation.case import Case, asking, earlier, too_few, written
 from bagua_agent.membership.formation.ending import fail
-from bagua_agent.membership.exclusion import ExclusionOption
 from bagua_agent.membership.ranks import Chosen
 from bagua_agent.membership.view import AgentView
 from bagua_agent.membership.worker_names import lost, named
@@ -153,7 +153,9 @@ def _who_is_missing(case: Case) -> Decision | None:
         return _broken(case)
     if condition.missing:
         # They ended with 0, and so may the others; or they put their keys again in a moment.
-        wake_s = condition.missing_until_s if condition.missing and now_s < condition.missing_until_s else None
+        wake_s = (
+            condition.missing_until_s if condition.missing and now_s < condition.missing_until_s else None
+        )
         return Decision(
             None, f"waiting: {named(case.view, condition.missing)} gone before the first step", wake_s
         )

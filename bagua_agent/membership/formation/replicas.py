@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from bagua_agent.base.plain_text import shortened, some
 from bagua_agent.membership.failures.root_cause import KEY_IS_GONE, LOST_WITH_NODE, REPLICA_OVER
 from bagua_agent.membership.formation.groups_in_reach import groups_in_reach
+from bagua_agent.membership.job_condition import JobCondition, job_condition
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.replica_groups import groups, groups_in
-from bagua_agent.membership.job_condition import JobCondition, job_condition
 from bagua_agent.membership.view import AgentView, Evidence, JobView, MemberView
 from bagua_contract.records import Stage
 from bagua_contract.replica import Replica, ReplicaMember
@@ -122,7 +122,9 @@ def _waiting(view: JobView, condition: JobCondition) -> dict[str, list[MemberVie
     }
 
 
-def _complete_at_s(agent: AgentView, workers: list[MemberView], condition: JobCondition, policy: Policy) -> float:
+def _complete_at_s(
+    agent: AgentView, workers: list[MemberView], condition: JobCondition, policy: Policy
+) -> float:
     """Returns when a node is complete. As in candidates.py, a node that lacks workers is waited for a short while."""
     taken = sum(m.agent_id == agent.agent_id for m in condition.present.values())
     if taken + len(workers) >= agent.slots:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from bagua_agent.base.sizes import Room
 from bagua_agent.membership.formation.admission import job_fingerprint
 from bagua_agent.membership.formation.candidates import Offer
+from bagua_agent.membership.job_condition import JobCondition, Survivor, is_there
 from bagua_agent.membership.ranks import Chosen, assign
 from bagua_agent.membership.replica_groups import whole
-from bagua_agent.membership.job_condition import JobCondition, Survivor, is_there
 from bagua_agent.membership.view import Desired, JobView, MemberView
 from bagua_contract.records import Generation, GenerationKind
 

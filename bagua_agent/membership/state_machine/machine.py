@@ -26,12 +26,12 @@ from bagua_agent.membership.actions import (
     WriteReplicas,
     WriteResult,
 )
+from bagua_agent.membership.exclusion import quarantined
 from bagua_agent.membership.failures.detection import relays_for
 from bagua_agent.membership.formation.admission import misfits
 from bagua_agent.membership.formation.decision import decide
 from bagua_agent.membership.formation.replicas import decide_replicas
 from bagua_agent.membership.hang import HangOrder
-from bagua_agent.membership.exclusion import quarantined
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine.picture import IllegalEvent, absorb
 from bagua_agent.membership.state_machine.restarting import decide_restart

@@ -13,8 +13,8 @@ from bagua_agent.base.errors import InternalError
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.failures.detection import judge_probe
 from bagua_agent.membership.hang import HangOrder, HangOutcome, wait_began_s
-from bagua_agent.membership.replica_groups import lists_whole_replicas
 from bagua_agent.membership.job_condition import in_force
+from bagua_agent.membership.replica_groups import lists_whole_replicas
 from bagua_agent.membership.view import (
     AgentView,
     Attempts,

@@ -137,9 +137,8 @@ class UnitFolders:
 
     def unmark_asked(self, job_id: str) -> None:
         """Removes the record that the unit was asked to leave, because asking failed."""
-        with suppress(
-            OSError
-        ):  # what can't be removed says at worst that it was asked: then it is killed in the end
+        # What can't be removed says at worst that it was asked: then it is killed in the end
+        with suppress(OSError):
             (self.of(job_id) / ASKED).unlink()
 
     def was_asked(self, job_id: str) -> bool:

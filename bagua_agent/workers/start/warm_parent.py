@@ -158,9 +158,8 @@ class WarmParent:
             return False
         account = self._place.account
         try:
-            os.waitid(
-                os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
-            )  # our child, so its number stays its own
+            # Our child, so its number stays its own
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             leads = os.getsid(pid) == pid
         except (OSError, OverflowError):
             return False

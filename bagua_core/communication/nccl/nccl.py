@@ -371,9 +371,8 @@ def build_nccl(
     lines: list[tuple[NcclHandle, Stream]] = []
     try:
         for name in ("collectives", "messages"):
-            ABORTS.wait(
-                abort_flag
-            )  # before this rank says that it is here: only then does the others' time begin
+            # Before this rank says that it is here: only then does the others' time begin
+            ABORTS.wait(abort_flag)
             unique_id = nccl_join.share_unique_id(nccl, store, name, global_rank, world_size)
             if abort_flag.is_set():
                 raise CollectiveAborted(abort_flag.reason or "aborted")

@@ -100,9 +100,8 @@ class Nccl:
         try:
             act()
         except BaseException:
-            with contextlib.suppress(
-                self.module.NcclError, KeyError
-            ):  # what went wrong first is what matters
+            # What went wrong first is what matters
+            with contextlib.suppress(self.module.NcclError, KeyError):
                 self.module.groupEnd()
             raise
         self.module.groupEnd()

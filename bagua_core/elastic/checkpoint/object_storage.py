@@ -63,9 +63,8 @@ class ObjectStorage:
                 raise StoreError(f"{self}: the bucket {bucket} is not there or not visible") from None
             return []  # a prefix without objects
         paths = [str(each).rstrip("/") for each in listed]
-        return [
-            each.rpartition("/")[2] for each in paths if each != path
-        ]  # not an object in the prefix's own place
+        # Not an object in the prefix's own place
+        return [each.rpartition("/")[2] for each in paths if each != path]
 
     def open(self, name: str) -> io.BufferedReader:
         size_bytes = self.call(name, "_info", self._path(name))["size"]

@@ -82,9 +82,8 @@ class Header:
     entries: tuple[Entry, ...]  # in the order of their bytes
     shard: int = 0  # whose tensors these are; part p is of shard p modulo shards
     shards: int = 1  # workers of a replica
-    placed: Mapping[str, Placed] = field(
-        default_factory=dict
-    )  # of the sharded tensors of the entries, by name
+    # Of the sharded tensors of the entries, by name
+    placed: Mapping[str, Placed] = field(default_factory=dict)
 
     @property
     def data_bytes(self) -> int:

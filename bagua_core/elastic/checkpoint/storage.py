@@ -17,9 +17,8 @@ from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.errors import InfrastructureLost, UserError
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_ODD = frozenset(
-    {errno.EINVAL, errno.ELOOP, errno.ENODEV, errno.ENXIO}
-)  # a FIFO, a socket, a device, a loop of links
+# A FIFO, a socket, a device, a loop of links
+_ODD = frozenset({errno.EINVAL, errno.ELOOP, errno.ENODEV, errno.ENXIO})
 
 
 class Storage(Protocol):

@@ -188,7 +188,6 @@ def _spared(
     """
     complete = [r for r in sorted(at_once) if not counted[r].is_none]
     if len(holders) > 1 or any(stages[r] for r in complete) or not complete or len(at_once) < 2:
-        return (
-            frozenset()
-        )  # there is one; or no other member copies at once, so that waiting would gain nothing
+        # There is one; or no other member copies at once, so that waiting would gain nothing
+        return frozenset()
     return frozenset({max(complete, key=lambda r: (counted[r], -r))})

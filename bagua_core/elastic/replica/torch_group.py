@@ -102,9 +102,8 @@ def share(tensors: Sequence[torch.Tensor]) -> None:
             continue  # it has no values yet
         value = tensor.detach().contiguous()
         if value.numel():
-            torch.distributed.broadcast(
-                value.reshape(-1).view(torch.uint8), 0
-            )  # Gloo does not know all types
+            # Gloo does not know all types
+            torch.distributed.broadcast(value.reshape(-1).view(torch.uint8), 0)
         if value.data_ptr() != tensor.data_ptr():
             tensor.copy_(value)
 

@@ -151,9 +151,8 @@ class CommittedState:
             self.name = StateName(*state["name"])
             self.half = HalfCopy.NONE
             self.final_parts = state["final_parts"]
-            self.final_exchanges = state.get(
-                "final_exchanges", 0
-            )  # a checkpoint has none: no worker missed it
+            # A checkpoint has none: no worker missed it
+            self.final_exchanges = state.get("final_exchanges", 0)
             self.owes_epoch_end, self.owes_checkpoint = state["owes"]
             self.history, due = History.decode(state["history"]).copied(worker_id, roster)
             self.operations.replace(state["operations"], same_step=self._script_step == self.name.step)

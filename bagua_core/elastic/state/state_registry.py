@@ -286,9 +286,8 @@ class StateRegistry:
         The values are those of now; parameters that the script changed in the step so far are then here too, and count
         more than those in `bulk`. at_resume_point: the values are those that a failed step would go back to.
         """
-        changed = [
-            {} if at_resume_point else m.find_changed() for m in self.models
-        ]  # before the values are read
+        # Before the values are read
+        changed = [{} if at_resume_point else m.find_changed() for m in self.models]
         resume = {
             "modules": [m.at_resume_point() for m in self.models],
             "groups": _copied(self._snapshot_groups),

@@ -38,12 +38,12 @@ from bagua_core.elastic.script_collectives.default_group import forbid_default_g
 from bagua_core.elastic.script_collectives.outside_collectives import OutsideCollectives
 from bagua_core.elastic.step.copying import Copying
 from bagua_core.elastic.step.deterministic_worker import refuse_without_loader
-from bagua_core.elastic.step.script_inputs import ScriptInputs
 from bagua_core.elastic.step.late_leave import LateLeave
 from bagua_core.elastic.step.leaving import Leaving
-from bagua_core.elastic.step.script_ranks import ScriptRanks
 from bagua_core.elastic.step.replica_checks import ReplicaChecks
 from bagua_core.elastic.step.round_end import RoundsNeedLoader
+from bagua_core.elastic.step.script_inputs import ScriptInputs
+from bagua_core.elastic.step.script_ranks import ScriptRanks
 from bagua_core.elastic.step.step_seed import announced_seed, seed_micro_batch
 from bagua_core.elastic.step.step_states import Event, Phase
 from bagua_core.elastic.waiting.operation_trail import COMPARISON

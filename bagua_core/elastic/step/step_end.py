@@ -17,8 +17,8 @@ from bagua_core.elastic.membership.agent_reports import AgentReports
 from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.state.commit_history import Entry
 from bagua_core.elastic.step.current_step import CurrentStep
-from bagua_core.elastic.step.script_inputs import ScriptInputs
 from bagua_core.elastic.step.replica_checks import ReplicaChecks
+from bagua_core.elastic.step.script_inputs import ScriptInputs
 from bagua_core.elastic.step.step_states import Event, Phase
 from bagua_core.errors import UserError
 

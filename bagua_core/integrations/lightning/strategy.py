@@ -154,9 +154,8 @@ class BaguaStrategy(ParallelStrategy):
         if scaler is not None:
             bagua.register_state("lightning.scaler", scaler)
         for index, callback in enumerate(trainer.callbacks):
-            average = getattr(
-                callback, "_average_model", None
-            )  # of WeightAveraging: its state_dict has no weights
+            # Of WeightAveraging: its state_dict has no weights
+            average = getattr(callback, "_average_model", None)
             if isinstance(average, torch.nn.Module):
                 bagua.register_state(f"lightning.average{index}", average)
         bagua.register_state("lightning.trainer", self._state)

@@ -118,6 +118,7 @@ def asking_agents(fail: Fail, patch: pytest.MonkeyPatch) -> None:
     assert type(met.value) in {type(make()) for make in ERRORS}
 
 
+# It suppresses OSError, and nothing else can be raised there
 ROWS: dict[str, tuple[Callable[[Fail, pytest.MonkeyPatch], None], list[Callable[[], BaseException]]]] = {
     "rpc/control_server.py": (control, MET_BY_GRPC),
     "rpc/session_server.py": (session, MET_BY_GRPC),
@@ -126,7 +127,7 @@ ROWS: dict[str, tuple[Callable[[Fail, pytest.MonkeyPatch], None], list[Callable[
     "base/small_http.py": (
         health,
         [],
-    ),  # it suppresses OSError, and nothing else can be raised there
+    ),
     "observation/agent_calls.py": (asking_agents, list(ERRORS)),
     "workers/stacks.py": (saving, list(ERRORS)),
 }

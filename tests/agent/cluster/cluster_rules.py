@@ -19,8 +19,8 @@ from bagua_agent.cluster.cluster_view import (
     SubmissionView,
     UnitState,
 )
-from bagua_agent.cluster.scheduling import plan
 from bagua_agent.cluster.orders_in_force import in_force
+from bagua_agent.cluster.scheduling import plan
 
 # the last two are days in truth: histories take minutes
 POLICY = ClusterPolicy(left_out_s=60.0, put_back_within_s=8.0, orders_kept_s=8.0)

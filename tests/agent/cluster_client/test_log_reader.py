@@ -159,9 +159,8 @@ def test_a_node_that_is_faster_than_the_terminal_waits_and_nothing_is_lost(
     no_thread_left: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_reader, "LOOK_S", 0.1)
-    monkeypatch.setattr(
-        log_reader, "SILENCE_S", 0.3
-    )  # the terminal is slow, not the node: it is not broken off
+    # The terminal is slow, not the node: it is not broken off
+    monkeypatch.setattr(log_reader, "SILENCE_S", 0.3)
     servicer = Fast()
     server = grpc.server(ThreadPoolExecutor(4))
     node_pb2_grpc.add_NodeServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
@@ -264,9 +263,8 @@ def test_a_stream_goes_on_where_it_broke(followed: Followed) -> None:
 def test_a_stream_goes_on_across_rotations_and_says_what_is_not_kept(followed: Followed) -> None:
     file = LogFile(followed.file, most_bytes=2000)
     try:
-        for number in range(
-            0, 500, 20
-        ):  # the reader keeps up: nothing is missing, whatever is removed behind it
+        # The reader keeps up: nothing is missing, whatever is removed behind it
+        for number in range(0, 500, 20):
             lines = [f"line {n}" for n in range(number, number + 20)]
             file.write("".join(line + "\n" for line in lines).encode())
             assert [followed.hear() for _ in lines] == lines

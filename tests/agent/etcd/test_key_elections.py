@@ -36,9 +36,8 @@ def test_one_of_many_wins(unix_server: Server, make_store: MakeStore, keep: Keep
     leader = read(store, "/leader")
     assert leader.value == f"{winners[0]}".encode()
     assert leader.create_revision == won[winners[0]]
-    assert (
-        contenders[winners[0]].put_if_absent("/leader", leader.value) == leader.create_revision
-    )  # still ours
+    # Still ours
+    assert contenders[winners[0]].put_if_absent("/leader", leader.value) == leader.create_revision
 
     contenders[winners[0]].remove("/leader")
     assert contenders[winners[0]].flush(5)

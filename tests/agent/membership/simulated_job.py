@@ -23,8 +23,8 @@ from bagua_agent.membership.actions import (
     WriteReplicas,
     WriteResult,
 )
-from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.job_condition import job_condition
+from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine.machine import State, new_state, step, step_all
 from bagua_agent.membership.view import (
     AgentView,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagua_agent.base.backoff import delay_s
-from bagua_agent.membership.exclusion import SuspectNode, quarantined, exclusion_options
+from bagua_agent.membership.exclusion import SuspectNode, exclusion_options, quarantined
 from bagua_agent.membership.policy import Policy
 
 
@@ -66,8 +66,12 @@ def test_a_node_that_was_left_out_less_often_goes_before_the_last_in_rank() -> N
 
 
 def test_it_names_the_nodes_that_cannot_reach_each_other() -> None:
-    assert exclusion_options(nodes("abc"), pairs("ab ba"))[0].why == "host-a and host-b can't reach each other"
-    assert exclusion_options(nodes("abc"), pairs("ab cb"))[0].why == "host-b can't be reached by host-a, host-c"
+    assert (
+        exclusion_options(nodes("abc"), pairs("ab ba"))[0].why == "host-a and host-b can't reach each other"
+    )
+    assert (
+        exclusion_options(nodes("abc"), pairs("ab cb"))[0].why == "host-b can't be reached by host-a, host-c"
+    )
 
 
 def test_a_quarantine_doubles_each_time_and_is_forgotten_at_last() -> None:

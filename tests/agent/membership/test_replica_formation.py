@@ -9,10 +9,10 @@ import pytest
 from bagua_agent.membership.actions import WriteGeneration
 from bagua_agent.membership.formation.decision import decide
 from bagua_agent.membership.formation.replicas import ReplicaChanges, decide_replicas, left_over
+from bagua_agent.membership.job_condition import job_condition
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.ranks import Chosen, assign
 from bagua_agent.membership.replica_groups import groups
-from bagua_agent.membership.job_condition import job_condition
 from bagua_agent.membership.view import (
     AgentView,
     DeadAgent,
@@ -123,7 +123,10 @@ def test_nodes_that_have_just_failed_to_reach_each_other_form_no_replica() -> No
 def test_two_nodes_that_are_cut_off_from_each_other_are_spares_until_one_reaches_the_other() -> None:
     view = cut(job({"a": 1, "b": 1}, "a0", "b0"), "a", "b")
     assert formed(view) == []
-    assert left_over(view, job_condition(view, Evidence("a"), NOW_S, POLICY), NOW_S, POLICY) == {"a": 1, "b": 1}
+    assert left_over(view, job_condition(view, Evidence("a"), NOW_S, POLICY), NOW_S, POLICY) == {
+        "a": 1,
+        "b": 1,
+    }
     assert formed(cut(view, "a")) == [("a0", "b0")]
 
 

@@ -9,14 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import agent, failure, member, picture, record
 
-from bagua_agent.membership.failures.secondary_failure import (
-    MOST_FORMER_CO_WORKERS,
-    NO_COMPANY,
-    CoWorkers,
-    secondary_failure_cause,
-    co_workers_after,
-    co_workers_in,
-)
 from bagua_agent.membership.failures.restart_policy import in_doubt, judge
 from bagua_agent.membership.failures.root_cause import (
     KEY_IS_GONE,
@@ -25,6 +17,14 @@ from bagua_agent.membership.failures.root_cause import (
     REPLICA_OVER,
     explains,
     first_cause,
+)
+from bagua_agent.membership.failures.secondary_failure import (
+    MOST_FORMER_CO_WORKERS,
+    NO_COMPANY,
+    CoWorkers,
+    co_workers_after,
+    co_workers_in,
+    secondary_failure_cause,
 )
 from bagua_agent.membership.view import FailureView, JobView
 from bagua_contract.records import Generation
@@ -121,7 +121,9 @@ def test_an_end_explains_that_of_a_fellow(
 def test_of_several_causes_the_likeliest_is_named() -> None:
     own = failed("a0", PEER_LOST, order=9)
     view = view_of(BOTH, failed("c0", PEER_LOST, order=1), failed("b0", KILLED, order=2), own)
-    assert secondary_failure_cause(own, co_workers(BOTH), view) == "global rank 1 on host-b (killed by SIGKILL)"
+    assert (
+        secondary_failure_cause(own, co_workers(BOTH), view) == "global rank 1 on host-b (killed by SIGKILL)"
+    )
 
 
 def test_the_traceback_counts_as_in_restart_mode() -> None:
@@ -142,13 +144,18 @@ def test_the_traceback_counts_as_in_restart_mode() -> None:
 )
 def test_a_fellow_that_is_gone_without_a_word_explains_too(view: JobView, gone: bool) -> None:
     own = failed("a0", PEER_LOST, order=9)
-    assert secondary_failure_cause(own, co_workers(BOTH), view) == ("global rank 1 on host-b (gone)" if gone else "")
+    assert secondary_failure_cause(own, co_workers(BOTH), view) == (
+        "global rank 1 on host-b (gone)" if gone else ""
+    )
     assert secondary_failure_cause(replace(own, summary=RAISED), co_workers(BOTH), view) == ""
 
 
 def test_a_lost_connection_is_explained_by_who_went_of_late() -> None:
     own = failed("a0", CONNECTION_LOST, order=9)
-    assert secondary_failure_cause(own, co_workers(BOTH, WITHOUT_B), view_of(WITHOUT_B)) == "global rank 1 on host-b (gone)"
+    assert (
+        secondary_failure_cause(own, co_workers(BOTH, WITHOUT_B), view_of(WITHOUT_B))
+        == "global rank 1 on host-b (gone)"
+    )
     assert secondary_failure_cause(own, co_workers(BOTH, WITHOUT_B, ANOTHER_B), view_of(ANOTHER_B)) == ""
 
 
@@ -189,7 +196,11 @@ def test_of_any_failures_at_once_one_is_the_cause_and_explains_what_restart_mode
     view = view_of(together, *failures, agents=names)
     cause = first_cause(failures)
     assert cause is not None
-    explained = {f.worker_id for f in failures if secondary_failure_cause(f, co_workers(together, worker=f.worker_id), view)}
+    explained = {
+        f.worker_id
+        for f in failures
+        if secondary_failure_cause(f, co_workers(together, worker=f.worker_id), view)
+    }
     assert cause.worker_id not in explained
     assert explained == {f.worker_id for f in failures if explains(cause, f)}
 
@@ -265,7 +276,10 @@ def test_a_worker_that_was_killed_for_a_silent_host_explains_the_end_of_one_ther
         failed("b0", f"{REPLICA_OVER}: {why} (killed by SIGKILL)", order=2), script_failure=False
     )
     view = view_of(record(2, "c0 d0"), killed, agents="abcd")
-    assert bool(secondary_failure_cause(failed("a0", PEER_LOST, order=9), co_workers(REPLICAS), view)) is is_casualty
+    assert (
+        bool(secondary_failure_cause(failed("a0", PEER_LOST, order=9), co_workers(REPLICAS), view))
+        is is_casualty
+    )
     assert not secondary_failure_cause(failed("a0", RAISED, order=9), co_workers(REPLICAS), view)
 
 
@@ -275,4 +289,6 @@ def test_before_a_generation_the_others_of_a_replica_are_a_worker_s_company() ->
     assert [str(f) for f in found.co_workers] == ["shard 1 on host-b"]
     own = failed("a0", PEER_LOST, order=9)
     assert secondary_failure_cause(own, found, view_of(record(2, "c0 d0"), agents="abcd")) == ""
-    assert secondary_failure_cause(own, found, view_of(record(2, "c0 d0"), failed("b0", KILLED), agents="abcd"))
+    assert secondary_failure_cause(
+        own, found, view_of(record(2, "c0 d0"), failed("b0", KILLED), agents="abcd")
+    )

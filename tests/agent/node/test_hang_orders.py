@@ -37,7 +37,9 @@ class Node:
     def __post_init__(self) -> None:
         self.timers = Timers()
         self.seen = SimpleNamespace(view=JobView(), waits={})
-        job = SimpleNamespace(timers=self.timers, terminal=JobTerminal(self.said.append, "host"), seen=self.seen)
+        job = SimpleNamespace(
+            timers=self.timers, terminal=JobTerminal(self.said.append, "host"), seen=self.seen
+        )
         self.orders = HangOrders(cast(JoinedJob, job), cast(NodeWorkers, self), self.told.append)
 
     def stack_targets(self) -> list[StackTarget]:

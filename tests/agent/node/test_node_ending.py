@@ -39,6 +39,7 @@ UNKNOWN_TO_OTHERS = replace(LEAVING, workers_running=0, leave_known=False)
 LEFT_TO_THE_LEADER = replace(LEAVING, workers_running=0, job_goes_on=False, awaits_result=True)
 
 
+# A signal more, or nothing has begun here
 @pytest.mark.parametrize(
     ("situation", "exit_code", "grace_s"),
     [
@@ -86,7 +87,7 @@ LEFT_TO_THE_LEADER = replace(LEAVING, workers_running=0, job_goes_on=False, awai
             replace(UNKNOWN_TO_OTHERS, leaving_for_s=INFINITE),
             0,
             None,
-        ),  # a signal more, or nothing has begun here
+        ),
         (replace(UNKNOWN_TO_OTHERS, store_away_for_s=1.0), None, None),
         (replace(UNKNOWN_TO_OTHERS, store_away_for_s=STORE_AWAY_AT_THE_END_S + 1), 128 + 15, None),
         # all nodes leave: the leader is about to say how the job ended

@@ -42,9 +42,8 @@ def test_it_is_private_and_where_temporary_files_go(short: Path, monkeypatch: py
 
 
 def test_it_is_not_where_a_job_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        tempfile, "tempdir", str(tmp_path)
-    )  # as TMPDIR of a job, which owns it, would have it
+    # As TMPDIR of a job, which owns it, would have it
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = make_runtime_directory("trainer")
     try:
         assert made.parent == Path("/tmp") and stat.S_IMODE(made.stat().st_mode) == 0o700

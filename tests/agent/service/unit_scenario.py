@@ -126,9 +126,8 @@ def main(kind: str, place: Path) -> dict[str, object]:
     told["escaped after killing"] = is_running(left)
     runner().start("fails", request("fails", "fail"))
     told["failed with"] = ended("fails")
-    runner().start(
-        "fails", request("fails", "fail", directory=str(place / "no-such"))
-    )  # again, over its remains
+    # Again, over its remains
+    runner().start("fails", request("fails", "fail", directory=str(place / "no-such")))
     told["without a directory"] = ended("fails")
     runner().forget("fails")
     told["at the end"] = [u.job_id for u in runner().found()]

@@ -354,9 +354,8 @@ def test_an_answer_of_gigabytes_is_cut(scripts: Scripts, tmp_path: Path) -> None
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change users")
 def test_a_process_of_another_user_is_not_sent_the_signal(scripts: Scripts, tmp_path: Path) -> None:
     process, _ = scripts.start("ready()\ntime.sleep(60)\n")
-    other = Account(
-        "other", 65534, 65534, (65534,), "/", "/bin/sh"
-    )  # this worker is root's, as a setuid program is
+    # This worker is root's, as a setuid program is
+    other = Account("other", 65534, 65534, (65534,), "/", "/bin/sh")
     with pytest.raises(NoAnswer, match="runs as another user than the worker's, 65534"):
         stacks_of(replace(process.target(), account=other), process.pid)
 

@@ -324,9 +324,8 @@ def test_after_an_infinite_gradient_one_bit_begins_anew() -> None:
     def burst(r: Rank) -> bool:
         r.inner.zero_grad()
         (loss_of(r.model, *r.share) * (torch.inf if r.global_rank == 1 else 1.0)).backward()
-        return all(
-            bool(g.isfinite().all()) for g in r.gradients()
-        )  # no worker steps, as under a gradient scaler
+        # No worker steps, as under a gradient scaler
+        return all(bool(g.isfinite().all()) for g in r.gradients())
 
     assert run_ranks(members, burst) == [False, False, False]
     for _ in range(3):

@@ -137,9 +137,8 @@ def test_damaged_samples_are_loaded_anew_and_mended(room: Path, tmp_path: Path, 
         whole = data.read()
         for number in range(1, 40, 4):
             sample = torch.full((100,), float(number)).numpy().tobytes()
-            whole = whole.replace(
-                sample, sample[:50] + b"\x55" + sample[51:]
-            )  # pages of the past have it, too
+            # Pages of the past have it, too
+            whole = whole.replace(sample, sample[:50] + b"\x55" + sample[51:])
         data.seek(0)
         data.write(whole)
     before = len(plain.computed())

@@ -234,9 +234,8 @@ class Job:
         self._check_sizes(shares)
         assert len(used) == len(set(used))
         for global_rank, worker in enumerate(self.workers):
-            if (
-                global_rank not in plan.healing
-            ):  # of a stream's end these know once they have copied the state
+            # Of a stream's end these know once they have copied the state
+            if global_rank not in plan.healing:
                 assert worker.loader.sample_count(self.position) == len(used), "of a short last batch too"
         return used
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bagua_core.fused_optimizer import FusedOptimizerError, fuse_optimizer
+from bagua_core.fused_optimizer.block_optimizer import plain_step
 from bagua_core.fused_optimizer.compiled_step import close as close_enough
 from bagua_core.fused_optimizer.compiled_step import why_no_compiler
-from bagua_core.fused_optimizer.block_optimizer import plain_step
 from tests.core.fused_optimizer.test_every_torch_optimizer import ELEMENTWISE
 from tests.core.fused_optimizer.third_party import DataWriter, Lion, Remembers, Written
 from tests.core.fused_optimizer.twins import Twins, quietly, shapes_net

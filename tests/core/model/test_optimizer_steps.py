@@ -88,9 +88,8 @@ def test_a_rank_that_copied_the_last_step_is_not_counted() -> None:
     def act(w: Worker) -> None:
         w.draw()
         if w.rank == 1:
-            w.engine.failed = CollectiveFailed(
-                "lost"
-            )  # on this rank alone: it copies what the other committed
+            # On this rank alone: it copies what the other committed
+            w.engine.failed = CollectiveFailed("lost")
             w.draw()
             w.engine.failed = None
             w.engine.step += 1

@@ -14,10 +14,11 @@ import torch
 from tests.faults.job import Job
 
 SCRIPT = Path(__file__).with_name("train_transformers.py")
+# 24 batches in an epoch, and one of a single row, in which one of two workers has no share
 SAMPLES, EPOCHS = (
     577,
     2,
-)  # 24 batches in an epoch, and one of a single row, in which one of two workers has no share
+)
 
 OWN = ("trained", "optimizer", "history")  # of a replica: what it logs has the norm of its gradients
 

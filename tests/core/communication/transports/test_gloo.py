@@ -63,9 +63,8 @@ class Peer:
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
         assert self.process.stdout is not None
-        assert (
-            self.process.stdout.readline() == b"imported\n"
-        )  # else a busy machine's import takes the time to connect
+        # Else a busy machine's import takes the time to connect
+        assert self.process.stdout.readline() == b"imported\n"
         store = FileStore(store_path, 2)
         self.communicator = gloo.build_gloo(1, 0, 2, store, "127.0.0.1", 20.0, AbortFlag())
         self.communicator.allreduce(torch.ones(4)).wait()

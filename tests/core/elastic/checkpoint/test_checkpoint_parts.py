@@ -163,9 +163,8 @@ def test_which_may_go(tmp_path: Path) -> None:
     for step in (2, 4, 6):
         whole(tmp_path, training, place(1, step), parts=1)
     write(tmp_path, place(1, 7), part_of(training, place(1, 7), 0, 2))
-    assert catalogue.removable(catalogue.find(LocalStorage(tmp_path))) == [
-        place(1, 2)
-    ]  # 7 may still be under way
+    # 7 may still be under way
+    assert catalogue.removable(catalogue.find(LocalStorage(tmp_path))) == [place(1, 2)]
     whole(tmp_path, training, place(2, 8), parts=1)
     doomed = catalogue.removable(catalogue.find(LocalStorage(tmp_path)))
     assert doomed == [place(1, 7), place(1, 4), place(1, 2)]

@@ -324,9 +324,8 @@ def test_a_stripe_that_ends_in_the_middle_ends_the_copy_and_names_its_rank(
             for each in world:
                 each.abort("entering failed")  # as the member does
         else:
-            with contextlib.suppress(
-                CollectiveAborted, CollectiveFailed
-            ):  # it may have sent everything before
+            # It may have sent everything before
+            with contextlib.suppress(CollectiveAborted, CollectiveFailed):
                 send_state(communicator, state_of(1), (0, 1), (2,))
 
     run_ranks(world, act)

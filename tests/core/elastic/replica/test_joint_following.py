@@ -21,8 +21,8 @@ from bagua_contract.replica import Replica, ReplicaMember
 from bagua_core.communication.communicator import Pending
 from bagua_core.elastic.membership.shard_member import ShardMember
 from bagua_core.elastic.replica.joint_following import JointFollowing, Word
-from bagua_core.elastic.replica.shard_watch import connect
 from bagua_core.elastic.replica.own_replica import Outcome, OwnReplica
+from bagua_core.elastic.replica.shard_watch import connect
 from tests.core.communication.in_process import build_in_process
 
 WITHIN_S = 20.0
