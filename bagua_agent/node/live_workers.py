@@ -16,7 +16,7 @@ from bagua_agent.history import job_history
 from bagua_agent.job_state import console
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.failures.secondary_failure import (
-    NO_COMPANY,
+    NO_CO_WORKERS,
     CoWorkers,
     co_workers_after,
     co_workers_in,
@@ -142,7 +142,7 @@ class LiveWorkers:
         self._told_kinds.clear()
         for member in generation.members:
             if self._workers.get(member.worker_id) is not None:
-                known = self._company.get(member.worker_id, NO_COMPANY)
+                known = self._company.get(member.worker_id, NO_CO_WORKERS)
                 self._company[member.worker_id] = co_workers_after(known, member.worker_id, generation)
                 self._listed[member.worker_id] = (generation.number, generation.world_size)
         self._exits.records_came()
@@ -251,7 +251,7 @@ class LiveWorkers:
             trained=worker_id in self._training_done,
             generation=progress.generation if progress is not None else 0,
             steps=progress.step if progress is not None else 0,
-            co_workers=self._company.pop(worker_id, NO_COMPANY),
+            co_workers=self._company.pop(worker_id, NO_CO_WORKERS),
             listed=self._listed.pop(worker_id, (0, 0)),
             last_checkpoint=self._last_checkpoints.pop(worker_id, None),
             left_alone=self._replicas.leaves_alone(worker_id),

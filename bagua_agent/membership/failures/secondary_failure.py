@@ -62,7 +62,7 @@ class CoWorkers:
         return co_worker.last_listed >= self.newest - 1
 
 
-NO_COMPANY = CoWorkers()
+NO_CO_WORKERS = CoWorkers()
 
 
 def co_workers_after(known: CoWorkers, worker_id: str, record: Generation) -> CoWorkers:

@@ -20,7 +20,7 @@ from bagua_agent.membership.failures.root_cause import (
 )
 from bagua_agent.membership.failures.secondary_failure import (
     MOST_FORMER_CO_WORKERS,
-    NO_COMPANY,
+    NO_CO_WORKERS,
     CoWorkers,
     co_workers_after,
     co_workers_in,
@@ -42,7 +42,7 @@ BOTH, WITHOUT_B, ANOTHER_B = record(1, "a0 b0 c0"), record(2, "a0 c0"), record(3
 
 
 def co_workers(*records: Generation, worker: str = "a0") -> CoWorkers:
-    found = NO_COMPANY
+    found = NO_CO_WORKERS
     for one in records:
         found = co_workers_after(found, worker, one)
     return found
@@ -70,12 +70,12 @@ def test_fellows_are_those_of_all_records_that_list_the_worker() -> None:
 
 
 def test_records_without_the_worker_tell_of_no_fellows() -> None:
-    assert co_workers(record(1, "b0 c0"), worker="a0") == NO_COMPANY
+    assert co_workers(record(1, "b0 c0"), worker="a0") == NO_CO_WORKERS
     assert co_workers(BOTH, record(2, "b0 c0 d0"), worker="a0") == co_workers(BOTH)
 
 
 def test_a_long_life_does_not_fill_the_memory() -> None:
-    found = NO_COMPANY
+    found = NO_CO_WORKERS
     for number in range(1, 500):
         found = co_workers_after(found, "a0", record(number, f"a0 b{number % 10}{'x' * (number // 10)}"))
     assert len(found.co_workers) == MOST_FORMER_CO_WORKERS + 1
@@ -179,7 +179,7 @@ def test_a_script_that_breaks_by_itself_uses_up_the_budget() -> None:
             record(number + 2, " ".join([*workers, "c0"])),
         ):
             for w in workers:
-                companies[w] = co_workers_after(companies.get(w, NO_COMPANY), w, one)
+                companies[w] = co_workers_after(companies.get(w, NO_CO_WORKERS), w, one)
         number += 2
     assert counted == 12
 
