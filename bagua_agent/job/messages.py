@@ -1,4 +1,4 @@
-"""The messages that can come to the agent's loop, from any thread."""
+"""The messages of the agent's own threads to its loop; base/messages.py has those that other parts share."""
 
 from __future__ import annotations
 

@@ -18,7 +18,11 @@ from bagua_agent.history import job_history
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.failures.restart_policy import in_doubt, succession
 from bagua_agent.membership.failures.root_cause import tells_of_another
-from bagua_agent.membership.failures.secondary_failure import NO_CO_WORKERS, CoWorkers, secondary_failure_cause
+from bagua_agent.membership.failures.secondary_failure import (
+    NO_CO_WORKERS,
+    CoWorkers,
+    secondary_failure_cause,
+)
 from bagua_agent.membership.hang import HangOutcome
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import FailureView

@@ -1,6 +1,6 @@
 """Defines the interface of the collectives of one generation, which is the same for every transport.
 
-Every implementation passes the suite in tests/contracts. Operations are asynchronous; the abort flag releases any
+Every implementation passes the suite in tests/communicators. Operations are asynchronous; the abort flag releases any
 waiter, even when a peer never answers.
 """
 

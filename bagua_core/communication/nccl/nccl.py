@@ -3,8 +3,9 @@
 The order of the work on a GPU, and waits, are nccl_line.py's. Messages between two go through a second NCCL
 communicator, so that they need no place in the order of the collectives.
 
-Not yet run on a GPU: its order of calls, its types and its joining are tested against fakes, and so are jobs. The tests
-of the contract (tests/contracts) and of a job (tests/faults/test_gpu_job.py), marker gpu, wait for a machine with one.
+Not yet run on a GPU: its order of calls, its types and its joining are tested against fakes, and so are jobs. The
+tests of the contract (tests/communicators) and of a job (tests/faults/test_gpu_job.py), marker gpu, wait for a machine
+with one.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from bagua_core.communication.communicator import (
     Communicator,
 )
-from tests.contracts.transports import TRANSPORTS, Transport, World
+from tests.communicators.transports import TRANSPORTS, Transport, World
 from tests.core.communication.nccl_worlds import (
     skip_without_nccl,
 )

@@ -14,7 +14,7 @@ from bagua_core.communication.communicator import (
     Communicator,
     Pending,
 )
-from tests.contracts.transports import RELEASE_S, Transport, World, run_ranks, start_alone
+from tests.communicators.transports import RELEASE_S, Transport, World, run_ranks, start_alone
 from tests.core.communication.worlds import await_true
 
 

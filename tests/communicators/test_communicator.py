@@ -11,7 +11,7 @@ from bagua_core.communication.communicator import (
     Communicator,
     ReduceOp,
 )
-from tests.contracts.transports import ARITHMETIC, FLOATING, WHOLE, World, run_ranks, start_alone
+from tests.communicators.transports import ARITHMETIC, FLOATING, WHOLE, World, run_ranks, start_alone
 from tests.core.communication.worlds import await_true
 from tests.core.communication.worlds import run_ranks as in_threads
 
