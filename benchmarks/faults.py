@@ -27,6 +27,7 @@ from benchmarks.fault_rows import ROWS, Row, verdict
 from benchmarks.fault_systems import SYSTEMS
 from benchmarks.fault_trials import LEFT_OUT, PLANS, Trial, one_trial
 from benchmarks.rivals.install_torchft import NotInstallable
+from benchmarks.worker_environment import compile_packages
 from tests.lab import namespaces
 from tests.lab.namespaces import LabError
 
@@ -105,6 +106,7 @@ def main() -> int:
     if reason := namespaces.unavailable():
         print(f"no lab: {reason}", file=sys.stderr)
         return 2
+    compile_packages()
     about = result_file.circumstances()
     wanted = tuple(args.row or [*names, STOCK_ROW])
     if ENDINGS_ROWS in wanted:

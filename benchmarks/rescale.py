@@ -27,6 +27,7 @@ from benchmarks import rescale_plot, result_file
 from benchmarks.rivals.install_torchft import NotInstallable
 from benchmarks.rivals.systems import ALL, LEAST_HOSTS, MOST_HOSTS, System
 from benchmarks.step_log import Account, StepLogs, account, committed, first_together, gaps_s, usual_step_s
+from benchmarks.worker_environment import compile_packages
 from tests.lab import namespaces
 from tests.lab.namespaces import LabError
 from tests.lab.network import Host, Lab
@@ -262,6 +263,7 @@ def main() -> int:
     if reason := namespaces.unavailable():
         print(f"no lab: {reason}", file=sys.stderr)
         return 2
+    compile_packages()
     about = result_file.circumstances()
     names = [n for n in ALL if not args.only or n in args.only]
     skipped: dict[str, str] = {}
