@@ -106,7 +106,7 @@ def sending(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sending]:
 
 def test_metrics_and_events_arrive_and_a_collector_that_is_away_is_said_once(sending: Sending) -> None:
     receiver = OtlpReceiver()
-    take_event = (sent := sending.begin(receiver.url)).event
+    take_event = (export := sending.begin(receiver.url)).event
     take_event("generation-9", b"\xff no event")
     take_event("in-force-3", GENERATION.encode("h1", 1000.0))
     step = frozenset({("slot", "0")})
@@ -138,7 +138,7 @@ def test_metrics_and_events_arrive_and_a_collector_that_is_away_is_said_once(sen
     back = f"{receiver.url}/v1/metrics takes what is sent again"
     eventually(lambda: any(back in line for line in sending.said), DEADLINE_S, "it is said")
     take_event("ended", job_history.ended("succeeded", "").encode("h1", 3000.0))
-    sent.last(picture(exits={(0, "signal"): 3}))
+    export.last(picture(exits={(0, "signal"): 3}))
     sending.end()
     exits = again.newest("bagua_worker_exits")[frozenset({("slot", "0"), ("how", "signal")})]
     assert exits.as_double == 3.0, "the metrics of the end are sent, long before the interval has passed"
@@ -150,8 +150,8 @@ def test_metrics_and_events_arrive_and_a_collector_that_is_away_is_said_once(sen
 
 def test_a_collector_that_says_nothing_does_not_hold_up_the_end(sending: Sending) -> None:
     silent = socket.create_server(("127.0.0.1", 0))
-    take_event = (sent := sending.begin(f"http://127.0.0.1:{silent.getsockname()[1]}")).event
-    sent.last(picture())
+    take_event = (export := sending.begin(f"http://127.0.0.1:{silent.getsockname()[1]}")).event
+    export.last(picture())
     accepted, _ = silent.accept()
     for number in range(1000):
         take_event(f"in-force-{number}", GENERATION.encode("h1", 1000.0))
