@@ -106,7 +106,7 @@ def _become_warm_parent(
     # After the imports, and by path: the script's directory decides what `import json` means, as ever.
     fresh_start = _sibling("fresh_start")
     ahead = fresh_start.loaded_since(before)
-    request = _sibling("warm_parent").serve(options.warm_fd, printed(), _sibling("worker_face"))
+    request = _sibling("warm_parent").serve(options.warm_fd, printed(), _sibling("forked_identity"))
     return request.get("command"), fresh_start.hide(ahead, request)
 
 
