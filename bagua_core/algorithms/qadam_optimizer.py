@@ -96,13 +96,21 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 raise ValueError(f"a parameter is {parameter.dtype}; QAdam takes real ones only")
 
     def is_warm(self, parameters: Sequence[Tensor]) -> bool:
-        """Tells whether each of `parameters` that has been stepped, one at least, has taken a step after the
-        warm-up."""
+        """Tells whether one of `parameters` has taken a step after the warm-up.
+
+        One is enough: a parameter that is still in its warm-up, as one that was frozen meanwhile or is rarely used, is
+        late as a whole.
+        """
         limits = {p: group["warmup_steps"] for group in self.param_groups for p in group["params"]}
-        stepped = [p for p in parameters if self.state.get(p)]
-        return bool(stepped) and all(
-            "late" in self.state[p] and int(self.state[p]["step"]) >= limits[p] for p in stepped
+        return any(
+            self._has_warmed_up(p) and int(self.state[p]["step"]) >= limits[p]
+            for p in parameters
+            if p in limits
         )
+
+    def _has_warmed_up(self, parameter: Tensor) -> bool:
+        """Tells whether the parameter's second moment is frozen, but for its late elements."""
+        return "late" in self.state.get(parameter, {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -120,17 +128,16 @@ class QAdamOptimizer(torch.optim.Optimizer):
     def late_elements(self, parameter: Tensor) -> Tensor | None:
         """Returns a mask of the parameter's shape that is true where an element is late; None: no element is.
 
-        For parameters that `is_warm` accepts. All elements of a parameter that has not been stepped are late.
+        All elements of a parameter that has not been stepped, or is in its warm-up, are late.
         """
-        state = self.state.get(parameter)
-        if not state:
+        if not self._has_warmed_up(parameter):
             return torch.ones_like(parameter, dtype=torch.bool, memory_format=torch.preserve_format)
+        state = self.state[parameter]
         return state["seen"].isfinite() if state["late"] else None
 
     def late_count(self, parameter: Tensor) -> int:
-        """Returns the number of elements of the parameter that are late, for the same parameters as `late_elements`."""
-        state = self.state.get(parameter)
-        return int(state["late"]) if state else parameter.numel()
+        """Returns the number of elements of the parameter that are late."""
+        return int(self.state[parameter]["late"]) if self._has_warmed_up(parameter) else parameter.numel()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

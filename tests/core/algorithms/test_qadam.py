@@ -102,6 +102,24 @@ def test_full_precision_in_the_warm_up_and_moments_after_it(bits: int) -> None:
     assert calls == [4]
 
 
+@BITS
+def test_a_layer_that_is_frozen_in_the_warm_up_does_not_hold_the_others_back(bits: int) -> None:
+    world = in_process_world(2)
+    calls = counted(world[0], "alltoall")
+    members = ranks(world, bits)
+    steps(members, 1)
+    for member in members:
+        member.inner[0].requires_grad_(False)
+    kept = [p.clone() for p in members[0].inner[0].parameters()]
+    steps(members, WARMUP + 2)
+    assert calls[0] > 0 and not members[0].model.warms_up
+    assert all(map(torch.equal, kept, members[0].inner[0].parameters()))
+    for member in members:
+        member.inner[0].requires_grad_(True)
+    steps(members, WARMUP + 3)
+    assert not any(map(torch.equal, kept, members[0].inner[0].parameters()))
+
+
 def assert_near(
     found: list[torch.Tensor], wanted: list[torch.Tensor], member: Rank, of_range: float = 0.05
 ) -> None:

@@ -216,7 +216,8 @@ def test_whether_the_warm_up_is_over() -> None:
     assert optimizer.is_warm([first, second]), "one that was never used does not hold the others back"
     second.grad = torch.ones(7)
     optimizer.step()
-    assert not optimizer.is_warm([first, second])
+    assert optimizer.is_warm([first, second]), "nor does one that is in its own warm-up"
+    assert optimizer.late_count(second) == second.numel() and optimizer.late_elements(second).all()
 
 
 def test_a_closure_is_called() -> None:
