@@ -20,11 +20,7 @@ class Measuring:
         self._worker_id = ""
         self._generation = 0
         # Steps of the worker, their seconds and those of computing, when the measurement of the generation began
-        self._begin = (
-            0,
-            0.0,
-            0.0,
-        )
+        self._begin = (0, 0.0, 0.0)
         self._switched_s = 0.0  # of the worker, by its last report
         self._switch_s = 0.0  # of the generation
         self._order: tuple[int, ...] = ()

@@ -191,7 +191,8 @@ def step(study: Study, s: Situation) -> Step:
         known = replace(study, forgets=s.forgets)
         if not study.world:
             return step(known, s)  # this job's first: there is nothing to forget
-        return _begin(_forgetful(known), s.world, "what was found before is forgotten", warm=True)
+        warm = study.phase is not Phase.WARMING
+        return _begin(_forgetful(known), s.world, "what was found before is forgotten", warm=warm)
     if study.world != s.world:
         return _begin(study, s.world, f"the world is {s.world}", warm=False)
     if s.measured is None or not s.in_force:

@@ -42,6 +42,7 @@ from bagua_contract.step_settings import (
     StepSettings,
     declared_algorithm,
     takes,
+    takes_settings,
 )
 
 PASS_ON_EVERY_S = 0.5
@@ -169,10 +170,17 @@ class Tuner:
     def _look(self, now_s: float, *, leads: bool) -> None:
         seen = self._job.seen
         if not leads or seen.result is not None:
-            self._study = self._recalled = None
+            self._study = self._recalled = self._suggested = None
+            self._failures, self._gave_up = 0, ""
             return
         record = seen.generation
         if record is None or not record.members or record.is_gathering:
+            return
+        if not takes_settings(record.fingerprint):
+            declared = record.fingerprint["algorithm"]
+            self._job.terminal.tell_once(
+                "algorithm", f"autotune: algorithm {declared[:80]} takes no settings; nothing is tuned"
+            )
             return
         forgets = seen.view.forgets
         if self._recalled is None or self._recalled.forgets != forgets:

@@ -29,6 +29,7 @@ from bagua_contract.step_settings import (
     SWITCHABLE,
     StepSettings,
     takes,
+    takes_settings,
 )
 
 # each lost to another writer at that very moment
@@ -171,7 +172,7 @@ def _check_algorithm(job_id: str, wanted: StepSettings, fingerprint: Mapping[str
         raise UserError(
             f"{why_not}; use {' or '.join(name for name in SWITCHABLE if takes(name, fingerprint))}"
         )
-    if wanted.is_empty or not declared or declared.startswith(SWITCHABLE):
+    if wanted.is_empty or takes_settings(fingerprint):
         return
     raise UserError(
         f"job {job_id!r} uses {declared[:80]}, which keeps state that can't be dropped; only jobs of "

@@ -26,6 +26,7 @@ QADAM_TAKES_NO_FROZEN = (
     "them; wrap the model first and freeze them after that"
 )
 
+_TAKES_SETTINGS = re.compile(rf"(?:^|, )(?:{'|'.join(SWITCHABLE)})\b")
 _FROZEN_NOTE = re.compile(r", [0-9]+ of [0-9]+ parameters frozen \([0-9a-f]*\)")
 
 
@@ -37,6 +38,13 @@ def frozen_note(frozen: int, count: int, digest: str) -> str:
 def declared_algorithm(fingerprint: Mapping[str, str]) -> str:
     """Returns the script's algorithm, without its arguments; empty: unknown."""
     return _FROZEN_NOTE.sub("", fingerprint.get("algorithm", "")).partition("(")[0]
+
+
+def takes_settings(fingerprint: Mapping[str, str]) -> bool:
+    """Tells whether a model of this job has an algorithm that takes settings. Other algorithms keep state that can't be
+    dropped, or exchange something else than gradients."""
+    declared = fingerprint.get("algorithm", "")
+    return not declared or _TAKES_SETTINGS.search(declared) is not None
 
 
 def takes(algorithm: str, fingerprint: Mapping[str, str]) -> bool:

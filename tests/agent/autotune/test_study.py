@@ -332,6 +332,15 @@ def test_a_request_to_forget_begins_a_study_with_the_scripts_settings() -> None:
     assert job.study.number == number + 1, "it is forgotten once"
 
 
+def test_a_request_to_forget_does_not_end_the_warm_up() -> None:
+    job = SimulatedJob(peak_at(20), suggests=untried)
+    job.run(lambda: job.study.trained_s >= OPTIONS.warmup_s / 2)
+    number, job.forgets = job.study.number, 1
+    job.report()
+    assert (job.study.number, job.study.phase) == (number + 1, Phase.WARMING)
+    job.settle()
+
+
 def test_a_request_from_before_the_first_study_is_no_reason_for_a_second() -> None:
     job = SimulatedJob(peak_at(20), forgets=3)
     job.run(lambda: len(job.study.trials) >= 1)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from bagua_agent.autotune.study import Phase
 from bagua_agent.autotune.tuned_records import PREFIX, Tuned, network_of
+from bagua_agent.autotune.tuner import Suggested
 from bagua_agent.base.errors import InfrastructureLost
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 from tests.agent.autotune.simulated_tuner import FINGERPRINT, MemoryStore, SimulatedTuner
@@ -81,6 +84,34 @@ def test_a_request_to_forget_is_followed_by_the_running_study() -> None:
     assert job.study.current == AS_SCRIPTED and not job.study.trials
     job.settle()
     assert not any("which job" in text for text in job.events)
+
+
+@pytest.mark.parametrize("algorithm", ["local_sgd(every 16, mean, none)", "hook(powerSGD)", "none"])
+def test_an_algorithm_without_settings_is_not_tuned(algorithm: str) -> None:
+    store = MemoryStore()
+    job = SimulatedTuner(store, route, fingerprint={**FINGERPRINT, "algorithm": algorithm})
+    for _ in range(50):
+        job.report()
+    job.tuner.stop()
+    assert job.keys.study not in store.values and job.seen.generation.number == 2
+    assert set(job.told) == {f"autotune: algorithm {algorithm} takes no settings; nothing is tuned"}
+
+
+def test_of_two_models_one_that_takes_settings_is_enough() -> None:
+    both = {**FINGERPRINT, "algorithm": "local_sgd(every 16, mean, none), bytegrad(hierarchical)"}
+    job = SimulatedTuner(MemoryStore(), route, fingerprint=both)
+    job.run(lambda: len(job.study.trials) >= 1)
+    job.tuner.stop()
+
+
+def test_what_a_sampler_said_ends_with_the_leadership() -> None:
+    job = SimulatedTuner(MemoryStore(), route)
+    job.run(lambda: len(job.study.trials) >= 1)
+    job.tuner.suggested(Suggested(job.study.number, None), job.now_s, leads=True)
+    assert job.tuner._gave_up == "all settings were tried"
+    job.tuner.saw((), job.now_s, leads=False)
+    assert not job.tuner._gave_up
+    job.tuner.stop()
 
 
 def test_the_next_leader_goes_on_with_the_record() -> None:
