@@ -46,7 +46,7 @@ def test_kernels_of_a_gpu_are_compared_with_a_copy() -> None:
 
 
 def test_the_faults_compare_three_systems() -> None:
-    values = json.loads((RESULTS / "faults-2026-11-21-2.json").read_text())["values"]
+    values = json.loads((RESULTS / "faults-2026-11-30.json").read_text())["values"]
     bars = KINDS["faults"](values)["times"]
     assert sorted(series for row, series in bars.values if row == "worker killed") == [
         "bagua",

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.result_file import RESULTS
 
-RESCALE = RESULTS / "rescale-2026-11-21-2.json"
+RESCALE = RESULTS / "rescale-2026-11-30.json"
 RENDEZVOUS = RESULTS / "rendezvous_scale-2026-11-22-3.json"
 SYSTEMS = ("bagua", "torchft", "torchrun")
 
