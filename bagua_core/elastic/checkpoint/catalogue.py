@@ -23,7 +23,7 @@ from bagua_core.errors import PeerViolation, UserError
 KEPT = 2
 _CHECKPOINT = re.compile(r"run-(\d{4,})-step-(\d{9,})-generation-(\d{6,})-(\d+)")
 _RUN = re.compile(r"run-(\d{4,})\.json")
-_PART = re.compile(r"part-\d{5,}-of-\d{5,}" + re.escape(part_file.SUFFIX))
+_PART = re.compile(r"part-\d{5,}-of-\d{5,}(-[0-9a-f]{16})?" + re.escape(part_file.SUFFIX))
 _OLD_PART = re.compile(r"part-\d{5,}-of-\d{5,}")
 _MOST_RUN_BYTES = 64 << 10
 
@@ -126,8 +126,10 @@ def newest_complete(found: Iterable[Found]) -> Found | None:
     return None
 
 
-def look_into(storage: Storage, place: Place) -> Found:
+def look_into(storage: Storage, place: Place, replica: str | None = None) -> Found:
     """Looks for the parts of the checkpoint at `place`, without regard to runs.
+
+    replica: see Header; only its parts count. None: those of any replica.
 
     Raises OldFormat, and StoreError: what cannot be seen may be complete.
     """
@@ -146,14 +148,17 @@ def look_into(storage: Storage, place: Place) -> Found:
         headers = dict(zip(names, read, strict=True))
         reason = ""
         # The same state may have been written by more workers later, after too few were left for a while.
-        for count in sorted({header.parts for header in headers.values()}):
-            missing = next((p for p in range(count) if part_file.file_name(p, count) not in names), None)
+        for count, writer in sorted({(header.parts, header.replica) for header in headers.values()}):
+            if replica is not None and writer != replica:
+                continue
+            wanted = [part_file.file_name(part, count, writer) for part in range(count)]
+            missing = next((part for part, name in enumerate(wanted) if name not in headers), None)
             if missing is None:
-                whole = tuple(headers[part_file.file_name(part, count)] for part in range(count))
+                whole = tuple(headers[name] for name in wanted)
                 _require_one_checkpoint(whole, place)
                 return Found(place, whole)
             reason = reason or f"part {missing} of {count} is missing"
-        return Found(place, (), reason)
+        return Found(place, (), reason or "no part of the chosen replica was finished")
     except StoreError:
         raise
     except OSError as error:
@@ -172,7 +177,9 @@ def _require_one_checkpoint(headers: Sequence[Header], place: Place) -> None:
     for part, header in enumerate(headers):
         is_own = (header.run, header.name) == (place.run, place.name)
         if not is_own or (header.part, header.whole) != (part, headers[0].whole):
-            raise CorruptPart(f"{part_file.file_name(part, len(headers))}: it belongs to another checkpoint")
+            raise CorruptPart(
+                f"{part_file.file_name(part, len(headers), header.replica)}: it belongs to another checkpoint"
+            )
     if problem := problem_of(headers):
         raise CorruptPart(problem)
 

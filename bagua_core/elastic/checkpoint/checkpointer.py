@@ -42,7 +42,7 @@ class Moment:
 
     part, parts: this rank's place among those that have the state (and its shard), as a rule its replica_rank and the
     number of replicas. alone: their parameters differ by the algorithm's nature, so the first writes all of its own.
-    shard, shards: which shard of a replica this worker holds.
+    shard, shards: which shard of a replica this worker holds. replica: see Header.
     """
 
     job: str
@@ -53,6 +53,7 @@ class Moment:
     alone: bool = False
     shard: int = 0
     shards: int = 1
+    replica: str = ""
 
     @property
     def is_first(self) -> bool:
@@ -134,7 +135,9 @@ class Checkpointer:
         assert choice.place is not None
         self._unseen = None
         try:
-            return restore.read(self._settings.storage, choice.place, self._fingerprint(), self._reader())
+            return restore.read(
+                self._settings.storage, choice.place, self._fingerprint(), self._reader(), choice.replica
+            )
         except (CorruptPart, OSError, ValueError) as error:
             self._unseen = error if isinstance(error, OSError) and may_be_whole(error) else None
             self._say(f"checkpoint {choice.place.directory_name} can't be used: {error}")
@@ -248,6 +251,7 @@ class Checkpointer:
             fingerprint=self._script,
             shard=moment.shard,
             shards=moment.shards,
+            replica=moment.replica,
             placed=stripe.placed,
         )
         self.writer.write(header, stripe, failed_step=failed_step)

@@ -83,7 +83,7 @@ class DcpReader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         found = self._chosen()
         directory = found.place.directory_name
-        parts = [f"{directory}/{part_file.file_name(h.part, h.parts)}" for h in found.headers]
+        parts = [f"{directory}/{h.file_name}" for h in found.headers]
         manifest = part_file.read_manifest(self._storage, parts[0])
         described = {d["name"]: d for d in state_codec.described_tensors(manifest)}
         values = _values_of(manifest)

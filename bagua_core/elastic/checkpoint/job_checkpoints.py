@@ -284,12 +284,14 @@ class JobCheckpoints:
         return self._moment_in(generation, part, parts)
 
     def _moment_in(self, generation: Generation, part: int, parts: int) -> Moment:
+        alone, replica = not self._state.registry.equal_states, self._member.replica
         return Moment(
             generation.nonce,
             self._state.name,
             part,
             parts,
             self._state.position,
-            not self._state.registry.equal_states,
+            alone,
             *self._shard(),
+            replica.record.replica_id if alone and replica is not None else "",
         )

@@ -10,6 +10,7 @@ failing disk would end the worker by SIGBUS where `read` raises OSError.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import reprlib
@@ -82,6 +83,7 @@ class Header:
     entries: tuple[Entry, ...]  # in the order of their bytes
     shard: int = 0  # whose tensors these are; part p is of shard p modulo shards
     shards: int = 1  # workers of a replica
+    replica: str = ""  # whose shards these are, where replicas' states differ; empty: all have the same state
     # Of the sharded tensors of the entries, by name
     placed: Mapping[str, Placed] = field(default_factory=dict)
 
@@ -101,11 +103,17 @@ class Header:
             self.layout_digest,
             self.fingerprint,
             self.shards,
+            self.replica,
         )
+
+    @property
+    def file_name(self) -> str:
+        return file_name(self.part, self.parts, self.replica)
 
     def encode(self) -> bytes:
         """Returns the beginning of the file, up to the tensors' bytes."""
         absent = {"entries", "placed", *(() if self.shards > 1 else ("shard", "shards"))}
+        absent |= set() if self.replica else {"replica"}
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in absent}
         if self.placed:
             values["placed"] = {name: placed.to_json() for name, placed in self.placed.items()}
@@ -130,7 +138,7 @@ class Header:
                 raise CorruptPart(f"it is of format {values['format']!r}, this version reads {FORMAT}")
             values["name"] = StateName(*values["name"])
             values["entries"] = tuple(_entries(table, values["pieces"]))
-            values = {"shard": 0, "shards": 1, "placed": {}, **values}
+            values = {"shard": 0, "shards": 1, "replica": "", "placed": {}, **values}
             values["placed"] = {n: Placed.from_json(placed) for n, placed in values["placed"].items()}
             header = Header(**{f.name: values[f.name] for f in fields(Header)})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -146,7 +154,7 @@ class Header:
         for name, value in numbers.items():
             if type(value) is not int or (name != "digest" and not 0 <= value < _MOST):
                 return f"{name} is {reprlib.repr(value)}"
-        texts = (self.job, self.layout_digest)
+        texts = (self.job, self.layout_digest, self.replica)
         maps = (self.position, self.fingerprint)
         if not all(isinstance(text, str) for text in texts) or not all(isinstance(m, dict) for m in maps):
             return "a text or a table is none"
@@ -182,8 +190,11 @@ def _entries(table: dict[str, Any], pieces: dict[str, Any]) -> Iterator[Entry]:
         yield entry
 
 
-def file_name(part: int, parts: int) -> str:
-    return f"part-{part:05d}-of-{parts:05d}{SUFFIX}"
+def file_name(part: int, parts: int, replica: str = "") -> str:
+    """Returns the name of a part's file. replica: see Header. Replicas that differ may each write all shards of the
+    same step, and none may replace a part of another one."""
+    own = f"-{hashlib.sha256(replica.encode()).hexdigest()[:16]}" if replica else ""
+    return f"part-{part:05d}-of-{parts:05d}{own}{SUFFIX}"
 
 
 def write(
@@ -192,7 +203,7 @@ def write(
     """Puts the part into `directory`. data: uint8, on the CPU. Raises OSError."""
     view = data.numpy().data
     half = len(view) // 2
-    name = f"{directory}/{file_name(header.part, header.parts)}"
+    name = f"{directory}/{header.file_name}"
     storage.write(name, (header.encode(), view[:half], view[half:]), at_edge)
 
 

@@ -45,10 +45,12 @@ class CheckpointsUnreadable(InfrastructureLost, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Rank 0's choice; place None: there is no checkpoint to go on from. run: the number of the run that begins."""
+    """Rank 0's choice; place None: there is no checkpoint to go on from. run: the number of the run that begins.
+    replica: whose parts are read, see Header; all shards must read those of one replica."""
 
     run: int
     place: Place | None
+    replica: str = ""
 
     @property
     def step(self) -> int:
@@ -85,7 +87,9 @@ def choose(storage: Storage, job: str, refused: frozenset[Place], say: Callable[
         ) from error
     for one in itertools.takewhile(lambda f: f is not newest, usable):
         say(f"checkpoint {one.place.directory_name} is not used: {one.reason}")
-    choice = Choice(run, None if newest is None else newest.place)
+    choice = Choice(run, None)
+    if newest is not None:
+        choice = Choice(run, newest.place, newest.headers[0].replica)
     try:
         catalogue.write_run(storage, Run(run, choice.step), job)
     except OSError as error:
@@ -97,21 +101,27 @@ def share(communicator: Communicator, choice: Choice | None, wait: Callable[[Pen
     """Returns rank 0's choice on every rank. choice: of rank 0, else None. Raises CollectiveFailed."""
     row = torch.zeros(_ROW_BYTES, dtype=torch.uint8, device="cpu")
     if choice is not None:
-        text = json.dumps([choice.run, choice.place.directory_name if choice.place else ""]).encode()
+        name = choice.place.directory_name if choice.place else ""
+        text = json.dumps([choice.run, name, choice.replica]).encode()
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     wait(communicator.broadcast(row, 0))
-    run, name = json.loads(row.numpy().tobytes().rstrip(b"\0"))
-    return Choice(run, Place.of(name))
+    run, name, replica = json.loads(row.numpy().tobytes().rstrip(b"\0"))
+    return Choice(run, Place.of(name), replica)
 
 
 def read(
-    storage: Storage, place: Place, fingerprint: Mapping[str, str], reader: Reader | None = None
+    storage: Storage,
+    place: Place,
+    fingerprint: Mapping[str, str],
+    reader: Reader | None = None,
+    replica: str | None = None,
 ) -> Restored:
-    """Reads the state and checks every digest of what is read. reader: None: whole tensors.
+    """Reads the state and checks every digest of what is read. reader: None: whole tensors. replica: whose parts are
+    read, see catalogue.look_into.
 
     Raises CheckpointMismatch if it is another script's, CorruptPart or OSError if it can't be used.
     """
-    found = catalogue.look_into(storage, place)
+    found = catalogue.look_into(storage, place, replica)
     if not found.is_complete:
         raise CorruptPart(found.reason)
     _require_fit(storage, place, found.headers[0], fingerprint, 0 if reader is None else reader.shards)
@@ -128,7 +138,7 @@ def load(storage: Storage, found: Found, reader: Reader | None = None) -> Restor
     """
     first = found.headers[0]
     directory = found.place.directory_name
-    names = [f"{directory}/{part_file.file_name(h.part, h.parts)}" for h in found.headers]
+    names = [f"{directory}/{h.file_name}" for h in found.headers]
     try:
         assembly = Assembly(part_file.read_manifest(storage, names[0]), found.headers, reader)
         if assembly.layout_digest != first.layout_digest:

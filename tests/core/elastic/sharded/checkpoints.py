@@ -28,8 +28,11 @@ def shared() -> Path:
     return Path(os.environ["BAGUA_TEST_FOLDER"]).parent / "shared"
 
 
-def write(root: Path, training: Training, shard: int = 0, shards: int = 1, replicas: int = 1) -> None:
-    """The parts of this shard, of all `replicas`: they hold equal states."""
+def write(
+    root: Path, training: Training, shard: int = 0, shards: int = 1, replicas: int = 1, alone: str = ""
+) -> None:
+    """The parts of this shard, of all `replicas`: they hold equal states. alone: the id of the only one that writes,
+    since its state differs from those of others."""
     said: list[str] = []
     script = training.registry.fingerprint()
     checkpointer = Checkpointer(
@@ -41,7 +44,7 @@ def write(root: Path, training: Training, shard: int = 0, shards: int = 1, repli
         return {**training.registry.capture(), NAMES: training.registry.parameter_names(), "history": "[]"}
 
     for part in range(replicas):
-        moment = Moment("job", NAME, part, replicas, POSITION, shard=shard, shards=shards)
+        moment = Moment("job", NAME, part, replicas, POSITION, bool(alone), shard, shards, alone)
         checkpointer.write(moment, capture)
         assert checkpointer.is_last_written(moment, 60.0) == "" and not said
     checkpointer.close(30.0)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from bagua_core.elastic.checkpoint import part_file
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
+from bagua_core.elastic.checkpoint.part_file import CorruptPart
 from tests.core.elastic.sharded import checkpoints
 from tests.core.elastic.sharded.models import OPTIMIZERS, Training, WithItsOwn, same
 
@@ -88,3 +90,22 @@ def check_each_shard_gets_back_what_is_its_own(rank: int) -> None:
         assert same(source.tensors(), target.tensors())
         assert target.own.keys() == source.own.keys()
         assert all(t.tolist() == [1.0] * (3 + rank) for t in target.own.values())
+
+
+def check_shards_of_replicas_that_differ_are_never_mixed(rank: int) -> None:
+    a, b, target = Training(seed=1), Training(seed=2), Training(seed=3)
+    for training in (a, b):
+        training.train(3)
+    root = checkpoints.shared() / "differing"
+    checkpoints.write(root, a, rank, 2, alone="a")
+    if rank == 1:  # the other shard of this replica is killed before it writes
+        checkpoints.write(root, b, rank, 2, alone="b")
+    dist.barrier()
+    checkpoints.read(root, target, rank, 2)
+    assert same(target.tensors(), a.tensors())
+
+    root = checkpoints.shared() / "half"
+    checkpoints.write(root, (a, b)[rank], rank, 2, alone="ab"[rank])
+    dist.barrier()
+    with pytest.raises(CorruptPart, match="is missing"):
+        checkpoints.read(root, target, rank, 2)
