@@ -219,6 +219,7 @@ def _departure(d: pb.Departure) -> DepartureView:
         state=state,
         part=last.part,
         parts=last.parts,
+        replica=last.replica,
         written=last.written,
         problem=last.problem,
         holds_nothing=d.HasField("last") and state.is_none,

@@ -171,8 +171,9 @@ class DepartureView:
     """The content of the key departed/<worker>: its agent saw it end after its node was asked to leave.
 
     generation: the newest that listed it, 0 if none did; world_size: of that generation. state: what it held when it
-    stepped aside; none if it reported nothing. part, parts: of the last checkpoint; parts 0: none is its own. problem:
-    why its part is not written. holds_nothing: it reported that it had no state of the job.
+    stepped aside; none if it reported nothing. part, parts: of the last checkpoint; parts 0: none is its own. replica:
+    whose parts make that one whole, if replicas' states differ. problem: why its part is not written. holds_nothing: it
+    reported that it had no state of the job.
     """
 
     worker_id: str
@@ -185,6 +186,7 @@ class DepartureView:
     written: bool = False
     problem: str = ""
     holds_nothing: bool = False
+    replica: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -563,18 +563,20 @@ class Failure(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., cause: _Optional[str] = ..., log_path: _Optional[str] = ..., step: _Optional[int] = ..., in_step: bool = ..., script_failure: bool = ..., traceback_tail: _Optional[str] = ..., generation: _Optional[int] = ..., kills_in_a_row: _Optional[int] = ...) -> None: ...
 
 class LastCheckpoint(_message.Message):
-    __slots__ = ("state", "part", "parts", "written", "problem")
+    __slots__ = ("state", "part", "parts", "written", "problem", "replica")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
     state: StateName
     part: int
     parts: int
     written: bool
     problem: str
-    def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., written: bool = ..., problem: _Optional[str] = ...) -> None: ...
+    replica: str
+    def __init__(self, state: _Optional[_Union[StateName, _Mapping]] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., written: bool = ..., problem: _Optional[str] = ..., replica: _Optional[str] = ...) -> None: ...
 
 class Departure(_message.Message):
     __slots__ = ("worker_id", "agent_id", "node_name", "generation", "world_size", "last")

@@ -95,8 +95,8 @@ def _saved(view: JobView) -> Parting:
         return Parting(True, "every worker left before the first step")
     furthest = max(d.state for d in told)
     of_furthest = [d for d in told if d.state == furthest]
-    for parts in {d.parts for d in of_furthest if d.parts}:
-        written = {d.part for d in of_furthest if d.parts == parts and d.written}
+    for parts, replica in {(d.parts, d.replica) for d in of_furthest if d.parts}:
+        written = {d.part for d in of_furthest if (d.parts, d.replica) == (parts, replica) and d.written}
         if len(written) == parts:  # each is below it: see decode.py
             return Parting(True, f"every worker left; the checkpoint of step {furthest.step} is written")
     problems = [f"{d.problem} (on {d.node_name})" for d in of_furthest if d.problem]

@@ -250,7 +250,7 @@ class JobCheckpoints:
         )
         if self._checkpointer is not None and not (moment.alone and moment.part):
             limit_s = min(leave_by_s - time.monotonic(), LAST_WAIT_S)
-            told.part, told.parts = moment.number, moment.numbers
+            told.part, told.parts, told.replica = moment.number, moment.numbers, moment.replica
             told.problem = (problem or self._checkpointer.is_last_written(moment, limit_s))[:500]
             told.written = not told.problem
             if told.problem:

@@ -47,6 +47,14 @@ def result(view: JobView) -> WriteResult:
     return action
 
 
+def test_parts_of_replicas_that_differ_are_not_one_checkpoint() -> None:
+    half = (saved("a0", 0, replica="a"), saved("b0", 1, replica="b"))
+    found = parting(left(*half))
+    assert found is not None and not found.may_stop
+    whole = parting(left(saved("a0", 0, replica="a"), saved("b0", 1, replica="a")))
+    assert whole is not None and whole.may_stop
+
+
 def test_stopped_once_every_holder_confirmed_and_its_part_is_written() -> None:
     half = left(saved("a0", 0))
     assert parting(half) is None and decided(half).action is None
