@@ -114,6 +114,7 @@ class CompressedSum(BucketOperation):
     def _sum(self, communicator: Communicator, load: Load) -> Job:
         route = route_of(communicator, self._hierarchical)
         if not is_compressed(load.plan, route):
+            self._add_unsent(load)
             yield communicator.allreduce(load.reducible)
             return
         messages = yield from self._exchange(load, route)
@@ -124,7 +125,7 @@ class CompressedSum(BucketOperation):
         """Exchanges the chunks, so that the sums of all of them arrive in `gathered`, on every rank."""
         if route.node is not None:
             if route.across is None:
-                self._add_unsent(load, route)
+                self._add_unsent(load)
             yield route.node.reduce(load.flat, FIRST_OF_NODE)
         messages = Messages(load, self._compression, route)
         if route.across is not None:
@@ -141,7 +142,7 @@ class CompressedSum(BucketOperation):
         messages.sum_tail()
         return messages
 
-    def _add_unsent(self, load: Load, route: Route) -> None:
+    def _add_unsent(self, load: Load) -> None:
         """Adds to the values what this rank has not sent, if it sent compressed messages in an earlier generation and
         does not in this one."""
         unsent = self._compression.unsent(load.step, load.number, load.plan.elements)

@@ -159,11 +159,12 @@ class WithFeedback(Compression):
         self._kept.clear()
 
     def reduced(self) -> None:
+        # Errors count in the next reduction alone: a bucket that was reduced without compression has none from then on
+        kept, self._kept = self._kept, {}
         for number, errors in self.step.errors.items():
-            before = self._kept.pop(number, None)
             if errors is not None:
                 self._kept[number] = errors
-                if before is not None:
+                if (before := kept.get(number)) is not None:
                     self._spare[number] = before
         super().reduced()
 

@@ -10,7 +10,7 @@ from bagua_core.algorithms.algorithm import Algorithm
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.communication.compressed import compressor as compressors
 from bagua_core.communication.compressed.compressor import UnknownCompressorError
-from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, break_at, exact
+from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, break_at, exact, world_on_nodes
 from tests.core.communication.worlds import gloo_world, in_process_world, run_ranks
 
 
@@ -168,6 +168,41 @@ def test_errors_outlive_a_planned_generation_and_steps_without_the_model() -> No
     fresh = next_step([fresh_like(m) for m in without])
     assert_equal_bits([history(rests=True), history(rests=False)])
     assert not torch.equal(history(rests=True)[0], fresh[0])
+
+
+def test_a_member_that_trained_alone_has_no_error_of_before() -> None:
+    """It sends nothing while it is alone, and the error of the last step that it sent is not of the next one's."""
+
+    def history(fresh: bool) -> list[torch.Tensor]:
+        members = with_errors()
+        members[0].move_to(None)
+        for _ in range(3):
+            assert members[0].step()
+        joiner = fresh_like(members[0])
+        return next_step([fresh_like(members[0]) if fresh else members[0], joiner])
+
+    assert_equal_bits([history(fresh=False), history(fresh=True)])
+
+
+def test_errors_are_added_where_a_step_is_reduced_without_compression() -> None:
+    """All members are on one node then. The step behind it begins without errors."""
+
+    def history(fresh: bool) -> list[torch.Tensor]:
+        members = with_errors()
+        if fresh:
+            members = [fresh_like(m) for m in members]
+        for rank, communicator in zip(members, world_on_nodes((2,)), strict=True):
+            rank.bring(communicator, None)
+            rank.model.communicator_changed()
+        run_ranks(members, lambda r: r.step())
+        assert_equal_bits([m.parameters() for m in members])
+        reduced = members[0].gradients()
+        expected = [fresh_like(m) for m in members]
+        assert_equal_bits([next_step(members), next_step(expected)])
+        return reduced
+
+    with_error, without = history(fresh=False), history(fresh=True)
+    assert not all(torch.equal(a, b) for a, b in zip(with_error, without, strict=True))
 
 
 def test_the_built_in_formats_by_name() -> None:
