@@ -115,7 +115,8 @@ class FailureView:
 
     was_member: it was in a generation, or this is unknown. generation: the one it was started for in restart mode, else
     0. global_rank: -1 if it had none. seen_since_s: when this agent first saw the key. kills_in_a_row: workers of its
-    slot that a signal ended without progress, this one included; 0: no signal did.
+    slot that a signal ended without progress, this one included; 0: no signal did. joining: it had no share of the
+    step's batch, as it had committed none since it joined.
     """
 
     worker_id: str
@@ -134,6 +135,7 @@ class FailureView:
     seen_since_s: float = float("-inf")
     kills_in_a_row: int = 0
     slot: int = 0
+    joining: bool = False
 
     @staticmethod
     def of(failure: pb.Failure, order: int) -> FailureView:
@@ -154,6 +156,7 @@ class FailureView:
             traceback_tail=failure.traceback_tail,
             kills_in_a_row=failure.kills_in_a_row,
             slot=failure.slot,
+            joining=failure.joining,
         )
 
 

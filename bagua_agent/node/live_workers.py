@@ -251,6 +251,7 @@ class LiveWorkers:
             trained=worker_id in self._training_done,
             generation=progress.generation if progress is not None else 0,
             steps=progress.step if progress is not None else 0,
+            joining=progress.joining if progress is not None else False,
             co_workers=self._company.pop(worker_id, NO_CO_WORKERS),
             listed=self._listed.pop(worker_id, (0, 0)),
             last_checkpoint=self._last_checkpoints.pop(worker_id, None),

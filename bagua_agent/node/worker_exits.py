@@ -41,8 +41,8 @@ END_BYTES = 4 << 10  # in etcd, of the keys that come and go with a worker, and 
 class LastSeen:
     """The facts known of a worker at its end.
 
-    generation, steps: those of its last report. was_member: its member key exists. trained: it confirmed the last
-    commit. co_workers: those in generations. listed: the newest generation that listed it, and its world size.
+    generation, steps, joining: those of its last report. was_member: its member key exists. trained: it confirmed the
+    last commit. co_workers: those in generations. listed: the newest generation that listed it, and its world size.
     last_checkpoint: its report when it left. left_alone: it was asked to leave though its node stays.
     """
 
@@ -54,6 +54,7 @@ class LastSeen:
     listed: tuple[int, int] = (0, 0)
     last_checkpoint: pb.LastCheckpoint | None = None
     left_alone: bool = False
+    joining: bool = False
 
 
 class Record(Enum):
@@ -200,6 +201,7 @@ class WorkerExits:
             log_path=worker.files.shown,
             step=last.steps,
             in_step=last.generation > 0,
+            joining=last.joining,
             script_failure=cause.script_failure,
             traceback_tail=cause.traceback_tail,
             kills_in_a_row=worker.kills_in_a_row,

@@ -531,7 +531,7 @@ class HangOrder(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., outcome: _Optional[_Union[HangOrder.Outcome, str]] = ..., workers: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "exit_code", "cause", "log_path", "step", "in_step", "script_failure", "traceback_tail", "generation", "kills_in_a_row")
+    __slots__ = ("worker_id", "agent_id", "node_name", "slot", "global_rank", "exit_code", "cause", "log_path", "step", "in_step", "script_failure", "traceback_tail", "generation", "kills_in_a_row", "joining")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -546,6 +546,7 @@ class Failure(_message.Message):
     TRACEBACK_TAIL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KILLS_IN_A_ROW_FIELD_NUMBER: _ClassVar[int]
+    JOINING_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     agent_id: str
     node_name: str
@@ -560,7 +561,8 @@ class Failure(_message.Message):
     traceback_tail: str
     generation: int
     kills_in_a_row: int
-    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., cause: _Optional[str] = ..., log_path: _Optional[str] = ..., step: _Optional[int] = ..., in_step: bool = ..., script_failure: bool = ..., traceback_tail: _Optional[str] = ..., generation: _Optional[int] = ..., kills_in_a_row: _Optional[int] = ...) -> None: ...
+    joining: bool
+    def __init__(self, worker_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., node_name: _Optional[str] = ..., slot: _Optional[int] = ..., global_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., cause: _Optional[str] = ..., log_path: _Optional[str] = ..., step: _Optional[int] = ..., in_step: bool = ..., script_failure: bool = ..., traceback_tail: _Optional[str] = ..., generation: _Optional[int] = ..., kills_in_a_row: _Optional[int] = ..., joining: bool = ...) -> None: ...
 
 class LastCheckpoint(_message.Message):
     __slots__ = ("state", "part", "parts", "written", "problem", "replica")

@@ -40,3 +40,21 @@ def test_a_script_that_raises_on_one_node_fails_the_job_on_all(job: MakeJob, mak
         assert node.says("first failure:", "exit code 1")
         assert node.says("ValueError: a bad sample in step 5")
     one.check_nothing_left()
+
+
+def test_joiners_that_raise_in_their_first_step_do_not_end_the_job(job: MakeJob, make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    one = job(
+        endpoints=lab.etcd(lab.hosts[0]).endpoints,
+        nodes="1:2",
+        script=["--failpoints-once"],
+        options=["--max-restarts", "2"],
+    )
+    one.start(lab.hosts[0])
+    alone = one.await_step(10)
+    joiner = one.start(lab.hosts[1], slots=2, failpoints="step.begin=raise")
+    for slot in range(2):
+        joiner.await_line(f"worker in slot {slot} ended: ", "FailpointRaised", "; starting another")
+    one.await_world(3, after_step=alone)
+    one.finish()
+    one.check(finished=3)

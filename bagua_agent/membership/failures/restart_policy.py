@@ -47,8 +47,8 @@ def judge(
     script = [f for f in failures if _counts(f, trained)]
     first_in_step: dict[int, FailureView] = {}
     for failure in script:
-        if not failure.in_step or is_casualty(failure.summary, failure.traceback_tail):
-            continue  # what a lost peer explains says nothing of the samples
+        if not failure.in_step or failure.joining or is_casualty(failure.summary, failure.traceback_tail):
+            continue  # a joiner trains on no samples yet, and what a lost peer explains says nothing of them
         first = first_in_step.setdefault(failure.step, failure)
         if first.worker_id != failure.worker_id:
             # The same samples would fail holder after holder until no worker has the state.

@@ -66,9 +66,11 @@ class AgentReports:
         job_loss: JobLoss | None = None,
         checkpoint_step: int = 0,
         checkpoint_trouble: str = "",
+        joining: bool = False,
     ) -> None:
         """Reports the progress of this worker. order, bucket_times: see given.new_order, new_bucket_times.
-        checkpoint_step, checkpoint_trouble: see writer.Saved."""
+        checkpoint_step, checkpoint_trouble: see writer.Saved. joining: it has committed no step since it joined; step
+        is then the job's."""
         if self._measured != (named := [(id(m), m.algorithm_name) for m in models]):
             self._measured = named
             self._gradient_bytes = sum(
@@ -103,6 +105,7 @@ class AgentReports:
                 checkpoint_step=checkpoint_step,
                 job_loss=0.0 if job_loss is None else job_loss.mean,
                 job_losses=0 if job_loss is None else job_loss.reporting,
+                joining=joining,
             )
         )
 

@@ -57,7 +57,6 @@ class Engine(ScriptRanks):
     def __init__(self, environment: WorkerEnvironment | None) -> None:
         super().__init__(environment)
         self.local_rank = environment.local_rank if environment else 0
-        self._job_step = 0
         self._ended = False  # the process leaves the job
 
         self._announced = MicroBatch(1.0, True)  # what a step that next_step() announced begins with

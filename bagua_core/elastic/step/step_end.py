@@ -37,6 +37,7 @@ class StepEnd(CurrentStep):
         super().__init__(environment)
         self._workers: tuple[str, ...] = ("",)  # of the generation in force, by global rank
         self._step_from_s = 0.0
+        self._job_step = 0  # committed by the job when this worker entered the generation in force
         self._committed_epoch: int | None = None  # of the newest step that this worker committed
         self._stays = False  # with replicas: no shard has anything to follow at this boundary
         self._reports: AgentReports | None = None
@@ -168,7 +169,7 @@ class StepEnd(CurrentStep):
         if self._reports is not None:
             saved = NOTHING_SAVED if self._checkpoints is None else self._checkpoints.saved
             self._reports.progress(
-                self.state.name.step,
+                self._job_step if self.joining else self.state.name.step,
                 self.state.position["epoch"] if self._committed_epoch is None else self._committed_epoch,
                 # what a joiner computed beside the copy, with parameters of its own, says nothing of the job
                 {} if self.plan.global_rank in self.plan.healing else self.metrics,
@@ -179,4 +180,5 @@ class StepEnd(CurrentStep):
                 job_loss=self.job_loss,
                 checkpoint_step=saved.step,
                 checkpoint_trouble=saved.trouble,
+                joining=self.joining,
             )

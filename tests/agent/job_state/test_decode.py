@@ -133,6 +133,7 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
             exit_code=1,
             log_path="/logs/w",
             traceback_tail="tail",
+            joining=True,
         ).SerializeToString(),
         ev.FailureRecorded(
             now_s=NOW_S,
@@ -150,6 +151,7 @@ PUT: list[tuple[str, bytes, ev.Event | None]] = [
                 global_rank=-1,
                 log_path="/logs/w",
                 traceback_tail="tail",
+                joining=True,
             ),
         ),
     ),

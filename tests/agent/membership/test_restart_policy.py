@@ -42,6 +42,14 @@ def test_a_poison_sample_is_told_by_its_step() -> None:
     assert verdict.reason.startswith("two workers failed in step 7, so it is likely to fail always: ")
 
 
+def test_joiners_that_fail_in_their_first_step_show_no_poison_sample() -> None:
+    """They had no share of its samples: it is their node that does not work."""
+    one, other = (replace(failure(w, step=7, order=i), joining=True) for i, w in enumerate(("c0", "c1")))
+    assert not judge([one, other], 2, trained=True).fail
+    assert judge([one, other], 1, trained=True).fail, "each still draws on the budget"
+    assert not judge([one, failure("a0", step=7, order=2)], 2, trained=True).fail
+
+
 def test_an_exceeded_budget_reads_well() -> None:
     one, other = (replace(failure(f"{n}0", order=i), step=i, global_rank=i) for i, n in enumerate("ab"))
     assert (

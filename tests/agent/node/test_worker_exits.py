@@ -195,6 +195,13 @@ def test_a_slot_whose_workers_never_start_well_is_given_up_and_the_node_says_so(
     assert node.exits.exit_code == 1
 
 
+def test_a_joiners_failure_says_that_it_had_no_share_of_the_step(make_node: Callable[..., Node]) -> None:
+    node = make_node(max_restarts=1)
+    node.crash(last=LastSeen(True, False, generation=3, steps=7, joining=True))
+    record = pb.Failure.FromString(node.stored[node.keys.failure("w0")])
+    assert (record.in_step, record.step, record.joining) == (True, 7, True)
+
+
 @pytest.mark.parametrize("closing", [False, True])
 def test_a_failure_that_ends_the_job_gives_up_no_slot(make_node: Callable[..., Node], closing: bool) -> None:
     """The leader writes the result; what the job waits for until then is not this node's to change."""
