@@ -6,10 +6,13 @@ decide). Does not know jobs, watches or the owners of leases.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bagua_agent.base.errors import InternalError, LeaseLost, StoreUnavailable
+from bagua_agent.etcd import paged_read
 from bagua_agent.etcd.connection import Connection, EtcdClient, StoreConfig
 from bagua_agent.etcd.endpoints import Endpoint
 from bagua_agent.etcd.failover import Failover
@@ -141,26 +144,27 @@ def value_is(key: str, value: bytes) -> Compare:
 
 
 def read_ranges(
-    connection: Connection, ranges: Sequence[KeyRange], timeout_s: float
+    connection: Connection, ranges: Sequence[KeyRange], page_s: float
 ) -> tuple[list[KeyValue], int]:
-    """Returns all keys in the ranges as they were at one revision, and that revision. Raises CallFailed."""
-
-    def read(client: EtcdClient) -> tuple[list[KeyValue], int]:
-        return _read_ranges(client, ranges)
-
-    return connection.call(read, timeout_s)
+    """Returns all keys in the ranges as they were at one revision, and that revision. page_s: the limit of each
+    request. Raises CallFailed."""
+    found, revision = paged_read.read_ranges(lambda attempt: connection.call(attempt, page_s), ranges)
+    return [KeyValue.of(kv) for kv in found], revision
 
 
-def _read_ranges(client: EtcdClient, ranges: Sequence[KeyRange]) -> tuple[list[KeyValue], int]:
-    reads = [etcd3.etcdrpc.RangeRequest(key=keys.start, range_end=keys.end) for keys in ranges]
-    answers, revision = read_at_once(client, reads)
-    return [KeyValue.of(kv) for one in answers for kv in one.kvs], revision
+def read_at(
+    connection: Connection, keys: KeyRange, revision: int, page_s: float
+) -> tuple[list[KeyValue], int]:
+    """Returns the keys of the range as they were at `revision`, and the newest revision of the store. page_s: as above.
+    Raises CallFailed, with HISTORY_GONE if the store does not have that revision."""
+    found, newest = paged_read.read_at(lambda attempt: connection.call(attempt, page_s), keys, revision)
+    return [KeyValue.of(kv) for kv in found], newest
 
 
 class Store:
     """A client of etcd's keys, leases and transactions. Thread-safe. Every method takes at most timeout_s (default: the
-    configuration's request_timeout_s) and raises StoreUnavailable naming the endpoints, or UserError if etcd refuses
-    the user."""
+    configuration's request_timeout_s; of a read of ranges, for each page) and raises StoreUnavailable naming the
+    endpoints, or UserError if etcd refuses the user."""
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
@@ -193,21 +197,30 @@ class Store:
 
     def get_prefix(self, prefix: str, timeout_s: float | None = None) -> tuple[list[KeyValue], int]:
         """Returns the keys that start with `prefix`, in key order, and the revision at which they are so."""
-        end_of_prefix(prefix)
-        answer = self._repeat(
-            f"get {prefix}*",
-            lambda c: c.get_prefix_response(encode_key(prefix), sort_order="ascend"),
-            timeout_s,
-        )
-        return [KeyValue.of(kv) for kv in answer.kvs], answer.header.revision
+        return self.get_ranges([KeyRange.of_prefix(prefix)], timeout_s)
 
     def get_ranges(
         self, ranges: Sequence[KeyRange], timeout_s: float | None = None
     ) -> tuple[list[KeyValue], int]:
-        """Returns the keys in all of the ranges as of one revision, and that revision."""
-        return self._repeat(
-            f"get {', '.join(map(str, ranges))}", lambda c: _read_ranges(c, ranges), timeout_s
-        )
+        """Returns the keys in all of the ranges as of one revision, and that revision.
+
+        timeout_s: of all pages together; None: each page has the configuration's request_timeout_s, since a range may
+        be of any size.
+        """
+        what = f"get {', '.join(map(str, ranges))}"
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def ask(attempt: Callable[[EtcdClient], Any]) -> Any:
+            left_s = None if until_s is None else max(0.001, until_s - time.monotonic())
+            return self._repeat(what, attempt, left_s)
+
+        try:
+            found, revision = paged_read.read_ranges(ask, ranges)
+        except CallFailed as error:
+            raise StoreUnavailable(
+                f"{what}: etcd was compacted again and again while it was read ({error})"
+            ) from error
+        return [KeyValue.of(kv) for kv in found], revision
 
     def get_and_count(
         self, keys: Sequence[str], prefix: str, timeout_s: float | None = None
@@ -353,9 +366,8 @@ class Store:
             self._repeat(
                 f"compact to revision {revision}", lambda c: c.raw(c.kvstub.Compact, request), timeout_s
             )
-        except InternalError as error:
-            cause = error.__cause__
-            if not (isinstance(cause, CallFailed) and cause.failure.trouble is Trouble.HISTORY_GONE):
+        except CallFailed as error:
+            if error.failure.trouble is not Trouble.HISTORY_GONE:
                 raise
 
     def member_names(self, timeout_s: float | None = None) -> frozenset[str]:

@@ -81,7 +81,7 @@ class Failover:
         denied_is_fine: bool = False,
     ) -> T:
         """Calls `attempt` on an endpoint that answers. repeatable: it is sent again after an attempt that got no
-        answer."""
+        answer. Raises CallFailed where `attempt` names a revision that is gone."""
         limit_s = self.config.request_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         reasons: dict[int, str] = {}
@@ -142,7 +142,9 @@ class Failover:
                 raise StoreFull(f"{operation}: {full}") from cause
             case Trouble.NOT_ETCD:
                 raise UserError(f"{where} does not speak etcd's v3 protocol ({failure.detail})") from cause
-            case Trouble.REFUSED | Trouble.HISTORY_GONE:
+            case Trouble.HISTORY_GONE:
+                raise cause  # only the caller knows what the revision was for
+            case Trouble.REFUSED:
                 raise InternalError(f"{operation}: {where} refuses it: {failure.detail}") from cause
 
     def _found_full(self, full: str) -> None:

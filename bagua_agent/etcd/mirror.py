@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from bagua_agent.base.background import Failed, OperationEnd, background_thread, describe
 from bagua_agent.base.backoff import delay_s
 from bagua_agent.base.errors import InternalError, UserError
-from bagua_agent.etcd.client import KeyValue, Store, read_ranges
+from bagua_agent.etcd.client import KeyValue, Store, read_at, read_ranges
 from bagua_agent.etcd.connection import Connection
 from bagua_agent.etcd.endpoints import Endpoint
 from bagua_agent.etcd.failures import CallFailed, Failure, Trouble
 from bagua_agent.etcd.key_range import KeyRange, decode_key
-from bagua_agent.etcd.stubs import etcd3
 from bagua_agent.etcd.watch_stream import WatchStream
 from bagua_contract import etcd_pb2 as pb
 
@@ -154,10 +153,10 @@ class Mirror:
         index = failed_since_pause = pauses = 0
         while not self._stopping.is_set():
             config = self._store.config
-            # Where all mirrors read at once, as after a restart of etcd, one reading takes longer than usual.
-            limit_s = delay_s(1 + pauses, config.attempt_timeout_s, config.request_timeout_s)
+            # Where all mirrors read at once, as after a restart of etcd, one page takes longer than usual.
+            page_s = delay_s(1 + pauses, config.attempt_timeout_s, config.request_timeout_s)
             try:
-                self._follow(endpoints[index], limit_s)
+                self._follow(endpoints[index], page_s)
             except CallFailed as error:
                 if not self._stopping.is_set():
                     level = logging.ERROR if error.failure.trouble is Trouble.DENIED else logging.INFO
@@ -191,15 +190,15 @@ class Mirror:
         self._complaints.add(complaint)
         return True
 
-    def _follow(self, endpoint: Endpoint, limit_s: float) -> None:
-        """Watches at this endpoint until the connection breaks (CallFailed) or the mirror stops. limit_s: of each
-        reading."""
+    def _follow(self, endpoint: Endpoint, page_s: float) -> None:
+        """Watches at this endpoint until the connection breaks (CallFailed) or the mirror stops. page_s: of each
+        request of a reading."""
         connection = self._store.connection(endpoint)
         try:
             with self._lock:
                 self._connection = connection  # from here on `stop` ends what runs on it
             while not self._stopping.is_set():
-                store_revision = self._catch_up(connection, limit_s)
+                store_revision = self._catch_up(connection, page_s)
                 with self._lock:
                     starts = [(keys, self._revisions[keys] + 1) for keys in self._ranges]
                 stream = WatchStream(connection, starts, self._silence_s)
@@ -242,7 +241,7 @@ class Mirror:
             if response.events:
                 self._apply(response.events)
 
-    def _catch_up(self, connection: Connection, timeout_s: float) -> int:
+    def _catch_up(self, connection: Connection, page_s: float) -> int:
         """Makes sure that the store's history leads on from our state, or takes over its present state.
 
         Returns a revision that the store has reached.
@@ -250,11 +249,11 @@ class Mirror:
         with self._lock:
             wanted = self._wanted
         if wanted is None and not self._history_lost:
-            store_revision = self._confirmed(connection, timeout_s)
+            store_revision = self._confirmed(connection, page_s)
             if store_revision is not None:
                 return store_revision
         ranges, on_followed = wanted if wanted is not None else (self._ranges, None)
-        keys, revision = read_ranges(connection, ranges, timeout_s)
+        keys, revision = read_ranges(connection, ranges, page_s)
         self._history_lost = False
         with self._lock:
             self._ranges = ranges
@@ -265,7 +264,7 @@ class Mirror:
             self._tell_followed(on_followed)
         return revision
 
-    def _confirmed(self, connection: Connection, timeout_s: float) -> int | None:
+    def _confirmed(self, connection: Connection, page_s: float) -> int | None:
         """Returns the store's revision, if at the revision of our state it held the same; None if its history is
         another one: a store that lost its data or was set back to a backup, and perhaps has grown past our revision
         since.
@@ -278,16 +277,13 @@ class Mirror:
         found: dict[str, KeyValue] = {}
         store_revision = 0
         for keys in self._ranges:
-            revision = revisions[keys]
-            request = etcd3.etcdrpc.RangeRequest(key=keys.start, range_end=keys.end, revision=revision)
             try:
-                answer = connection.call(lambda c, r=request: c.raw(c.kvstub.Range, r), timeout_s)  # type: ignore[misc]
+                there, store_revision = read_at(connection, keys, revisions[keys], page_s)
             except CallFailed as error:
                 if error.failure.trouble is Trouble.HISTORY_GONE:
                     return None
                 raise
-            found.update({kv.key: kv for kv in map(KeyValue.of, answer.kvs)})
-            store_revision = int(answer.header.revision)
+            found.update({kv.key: kv for kv in there})
         return store_revision if found == state else None
 
     # ---- state

@@ -1,7 +1,7 @@
 """Reads several ranges of keys as they were at one revision.
 
-It uses one transaction, so one request. An etcd whose database is full refuses every transaction (seen with 3.5.1),
-even one that only reads; then the ranges are read one by one, all at the revision of the first.
+Several take one transaction, so one request. An etcd whose database is full refuses every transaction (seen with
+3.5.1), even one that only reads; then the ranges are read one by one, all at the revision of the first.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ def read_at_once(client: EtcdClient, reads: Sequence[Any]) -> tuple[list[Any], i
     grpc.RpcError."""
     limit_s = client.timeout
     deadline_s = None if limit_s is None else time.monotonic() + limit_s
-    request = etcd3.etcdrpc.TxnRequest()
-    for read in reads:
-        request.success.add().request_range.CopyFrom(read)
-    try:
-        answer = client.raw(client.kvstub.Txn, request)
-    except grpc.RpcError as error:
-        if classify(error.code(), error.details()).trouble is not Trouble.FULL:
-            raise
-    else:
-        return [one.response_range for one in answer.responses], int(answer.header.revision)
+    if len(reads) != 1:
+        request = etcd3.etcdrpc.TxnRequest()
+        for read in reads:
+            request.success.add().request_range.CopyFrom(read)
+        try:
+            answer = client.raw(client.kvstub.Txn, request)
+        except grpc.RpcError as error:
+            if classify(error.code(), error.details()).trouble is not Trouble.FULL:
+                raise
+        else:
+            return [one.response_range for one in answer.responses], int(answer.header.revision)
     for _ in range(MOST_ROUNDS):
         try:
             return _one_by_one(client, reads, deadline_s)
