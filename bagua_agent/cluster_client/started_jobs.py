@@ -7,13 +7,15 @@ of the same id.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.plain_text import some
 from bagua_agent.cluster_client.cluster_requests import JobEnded, unknown_job
 from bagua_agent.etcd import cluster_keys
-from bagua_agent.etcd.client import Put, Store, absent, mod_revision_is
+from bagua_agent.etcd.client import KeyValue, Put, Store, absent, mod_revision_is
 from bagua_agent.etcd.keys import JOBS_PREFIX, JobKeys
+from bagua_agent.large_jobs.stored_record import whole_value
 from bagua_agent.observation.cluster_status import JobStatus
 from bagua_agent.observation.jobs_by_hand import jobs_by_hand, result_of, status_of
 
@@ -32,7 +34,14 @@ def started_jobs(store: Store, submitted: Collection[str]) -> tuple[JobStatus, .
 
 
 def started_job(store: Store, job_id: str) -> JobStatus | None:
-    return status_of(job_id, store.get_prefix(JobKeys(job_id).prefix)[0])
+    keys = JobKeys(job_id)
+    records = store.get_prefix(keys.prefix)[0]
+    return status_of(job_id, [_whole(store, keys, r) if r.key == keys.generation else r for r in records])
+
+
+def _whole(store: Store, keys: JobKeys, record: KeyValue) -> KeyValue:
+    """Returns the whole record of a large job's generation; only its head if that was replaced meanwhile."""
+    return replace(record, value=whole_value(store, keys, record.value) or record.value)
 
 
 def end_of(value: bytes) -> JobEnded:

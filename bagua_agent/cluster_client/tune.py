@@ -20,6 +20,7 @@ from bagua_agent.base.plain_text import counted
 from bagua_agent.cluster_client.cluster_requests import unknown_job
 from bagua_agent.etcd.client import KeyValue, Put, Store, absent, mod_revision_is
 from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.large_jobs.stored_record import whole_value
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import read_message
 from bagua_contract.step_settings import (
@@ -32,7 +33,7 @@ from bagua_contract.step_settings import (
     takes_settings,
 )
 
-# each lost to another writer at that very moment
+# each met another writer at that very moment
 _MOST_ATTEMPTS = 10
 
 
@@ -63,17 +64,20 @@ class Shown:
 def show(store: Store, job_id: str) -> Shown:
     """Reads the settings of a job's steps. Raises UserError if there is no such job, InfrastructureLost."""
     keys = JobKeys(job_id)
-    found, _ = store.get_and_count([keys.spec, keys.settings, keys.generation, keys.study], keys.agents)
-    if keys.spec not in found:
-        raise unknown_job(store, job_id)
-    record = _generation(found.get(keys.generation))
-    return Shown(
-        job_id,
-        record.number,
-        _settings(record.settings, keys.generation),
-        _pinned(found.get(keys.settings), keys),
-        _tuning(found.get(keys.study)),
-    )
+    for _ in range(_MOST_ATTEMPTS):
+        found, _ = store.get_and_count([keys.spec, keys.settings, keys.generation, keys.study], keys.agents)
+        if keys.spec not in found:
+            raise unknown_job(store, job_id)
+        record = _generation(store, keys, found.get(keys.generation))
+        if record is not None:
+            return Shown(
+                job_id,
+                record.number,
+                _settings(record.settings, keys.generation),
+                _pinned(found.get(keys.settings), keys),
+                _tuning(found.get(keys.study)),
+            )
+    raise _changes_too_often(job_id, "read")
 
 
 def read_study(store: Store, job_id: str) -> Study:
@@ -119,7 +123,9 @@ def pin(store: Store, job_id: str, asked: Mapping[str, object], *, forgets: bool
         spec = found.get(keys.spec)
         if spec is None:
             raise unknown_job(store, job_id)
-        record = _generation(found.get(keys.generation))
+        record = _generation(store, keys, found.get(keys.generation))
+        if record is None:
+            continue
         _check(job_id, found, keys, record)
         before = found.get(keys.settings)
         wanted = _changed(AS_SCRIPTED if forgets else _pinned(before, keys), asked)
@@ -140,8 +146,12 @@ def pin(store: Store, job_id: str, asked: Mapping[str, object], *, forgets: bool
         if written:
             newest = _settings(record.settings, keys.generation)
             return Shown(job_id, record.number, newest, wanted, forgotten=forgotten)
-    raise InfrastructureLost(
-        f"job {job_id!r} changed {_MOST_ATTEMPTS} times while it was to be tuned; try again"
+    raise _changes_too_often(job_id, "tuned")
+
+
+def _changes_too_often(job_id: str, what: str) -> InfrastructureLost:
+    return InfrastructureLost(
+        f"job {job_id!r} changed {_MOST_ATTEMPTS} times while it was to be {what}; try again"
     )
 
 
@@ -187,11 +197,12 @@ def _changed(pinned: StepSettings, asked: Mapping[str, object]) -> StepSettings:
         raise UserError(str(error)) from None
 
 
-def _generation(record: KeyValue | None) -> pb.Generation:
-    """Returns the generation of a record; an empty one if there is none. Of a large job it is a head, without settings
-    and fingerprint."""
-    read = None if record is None else read_message(pb.Generation, record.value)
-    return pb.Generation() if read is None else read
+def _generation(store: Store, keys: JobKeys, record: KeyValue | None) -> pb.Generation | None:
+    """Returns the generation of a record; an empty one if there is none. None: it was replaced while it was read."""
+    if record is None:
+        return pb.Generation()
+    value = whole_value(store, keys, record.value)
+    return None if value is None else read_message(pb.Generation, value) or pb.Generation()
 
 
 def _pinned(record: KeyValue | None, keys: JobKeys) -> StepSettings:

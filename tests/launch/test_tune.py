@@ -13,13 +13,15 @@ from bagua_agent.autotune.records import encode_study
 from bagua_agent.autotune.study import Phase, Study, Trial
 from bagua_agent.autotune.tuned_records import PREFIX, Place, Tuned
 from bagua_agent.autotune.tuned_store import keep_tuned, read_tuned
-from bagua_agent.base.errors import UserError
+from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.cluster_client.tune import pin, show
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import StoreCredentials
-from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.client import Put, Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.large_jobs.limits import Limits
+from bagua_agent.large_jobs.record_parts import stored
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
 from bagua_contract.step_settings import StepSettings, frozen_note
@@ -105,12 +107,36 @@ def test_trials_are_drawn(launch: Launcher, etcd: EmbeddedEtcd, store: Store, tm
     assert launch(*words, env=env).exit_code == 2
 
 
-def test_forgetting_removes_what_trials_of_the_model_found(store: Store) -> None:
+def put_in_parts(store: Store, generation: Generation) -> None:
+    """As a job of many workers does: the generation's key has a head alone."""
+    form = stored(generation, KEYS, Limits(whole_record_members=-1))
+    for part in (*form.parts, Put(KEYS.generation, form.value)):
+        store.put(part.key, part.value)
+
+
+def test_a_large_job_shows_its_settings_and_is_refused_what_it_cannot_have(store: Store) -> None:
+    begin(store)
+    fingerprint = {"algorithm": "gradient_allreduce", "optimizers": "SGD", "virtual_shards": "8"}
+    settings = StepSettings(4 << 20)
+    large = Generation(3, 2, GenerationKind.PLANNED, (), "n", fingerprint=fingerprint, settings=settings)
+    put_in_parts(store, large)
+    assert (show(store, "demo").generation, show(store, "demo").newest) == (3, settings)
+    with pytest.raises(UserError, match="deterministic"):
+        pin(store, "demo", {"bucket_bytes": 4096})
+    store.delete_prefix(KEYS.records)
+    with pytest.raises(InfrastructureLost, match="changed 10 times while it was to be read"):
+        show(store, "demo")
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_forgetting_removes_what_trials_of_the_model_found(store: Store, large: bool) -> None:
     fingerprint = {"model": "10 parameters", "algorithm": "gradient_allreduce"}
     store.put(KEYS.spec, pb.JobSpec(protocol=PROTOCOL_VERSION, nonce="n").SerializeToString())
-    store.put(
-        KEYS.generation, Generation(2, 1, GenerationKind.PLANNED, (), "n", fingerprint=fingerprint).encode()
-    )
+    generation = Generation(2, 1, GenerationKind.PLANNED, (), "n", fingerprint=fingerprint)
+    if large:
+        put_in_parts(store, generation)
+    else:
+        store.put(KEYS.generation, generation.encode())
     for place in (
         Place("10 parameters; gradient_allreduce", "w", "n"),
         Place("10 parameters; gradient_allreduce", "w", "m"),
