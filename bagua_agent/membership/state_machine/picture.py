@@ -28,7 +28,7 @@ from bagua_agent.membership.view import (
     ReplicaView,
     SuspicionView,
 )
-from bagua_contract.records import Generation, GenerationKind
+from bagua_contract.records import Generation, GenerationKind, SuspicionKind
 
 V = TypeVar("V")
 
@@ -212,7 +212,16 @@ def _ordered(view: JobView, order: HangOrder | None, now_s: float) -> JobView:
         # an order that only grows or shrinks lists again workers that were counted with the one before
         counted = _replaced_by(view.hang_order, order.generation)
         replacements += sum(worker_id not in counted for worker_id in order.workers)
+        spared = (w for w in counted if w not in order.workers and _goes_on(view, w, order.generation))
+        replacements = max(0, replacements - sum(1 for _ in spared))
     return replace(view, hang_order=order, hang_order_since_s=now_s, replacements=replacements)
+
+
+def _goes_on(view: JobView, worker_id: str, generation: int) -> bool:
+    """Tells whether a worker that was to be replaced has shown life since then: it came to the others' collective."""
+    told = view.suspicions.get(worker_id)
+    waits = told is not None and told.kind is SuspicionKind.STALLED and told.generation == generation
+    return waits or view.went_on.get(worker_id, float("-inf")) >= view.hang_order_since_s
 
 
 def _replaced_by(order: HangOrder | None, generation: int) -> tuple[str, ...]:

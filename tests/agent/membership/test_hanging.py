@@ -295,6 +295,18 @@ def test_an_order_that_grows_counts_each_worker_once() -> None:
     assert seen(running(), named, replacing("b0")).replacements == 1
 
 
+def test_workers_that_come_back_while_their_stacks_are_saved_were_not_replaced() -> None:
+    four = replacing("b0", "c0", "d0", "e0")
+    waits = ev.SuspicionRaised(now_s=6.0, suspicion=stall("b0"))
+    went_on = (
+        ev.SuspicionRaised(now_s=6.0, suspicion=stall("c0")),
+        ev.SuspicionCleared(now_s=7.0, worker_id="c0"),
+    )
+    view = seen(running(), four, waits, *went_on, replacing("d0", "e0"))
+    assert view.replacements == 2, "d0 and e0, which still hang"
+    assert seen(view, replacing("e0")).replacements == 2, "d0 was killed meanwhile"
+
+
 def test_four_workers_that_hang_together_are_replaced() -> None:
     """The job is not given up because of orders of which none was acted on."""
     names = ("a0", "b0", "c0", "d0", "e0")
