@@ -18,7 +18,7 @@ import click
 
 from bagua_agent.base import standard_streams
 from bagua_agent.base.quiet_grpc import keep_quiet
-from bagua_launch import cluster_commands
+from bagua_launch import cluster_commands, scalar_values
 from bagua_launch.bagua_net import net_variables
 from bagua_launch.cluster_options import FILE_OPTIONS
 from bagua_launch.command_line import (
@@ -81,7 +81,8 @@ def run(**typed: Any) -> int:
     request = parse_request(values, program)
     check_command(request.config.command, tuple(cli.commands))
     check_passed(request.config.command, os.environ, resource.getrlimit(resource.RLIMIT_STACK)[0])
-    check_credentials(request.config.store_credentials)
+    if not scalar_values.is_on(values, "standalone") or request.config.dashboard is not None:
+        check_credentials(request.config.store_credentials)
     if request.config.autotune_level:
         from bagua_agent.autotune.sampling import check_installed
 

@@ -116,6 +116,16 @@ def test_a_typed_standalone_leaves_out_hosts_that_were_not_typed(launch: Launche
         called.unlink()
 
 
+def test_standalone_needs_no_certificate_of_the_cluster(launch: Launcher) -> None:
+    path = launch.directory / "launch.toml"
+    path.write_text('rdzv-endpoint = "etcd:2379"\netcd-ca = "nowhere"\n')
+    env = {"BAGUA_CONFIG": str(path)}
+    assert launch.config("--standalone", env=env).endpoints is None
+    refused = "'nowhere': No such file or directory; use a readable file"
+    assert refused in launch("train.py", env=env).output
+    assert refused in launch("--standalone", "--dashboard=8080", "train.py", env=env).output
+
+
 @pytest.mark.parametrize("words", [("--standalone",), ("--standalone", "--nnodes", "1")])
 def test_a_typed_standalone_leaves_out_what_describes_several_nodes(
     launch: Launcher, words: tuple[str, ...]
