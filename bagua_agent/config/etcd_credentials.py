@@ -15,16 +15,24 @@ from bagua_agent.etcd.endpoints import parse_endpoint
 
 
 def store_config(endpoints: Iterable[str], credentials: StoreCredentials) -> StoreConfig:
-    """Returns the configuration of the store's client. Raises UserError for an endpoint or a password file that can't
-    be read."""
+    """Returns the configuration of the store's client. Raises UserError for an endpoint, a user that can't be sent, or
+    a password file that can't be read."""
     return StoreConfig(
         endpoints=tuple(parse_endpoint(endpoint) for endpoint in endpoints),
         ca_cert=credentials.ca_file,
         cert=credentials.cert_file,
         key=credentials.key_file,
-        user=credentials.user,
+        user=_user(credentials.user),
         password=None if credentials.password_file is None else _password_in(credentials.password_file),
     )
+
+
+def _user(name: str | None) -> str | None:
+    try:
+        (name or "").encode()
+    except UnicodeEncodeError as error:  # bytes of a command line that are not UTF-8
+        raise UserError(f"etcd user {name!r} is not UTF-8, as names of etcd's users are") from error
+    return name
 
 
 def _password_in(path: str) -> str:
