@@ -253,13 +253,17 @@ def read_progress(
     records of replicas; the generation lists them too, but in a large job only its head is read here.
 
     A worker that waits before its loop does not count: no generation of a job that trains may list it yet, so another
-    node's workers can't be let go for it.
+    node's workers can't be let go for it. In restart mode no worker has a record of its own: a node is ready once its
+    agent can start workers.
     """
     placed: dict[str, int] = {}
     number = 0
+    restarts = False
     if generation is not None:
         record = read_message(membership_pb2.Generation, generation) or membership_pb2.Generation()
         number = record.number
+        # by the generation's kind: an agent of a job that has become live still says that it can start workers
+        restarts = record.kind == membership_pb2.Generation.RESTART
         for placement in record.members:
             placed[placement.agent_id] = placed.get(placement.agent_id, 0) + 1
     ready: dict[str, int] = {}
@@ -275,7 +279,8 @@ def read_progress(
         if agent is None:
             continue
         restarted = agent.run_generation == number and agent.run == membership_pb2.Agent.RUNNING
-        if max(placed.get(agent_id, 0), ready.get(agent_id, 0)) >= agent.slots or restarted:
+        startable = restarts and agent.ready
+        if max(placed.get(agent_id, 0), ready.get(agent_id, 0)) >= agent.slots or restarted or startable:
             arrived.add(agent.node_name)
     several = _over_several_nodes(replicas)
     return JobProgress(number > 0, frozenset(arrived), _read_result(result, result_since_s), several)

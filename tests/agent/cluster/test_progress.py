@@ -43,6 +43,21 @@ def test_a_node_has_arrived_when_all_its_workers_can_be_taken_in(
     assert found.begun and found.arrived == arrived
 
 
+@pytest.mark.parametrize(
+    ("kind", "ready", "arrived"),
+    [
+        (pb.Generation.RESTART, True, {"one", "two"}),
+        (pb.Generation.RESTART, False, {"one"}),
+        (pb.Generation.PLANNED, True, {"one"}),
+    ],
+)
+def test_in_restart_mode_a_node_has_arrived_when_its_agent_can_start_workers(
+    kind: pb.Generation.Kind, ready: bool, arrived: set[str]
+) -> None:
+    two = pb.Agent(agent_id="a2", node_name="two", slots=2, ready=ready).SerializeToString()
+    assert read_progress(generation(kind), None, {"a1": ONE, "a2": two}, {}, (), 0.0).arrived == arrived
+
+
 def replica(nodes: str, over: str = "") -> bytes:
     """With one worker for each letter, on the node of that name."""
     members = [
