@@ -17,7 +17,7 @@ from bagua_launch.errors import RequestError, refuse
 from bagua_launch.job_request import parse_job_fields
 from bagua_launch.precedence import Said, Values
 from bagua_launch.rendezvous_request import parse_job_id
-from bagua_launch.replica_request import in_groups
+from bagua_launch.replica_request import group_size
 
 _PRIORITY = re.compile(r"-?[0-9]{1,6}")
 _PAIR = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]*)=([A-Za-z0-9][A-Za-z0-9._/-]*)")
@@ -51,7 +51,8 @@ def parse_submission(
         _refuse_bytes("argument", word)
     for variable, value in environment.items():
         _refuse_bytes(f"variable {variable}", value)
-    job = in_groups(values, JobConfig(job_id=job_id, **fields), slots)
+    job = JobConfig(job_id=job_id, **fields)
+    replica_size = group_size(values, job, slots)
     return pb.Submission(
         protocol=PROTOCOL,
         job_id=job_id,
@@ -68,6 +69,7 @@ def parse_submission(
         submitter=submitter,
         submitted_unix_s=now_unix_s,
         size_policy=job.size_policy.record,
+        replica_size=replica_size,
     )
 
 

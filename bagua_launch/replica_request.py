@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from bagua_agent.base.plain_text import counted
 from bagua_agent.base.sizes import nodes_with_a_part, whole_replicas
 from bagua_agent.config.job_config import JobConfig
 from bagua_launch.errors import refuse
 from bagua_launch.precedence import Said, Values
-
-MOST_SIZES = 10_000
 
 
 def parse_replica_size(said: Said) -> int:
@@ -48,30 +45,25 @@ def check_replicas(values: Values, config: JobConfig, slots: int) -> None:
         )
 
 
-def in_groups(values: Values, config: JobConfig, slots: int) -> JobConfig:
-    """Returns the config of a job whose scheduler gives and takes whole groups of nodes: the numbers of nodes that hold
-    whole replicas are the job's allowed sizes. slots: of each node; 0: as many as it has. Raises RequestError."""
+def group_size(values: Values, config: JobConfig, slots: int) -> int:
+    """Returns the workers of a replica of several nodes, of which a scheduler gives and takes whole groups; 0: there is
+    none, or the job's sizes are listed. slots: of each node; 0: as many as it has. Raises RequestError."""
     size = config.replica_size
     if size == 1 or not (size or slots):
-        return config  # a worker or a node is a replica
+        return 0  # a worker or a node is a replica
     said = values["replica_size"]
     if not slots:
         raise refuse(said, "how many workers a node has is not known", "--nproc-per-node N with it, or node")
     check_replicas(values, config, slots)
-    least, most, policy = config.min_nodes, config.max_nodes, config.size_policy
-    if (size or slots) <= slots or policy.sizes:
-        return config
-    if most - least >= MOST_SIZES:
+    if size <= slots or config.size_policy.sizes:
+        return 0
+    least, most = config.min_nodes, config.max_nodes
+    used = nodes_with_a_part(most, slots, size)
+    if used != most:
+        workers = f"{counted(most, 'node')} with {counted(slots, 'worker')} each"
         raise refuse(
-            said, f"more than {MOST_SIZES} numbers of nodes are possible", "a smaller MAX of --nnodes"
+            said,
+            f"{workers} hold replicas on {counted(used, 'node')} only",
+            f"--nnodes {least}:{used} with it",
         )
-    sizes = tuple(n for n in range(least, most + 1) if nodes_with_a_part(n, slots, size) == n)
-    if sizes[-1] != most:
-        workers = counted(slots, "worker")
-        what = (
-            f"{counted(most, 'node')} with {workers} each hold replicas on {counted(sizes[-1], 'node')} only"
-        )
-        raise refuse(said, what, f"--nnodes {least}:{sizes[-1]} with it")
-    return (
-        replace(config, size_policy=replace(policy, sizes=sizes)) if len(sizes) < most - least + 1 else config
-    )
+    return size

@@ -6,13 +6,16 @@ not know why a size is asked for.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bagua_agent.base.plain_text import counted
 
 if TYPE_CHECKING:  # the command line, which is to start fast, reads no records
     from bagua_contract import membership_pb2 as pb
+
+
+_SIZES_IN_TEXT = 4
 
 
 def nodes_with_a_part(nodes: int, slots: int, replica_size: int) -> int:
@@ -34,50 +37,75 @@ def whole_replicas(nodes: int, slots: int, replica_size: int) -> tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """Allows the numbers of nodes that hold whole replicas of several nodes. replica_size: workers of a replica. slots:
+    workers of each node."""
+
+    replica_size: int
+    slots: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.slots < self.replica_size:
+            raise ValueError(
+                f"a replica of {self.replica_size} workers is on no several nodes of {self.slots} slots"
+            )
+
+    def largest(self, most: int) -> int | None:
+        return whole_replicas(most, self.slots, self.replica_size)[0] or None
+
+    def smallest(self, least: int) -> int:
+        return whole_replicas(least, self.slots, self.replica_size)[1]
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
-    """The sizes that the next generation may have. most: nodes; sizes: ascending, none of them if all are allowed."""
+    """The sizes that the next generation may have. most: nodes; policy: says which numbers up to it are allowed."""
 
     most: int
-    sizes: tuple[int, ...] = ()
+    policy: SizePolicy
+
+    @property
+    def limited(self) -> bool:
+        """Whether some numbers of nodes up to the most may be forbidden."""
+        return self.policy.limited
 
     def fit(self, nodes: int) -> int:
         """Returns the largest allowed size that so many nodes permit. Below the smallest size: what there is, so that
         the minimum decides."""
         most = min(nodes, self.most)
-        return max((s for s in self.sizes if s <= most), default=most)
+        return self.policy.largest(most) or most
 
     def next_above(self, nodes: int) -> int | None:
         """Returns the smallest allowed size above `nodes`; None: there is none."""
-        if nodes >= self.most:
-            return None
-        return min(
-            (s for s in self.sizes if nodes < s <= self.most), default=None if self.sizes else nodes + 1
-        )
+        size = self.policy.smallest(nodes + 1)
+        return None if size is None or size > self.most else size
 
     def awaits(self, nodes: int, spares: int) -> str:
         """Returns why ready nodes are spare below the maximum: too few for the next size. Empty: another reason, or
         none."""
-        size = self.next_above(nodes) if self.sizes and spares else None
+        size = self.next_above(nodes) if self.limited and spares else None
         if size is None or nodes + spares >= size:
             return ""
-        missing, sizes = counted(size - nodes - spares, "more node"), ", ".join(map(str, self.sizes))
-        return f"waiting for {missing} to train on {size} (allowed sizes: {sizes}); "
+        missing = counted(size - nodes - spares, "more node")
+        return f"waiting for {missing} to train on {size} (allowed sizes: {self.policy.text}); "
 
 
 @dataclass(frozen=True, slots=True)
 class SizePolicy:
     """The sizes that a job may have. sizes: allowed numbers of nodes, ascending; empty: each. start_size: nodes for
     which the first generation waits; 0: the minimum. cooldown_s: between two changes of the number of nodes, if the
-    later one is voluntary."""
+    later one is voluntary. groups: allowed where no sizes are listed; None: each number is. A scheduler has them
+    alone: a job's leader knows the replicas themselves."""
 
     sizes: tuple[int, ...] = ()
     start_size: int = 0
     cooldown_s: float = 0.0
+    groups: Groups | None = None
 
     def __post_init__(self) -> None:
         if any(s < 1 for s in self.sizes) or list(self.sizes) != sorted(set(self.sizes)):
             raise ValueError(f"sizes must be ascending numbers from 1 on, not {self.text}")
-        if self.sizes and self.start_size and self.start_size not in self.sizes:
+        if self.start_size and self.forbidden(self.start_size) is not None:
             raise ValueError(f"start size {self.start_size} is not an allowed size ({self.text})")
         if not 0 <= self.cooldown_s < float("inf"):  # not a number fails too
             raise ValueError(f"the cooldown must be a time of 0 s or more, not {self.cooldown_s}")
@@ -93,27 +121,54 @@ class SizePolicy:
         there were sizes."""
         from bagua_contract import membership_pb2
 
-        return None if self == ANY_SIZE else membership_pb2.SizePolicy(**asdict(self))
+        return (
+            None
+            if self == ANY_SIZE
+            else membership_pb2.SizePolicy(
+                sizes=self.sizes, start_size=self.start_size, cooldown_s=self.cooldown_s
+            )
+        )
+
+    @property
+    def limited(self) -> bool:
+        return bool(self.sizes) or self.groups is not None
 
     @property
     def text(self) -> str:
-        return ", ".join(map(str, self.sizes))
+        if self.sizes or self.groups is None:
+            return ", ".join(map(str, self.sizes))
+        sizes = [self.groups.smallest(1)]
+        while len(sizes) < _SIZES_IN_TEXT:
+            sizes.append(self.groups.smallest(sizes[-1] + 1))
+        return ", ".join(map(str, sizes)) + ", ..."
+
+    def largest(self, most: int) -> int | None:
+        """Returns the largest allowed size up to `most`; None: there is none."""
+        if self.sizes:
+            return max((s for s in self.sizes if s <= most), default=None)
+        return most if self.groups is None else self.groups.largest(most)
+
+    def smallest(self, least: int) -> int | None:
+        """Returns the smallest allowed size from `least` on; None: there is none."""
+        if self.sizes:
+            return min((s for s in self.sizes if s >= least), default=None)
+        return least if self.groups is None else self.groups.smallest(least)
 
     def forbidden(self, *nodes: int) -> int | None:
         """Returns the first of these numbers that is not an allowed size; None if all are allowed."""
-        return next((n for n in nodes if self.sizes and n not in self.sizes), None)
+        return next((n for n in nodes if self.smallest(n) != n), None)
 
     def bounds(self, least: int, most: int) -> tuple[int, int]:
         """Returns the range, its ends moved inwards to allowed sizes. A range that holds none was written by a client
         that checks no sizes: it counts as it is."""
-        inside = [s for s in self.sizes if least <= s <= most]
-        return (inside[0], inside[-1]) if inside else (least, most)
+        first, last = self.smallest(least), self.largest(most)
+        return (least, most) if first is None or last is None or first > last else (first, last)
 
     def room(self, least: int, most: int) -> Room:
         """Returns the sizes that the next generation may have. least, most: nodes that are wanted. Sizes below the
         least belong to it: a minimum that was raised stops no worker, so a smaller generation goes on."""
-        holds_one = any(least <= s <= most for s in self.sizes)
-        return Room(self.bounds(least, most)[1], self.sizes if holds_one else ())
+        first, last = self.bounds(least, most)
+        return Room(last, self if self.forbidden(first, last) is None else ANY_SIZE)
 
     def waits(self, change: str) -> str:
         """Returns the text about a voluntary change that the cooldown delays. It is the same for as long as it does,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
@@ -17,7 +18,7 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 from bagua_agent.base.errors import PeerViolation
 from bagua_agent.base.ids import is_id
 from bagua_agent.base.plain_text import shortened
-from bagua_agent.base.sizes import SizePolicy
+from bagua_agent.base.sizes import Groups, SizePolicy
 from bagua_agent.cluster.cluster_view import (
     DrainView,
     JobEnd,
@@ -95,11 +96,19 @@ def _submission_view(record: pb.Submission) -> SubmissionView:
             labels=dict(record.labels),
             stop=record.wanted == pb.Submission.STOP,
             nonce=nonce_of(record),
-            size_policy=SizePolicy.of(record.size_policy),
+            size_policy=_size_policy(record),
             submitted_unix_s=_time(record.submitted_unix_s),
         )
     except ValueError as error:
         raise UnreadableRecord(str(error)) from error
+
+
+def _size_policy(record: pb.Submission) -> SizePolicy:
+    """Returns the sizes that the scheduler may give the job. Raises ValueError."""
+    policy = SizePolicy.of(record.size_policy)
+    if not record.replica_size:
+        return policy
+    return replace(policy, groups=Groups(record.replica_size, record.slots_per_node))
 
 
 def read_node(value: bytes, node_name: str) -> NodeView:

@@ -104,7 +104,7 @@ class _Sentences:
         if holding.left:
             whys = ", ".join(_first([holding.left[n] for n in sorted(holding.left)]))
             parts.append(f"{whys}; left once another node is ready instead")
-        if holding.room.sizes and holding.step and shortage is None:
+        if holding.room.limited and holding.step and shortage is None:
             size, more = len(holding.lasting) + holding.step, counted(holding.step, "more node")
             parts.append(f"grows to {size} nodes, its next allowed size, once {more} can be had")
         parts += _first(self.found.gone.get(job.job_id, []))

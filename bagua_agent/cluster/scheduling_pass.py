@@ -82,7 +82,7 @@ def _to_allowed_sizes(found: Considered, active: list[Holding]) -> None:
     """Gives jobs between two sizes the nodes to the next one whole, or takes those above the last one back. active: by
     rank."""
     ledger = found.ledger
-    between = [h for h in active if h.room.sizes and h.beyond]
+    between = [h for h in active if h.room.limited and h.beyond]
     while between:
         between = [h for h in between if not give_free_whole(ledger, h, h.step)]
         if not between:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from bagua_agent.base.errors import UserError
-from bagua_agent.base.sizes import SizePolicy
-from bagua_agent.cluster.cluster_records import parse_submission
+from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
+from bagua_agent.cluster.cluster_records import parse_submission, read_submission
 from bagua_agent.cluster_client.cluster_requests import scale_submitted, submit
 from bagua_agent.cluster_client.scale import ScaleChange, change_desired
 from bagua_agent.config.etcd_credentials import store_config
@@ -238,6 +238,26 @@ def test_a_submitted_job_keeps_whole_replicas(store: Store, nodes: tuple[int, in
     with pytest.raises(UserError, match=f"job 'demo' can't be scaled: {says}$"):
         scale_submitted(store, "demo", *nodes)
     assert scale_submitted(store, "demo", 2, 6) == (2, 2), "what is refused changes nothing"
+
+
+@pytest.mark.parametrize("nodes", ["2", "2:4"])
+def test_a_submitted_job_of_groups_keeps_them_when_it_is_scaled_up(store: Store, nodes: str) -> None:
+    submit_replicas(store, nnodes=nodes)
+    assert scale_submitted(store, "demo", 2, 8) is not None
+    found = store.get(cluster_keys.submission("demo"))
+    assert found is not None
+    view = read_submission(found.value, "demo")
+    room = view.size_policy.room(view.min_nodes, view.max_nodes)
+    assert [room.fit(n) for n in range(2, 10)] == [2, 2, 4, 4, 6, 6, 8, 8]
+    assert unit_config(store).size_policy == ANY_SIZE, "the job's leader counts the replicas themselves"
+
+
+def test_a_submission_that_lists_the_sizes_of_its_groups_is_scaled_among_them(store: Store) -> None:
+    """As submissions of earlier versions do."""
+    submit_replicas(store, nnodes="2:8", sizes="2,4,8")
+    with pytest.raises(UserError, match="can't be scaled to 6 nodes: not an allowed size"):
+        scale_submitted(store, "demo", 2, 6)
+    assert scale_submitted(store, "demo", 2, 4) == (2, 8)
 
 
 def test_replicas_on_one_node_allow_every_number(store: Store) -> None:

@@ -242,7 +242,8 @@ def _with_holder(
     stays = {c.worker_id for c in stay}
     back = [c for c in inside if c.holder and c.worker_id not in stays]
     size = room.fit(_nodes([*workers, *back])) if back else 0
-    if size in room.sizes and size > 1:  # one that has the state, and one that gets it
+    # one that has the state, and one that gets it
+    if room.limited and size > 1 and room.policy.forbidden(size) is None:
         others = min(_nodes(workers), size - 1)
         workers = _of_size(view, others, stay, ready)
         back, _ = _within_most(view, size - others, back)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from bagua_agent.base.sizes import ANY_SIZE, SizePolicy, nodes_with_a_part, whole_replicas
+from bagua_agent.base.sizes import ANY_SIZE, Groups, SizePolicy, nodes_with_a_part, whole_replicas
 
 ALLOWED = SizePolicy((2, 4, 8))
 
@@ -32,6 +32,21 @@ ALLOWED = SizePolicy((2, 4, 8))
 def test_the_size_of_so_many_nodes(nodes: int, wanted: tuple[int, int], fit: int, above: int | None) -> None:
     room = ALLOWED.room(*wanted)
     assert (room.fit(nodes), room.next_above(nodes)) == (fit, above)
+
+
+def test_groups_allow_the_numbers_of_nodes_that_hold_whole_replicas() -> None:
+    groups = SizePolicy(groups=Groups(3, slots=2))
+    room = groups.room(2, 7)
+    assert [room.fit(n) for n in range(1, 9)] == [1, 2, 3, 3, 5, 6, 6, 6]
+    assert [room.next_above(n) for n in range(8)] == [2, 2, 3, 5, 5, 6, None, None]
+    assert room.limited and room.awaits(3, 1) == (
+        "waiting for 1 more node to train on 5 (allowed sizes: 2, 3, 5, 6, ...); "
+    )
+    assert groups.room(4, 4).fit(4) == 4, "a range without a whole replica counts as it is"
+    assert groups.forbidden(2, 5, 4) == 4
+    for slots in (0, 3, 4):
+        with pytest.raises(ValueError, match="no several nodes"):
+            Groups(3, slots)
 
 
 def test_without_sizes_each_number_up_to_the_maximum_is_one() -> None:

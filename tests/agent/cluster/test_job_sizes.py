@@ -17,7 +17,7 @@ from cluster_pictures import (
     with_progress,
 )
 
-from bagua_agent.base.sizes import SizePolicy
+from bagua_agent.base.sizes import Groups, SizePolicy
 from bagua_agent.cluster.cluster_view import ClusterView, SubmissionView
 from bagua_agent.cluster.node_trouble import lost_at_s
 
@@ -60,6 +60,20 @@ def test_it_grows_by_whole_sizes_and_says_what_it_lacks() -> None:
     reason = "grows to 4 nodes, its next allowed size, once 2 more nodes can be had"
     assert reason in planned(view).jobs["x"].reason
     assert where(running("a b", free="c d")) == {"x": "a b c d"}
+
+
+def test_a_job_whose_replicas_need_two_nodes_gets_and_gives_pairs() -> None:
+    pairs = job("x", 2, 6, size_policy=SizePolicy(groups=Groups(8, slots=4)))
+
+    def on(names: str, *others: SubmissionView, free: str = "") -> ClusterView:
+        orders = {n: f"x:4:{1 + i}" for i, n in enumerate(names.split())}
+        return picture(nodes(f"{names} {free}"), pairs, *others, orders=orders, running="x")
+
+    assert changes_nothing(planned(on("a b", free="c")))
+    assert where(on("a b", free="c d e")) == {"x": "a b c d"}
+    lost = absent(on("a b c d"), "b", since_s=0.0)
+    assert where(lost) == {"x": "a c"}
+    assert "d is given back: its allowed sizes are 2, 4, 6, 8, ..." in planned(lost).jobs["x"].reason
 
 
 def test_a_node_that_completes_no_size_goes_to_another_job() -> None:
