@@ -68,7 +68,7 @@ class AgentReports:
         checkpoint_trouble: str = "",
         joining: bool = False,
     ) -> None:
-        """Reports the progress of this worker. order, bucket_times: see given.new_order, new_bucket_times.
+        """Reports the progress of this worker. order, bucket_times: see script_inputs.new_order, new_bucket_times.
         checkpoint_step, checkpoint_trouble: see writer.Saved. joining: it has committed no step since it joined; step
         is then the job's."""
         if self._measured != (named := [(id(m), m.algorithm_name) for m in models]):
