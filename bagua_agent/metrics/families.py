@@ -145,6 +145,9 @@ def _tuning(make: _Families, picture: JobPicture) -> Iterator[Metric]:
 def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
     """Yields the metrics of the last report of each worker; a worker's counters begin at 0 when it starts."""
     told = {str(w.slot): w.progress for w in picture.workers if w.progress is not None}
+    without_rank = {str(w.slot) for w in picture.workers if w.global_rank is None}
+    # the last report of a worker on standby stays as it was, so it says nothing about the job now
+    ranked = {s: p for s, p in told.items() if s not in without_rank}
     yield make.gauge(
         "worker_rank",
         "Global rank of a slot's worker in the newest generation; absent outside it.",
@@ -170,16 +173,23 @@ def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
     yield make.gauge("epoch", "The loader's epoch.", ("slot",), {(s,): p.epoch for s, p in told.items()})
     yield make.gauge(
         "steps_per_second",
-        "Steps a second, lately.",
+        "Steps a second, lately; absent outside the newest generation.",
         ("slot",),
-        {(s,): p.steps_per_s for s, p in told.items()},
+        {(s,): p.steps_per_s for s, p in ranked.items()},
+    )
+    yield make.gauge(
+        "samples_per_second",
+        "Samples of the whole job a second, lately; absent where batches have no known size, and outside the newest "
+        "generation.",
+        ("slot",),
+        {(s,): p.steps_per_s * p.step_samples for s, p in ranked.items() if p.step_samples},
     )
     yield from _amounts(make, told)
     yield make.gauge(
         "script_metric",
-        "What the script reports by bagua.report().",
+        "What the script reports by bagua.report(); absent outside the newest generation.",
         ("slot", "name"),
-        {(s, name): value for s, p in told.items() for name, value in p.metrics.items()},
+        {(s, name): value for s, p in ranked.items() for name, value in p.metrics.items()},
     )
     yield make.counter(
         "time_seconds",
@@ -208,12 +218,6 @@ def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Itera
         "Steps of all epochs that the script asked for; absent where this is unknown.",
         ("slot",),
         {(s,): p.total_steps for s, p in told.items() if p.total_steps},
-    )
-    yield make.gauge(
-        "samples_per_second",
-        "Samples of the whole job a second, lately; absent where batches have no known size.",
-        ("slot",),
-        {(s,): p.steps_per_s * p.step_samples for s, p in told.items() if p.step_samples},
     )
     yield make.counter(
         "samples",

@@ -24,8 +24,8 @@ USUAL_OF_LOOKS = 5  # the newest ones with new steps, of whose step times the us
 @dataclass(frozen=True, slots=True)
 class Point:
     """The job at one moment. step: committed; 0: unknown. steps_per_s: since the point before; None for the first and
-    while steps are not reported. metrics: means over the workers that report them. computing_s: seconds of computing a
-    step, by global rank, over the steps since the point before."""
+    while steps are not reported. metrics: means over the workers with a rank that report them. computing_s: seconds of
+    computing a step, by global rank, over the steps since the point before."""
 
     at_unix_s: float
     generation: int
@@ -77,7 +77,7 @@ class JobSeries:
     _spent: dict[str, Mapping[str, float]] = field(default_factory=dict)  # by worker id
     # Worker id -> its steps, computing seconds
     _before: dict[str, tuple[int, float]] = field(default_factory=dict)
-    _step_times: dict[str, StepTimes] = field(default_factory=dict)  # worker id -> while it reports
+    _step_times: dict[str, StepTimes] = field(default_factory=dict)  # worker id -> while it has a rank
 
     sent: dict[str, Sent] = field(default_factory=dict)  # worker id -> while it reports
     # Worker id -> time of the look, its bytes, its steps
@@ -90,6 +90,8 @@ class JobSeries:
             self._begin_anew()
         self._nonce = nonce
         reports = {w.worker_id: w for _, w in facts.workers if w.HasField("progress")}
+        # the last report of a worker on standby stays as it was, so it says nothing about the job now
+        ranked = {id: w for id, w in reports.items() if w.HasField("global_rank")}
         step = max((w.progress.step for w in reports.values()), default=0)
         last = self.points[-1] if self.points else None
         rate = None
@@ -104,12 +106,12 @@ class JobSeries:
                 step,
                 rate,
                 rate * size if rate is not None and size else None,
-                mean_metrics(reports.values()),
+                mean_metrics(ranked.values()),
                 self._computing(reports),
             )
         )
         self._take_sent(facts.at_unix_s, reports)
-        self._step_times = {id: self._step_times.get(id, StepTimes()) for id in reports}
+        self._step_times = {id: self._step_times.get(id, StepTimes()) for id in ranked}
         for worker_id, times in self._step_times.items():
             progress = reports[worker_id].progress
             times.take(sum(progress.step_counts), progress.step_sum_s)

@@ -135,6 +135,16 @@ def test_the_leader_alone_says_how_many_nodes_there_are() -> None:
     assert ("bagua_present_nodes", none) not in samples(picture())
 
 
+def test_a_worker_on_standby_has_counters_and_no_speed_or_numbers_of_the_script() -> None:
+    """Its last report stays, and a mean over slots would have its old loss in it for ever."""
+    training, waiting = (WorkerPicture(slot, 11 + slot, rank, PROGRESS) for slot, rank in ((0, 1), (1, None)))
+    found = samples(picture(workers=(training, waiting)))
+    of_both, of_one = ("step", "samples_total", "goodput_ratio"), ("steps_per_second", "samples_per_second")
+    for names, slots in ((of_both, {"0", "1"}), ((*of_one, "script_metric"), {"0"})):
+        for name in names:
+            assert {dict(labels)["slot"] for of, labels in found if of == f"bagua_{name}"} == slots, name
+
+
 def test_no_ratio_is_shown_of_what_has_not_begun() -> None:
     assert goodput_of({"start": 3.0, "standby": 4.0}) is None
     assert goodput_of({"start": 3.0, "step": 1.0, "standby": 4.0, "hang": 3.0}) == 0.25

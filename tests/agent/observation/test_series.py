@@ -31,6 +31,18 @@ def test_rates_and_means_are_of_the_time_between_two_looks() -> None:
     assert (series.step, series.step_since_unix_s) == (30, NOW_S + 4)
 
 
+def test_a_worker_on_standby_is_in_no_mean_and_not_in_the_usual_step_time() -> None:
+    """Its last report stays as it was while it waits."""
+    series = JobSeries()
+    for looks in (1, 2):
+        trains = worker(0, step=10 * looks, metrics={"loss": 1.0}, step_sum_s=1.0 * looks)
+        waits = worker(None, step=10, metrics={"loss": 9.0}, step_sum_s=50.0)
+        series.take(facts(NOW_S + 5 * looks, agents=(agent(0, trains), agent(1, waits))))
+    point = series.points[-1]
+    assert (point.steps_per_s, point.metrics) == (2.0, {"loss": 1.0})
+    assert series.usual_step_s() == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("one", [math.inf, 1e308], ids=str)
 def test_a_diverged_loss_has_a_mean_that_is_no_number(one: float) -> None:
     for other, mean in ((one, math.inf), (-math.inf, -math.inf if math.isfinite(one) else math.nan)):
