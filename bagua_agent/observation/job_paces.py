@@ -1,7 +1,8 @@
-"""Asks one agent of each running job how far its job is, and at which speed it trains.
+"""Asks an agent of each running job how far its job is, and at which speed it trains.
 
-Agents are asked one after the other and within a budget of time, those that were asked longest ago first, so that a
-silent agent delays neither the others nor the page for long.
+Agents are asked one after the other and within a budget of time, the jobs that were asked longest ago first, so that a
+silent agent delays neither the others nor the page for long. An agent that is silent or on standby is passed over: the
+next one of its job is asked.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ BUDGET_S = (
 )
 ASK_EVERY_S = 5.0
 MOST_JOBS = 32  # others show no progress
+MOST_PASSED_OVER = 4  # agents of a job in a round
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,9 @@ class JobPace:
 
 
 def pace_of(node: control_pb2.ReadNodeReply) -> JobPace | None:
-    """Returns the pace of the worker that is furthest; None before the first report. Pure."""
-    reports = [w.progress for w in node.workers if w.HasField("progress")]
+    """Returns the pace of the worker that is furthest; None before the first report, and where all workers are on
+    standby, whose last reports stay as they were. Pure."""
+    reports = [w.progress for w in node.workers if w.HasField("progress") and w.HasField("global_rank")]
     if not reports:
         return None
     newest = max(reports, key=lambda report: report.step)
@@ -56,6 +59,7 @@ class JobPaces:
         self._clock_s = clock_s
         self._agents: dict[str, JobAgents] = {}
         self._asked_s: dict[str, float] = {}
+        self._places: dict[str, int] = {}  # by job: which of its agents is asked
         self._paces: dict[str, JobPace] = {}
 
     def look(self, agents: Mapping[str, Iterable[KeyValue]]) -> dict[str, JobPace]:
@@ -64,6 +68,7 @@ class JobPaces:
         for job_id in self._agents.keys() - set(jobs):
             self._agents.pop(job_id).close()
             self._asked_s.pop(job_id, None)
+            self._places.pop(job_id, None)
             self._paces.pop(job_id, None)
         began_s = self._clock_s()
         for job_id in sorted(jobs, key=lambda job_id: self._asked_s.get(job_id, float("-inf"))):
@@ -71,21 +76,26 @@ class JobPaces:
             if now_s - began_s >= BUDGET_S or now_s - self._asked_s.get(job_id, float("-inf")) < ASK_EVERY_S:
                 break  # the others were asked later still
             self._asked_s[job_id] = now_s
-            self._ask(job_id, list(agents[job_id])[:1])
+            self._ask(job_id, list(agents[job_id]), began_s + BUDGET_S)
         return dict(self._paces)
 
-    def _ask(self, job_id: str, records: list[KeyValue]) -> None:
+    def _ask(self, job_id: str, records: list[KeyValue], until_s: float) -> None:
         if job_id not in self._agents:
             self._agents[job_id] = JobAgents(self._store, job_id)
-        try:
-            seen = self._agents[job_id].look(records)
-        except UserError:
-            seen = ()  # without the right to the job's key pair its progress is unknown
-        pace = next((pace_of(agent.node) for agent in seen if agent.node is not None), None)
-        if pace is None:
-            self._paces.pop(job_id, None)
-        else:
-            self._paces[job_id] = pace
+        self._paces.pop(job_id, None)
+        for _ in records[:MOST_PASSED_OVER]:
+            place = self._places.get(job_id, 0) % len(records)
+            try:
+                seen = self._agents[job_id].look([records[place]])
+            except UserError:
+                return  # without the right to the job's key pair its progress is unknown
+            pace = next((pace_of(agent.node) for agent in seen if agent.node is not None), None)
+            if pace is not None:
+                self._paces[job_id] = pace
+                return
+            self._places[job_id] = place + 1
+            if self._clock_s() >= until_s:
+                return
 
     def close(self) -> None:
         for agents in self._agents.values():
