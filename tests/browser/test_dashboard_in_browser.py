@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from bagua_agent.dashboard.listening import Listening
+from bagua_agent.dashboard.page_data import page_data
+from bagua_agent.dashboard.server import Dashboard
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.observation.series import JobSeries
+from tests.agent.observation.facts import facts
 from tests.browser.browser import Page
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Node
@@ -140,3 +145,32 @@ def test_the_page_goes_on_when_its_agent_is_gone_and_fits_a_phone(
     page.await_text("#what", "trains with 1 worker on 1 node")
     one.finish([-9, 0])
     page.close()
+
+
+def test_an_answer_that_is_no_page_is_shown_with_the_age_of_the_last_one(chromium: Any) -> None:
+    """As a revoked certificate is answered, and as a proxy answers whose server is gone."""
+    dashboard = Dashboard(Listening.parse("0"))
+    dashboard.start()
+    page = Page(chromium, dashboard.url)
+
+    def answer(**given: Any) -> None:
+        page.tab.unroute("**/api/page")
+        page.tab.route("**/api/page", lambda route: route.fulfill(**given))
+
+    try:
+        page.await_text("#problem", "has not joined its job yet")
+        answer(json=page_data(facts(), JobSeries(), "h0"))
+        page.await_text("#what", "trains with 2 workers on 2 nodes")
+        page.tab.wait_for_selector("#problem", state="hidden")
+        answer(status=403, body="this certificate is revoked\nand more\n")
+        page.await_text("#problem", "answers with status 403: this certificate is revoked.")
+        assert "The page shows what was so at " in page.text("#problem")
+        answer(status=502, content_type="text/html", body="<html>\n<h1>Bad Gateway</h1></html>")
+        page.await_text("#problem", "answers with status 502. The page shows")
+        answer(status=200, content_type="text/html", body="<html>Sign in</html>")
+        page.await_text("#problem", "answers with something other than JSON. The page shows")
+        answer(json=page_data(facts(), JobSeries(), "h0"))
+        page.tab.wait_for_selector("#problem", state="hidden")
+    finally:
+        page.close()
+        dashboard.stop()

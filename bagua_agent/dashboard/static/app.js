@@ -1,7 +1,7 @@
 // Asks the agent for the job's data once a second and shows it. What the page says is decided by the agent.
 
 import { Chart } from "./charts.js";
-import { keepAsking, problem, showBar, showFacts, showVerdict } from "./common.js";
+import { keepAsking, problem, showStale, showBar, showFacts, showVerdict } from "./common.js";
 import { byId, element, rows, setText } from "./dom.js";
 import { bytes, clock, number, percent, seconds } from "./format.js";
 import { Heat } from "./heat.js";
@@ -222,13 +222,13 @@ async function goElsewhere() {
   }
 }
 
-async function gone() {
-  problem(
-    last?.over
-      ? "The job is over and its agent has ended: this is the last that it said."
-      : `The agent that served this page does not answer. The page shows what was so at ${clock(last?.at)}, and goes on when it is back.`,
-  );
-  if (!last?.over && !isBelowCluster) await goElsewhere();
+async function gone(trouble) {
+  if (last?.over) {
+    problem("The job is over and its agent has ended: this is the last that it said.");
+  } else {
+    showStale(trouble, last);
+    if (!isBelowCluster) await goElsewhere();
+  }
 }
 
 byId("metric").addEventListener("change", () => last && showCharts(last));

@@ -1,6 +1,6 @@
 // Asks for the cluster's data once a second and shows it. What the page says is decided where it is served.
 
-import { keepAsking, problem, showBar, showFacts, showVerdict } from "./common.js";
+import { keepAsking, showStale, showBar, showFacts, showVerdict } from "./common.js";
 import { byId, element, rows, setText } from "./dom.js";
 import { clock, moment, number, percent, seconds } from "./format.js";
 
@@ -113,6 +113,4 @@ function show(page) {
   showEnded([...page.absent, ...page.ended]);
 }
 
-keepAsking(show, async () =>
-  problem(`This page's server does not answer. The page shows what was so at ${clock(last?.at)}, and goes on when it is back.`),
-);
+keepAsking(show, (trouble) => showStale(trouble, last));

@@ -1,5 +1,6 @@
 // Shows the output, the stacks or the collectives of one worker in a dialog. Output is followed while it is open.
 
+import { ask } from "./common.js";
 import { byId, setText } from "./dom.js";
 
 const FOLLOW_MS = 1000;
@@ -34,25 +35,20 @@ export class Panel {
     const stream = document.querySelector("input[name=stream]:checked").value;
     let position = 0;
     while (this.opened === mine) {
-      try {
-        const answer = await fetch(`api/log/${worker.agent}/${worker.slot}/${stream}/${position}`);
-        const part = await answer.json();
-        if (this.opened !== mine) return;
-        if (part.problem) {
-          setText(this.note, part.problem);
-        } else if (!part.kept) {
-          setText(this.note, "Nothing yet. A worker that is alone in a terminal writes there itself; --tee 3 keeps its output too.");
-        } else {
-          if (part.position > position) {
-            setText(this.note, "Earlier output is not kept any more.");
-            // what began before the gap does not go on after it
-            if (this.text.textContent && !this.text.textContent.endsWith("\n")) this.append("\n");
-          }
-          position = part.next;
-          if (part.text) this.append(part.text);
+      const { said: part, trouble } = await ask(`api/log/${worker.agent}/${worker.slot}/${stream}/${position}`);
+      if (this.opened !== mine) return;
+      if (!part || part.problem) {
+        setText(this.note, trouble ?? part.problem);
+      } else if (!part.kept) {
+        setText(this.note, "Nothing yet. A worker that is alone in a terminal writes there itself; --tee 3 keeps its output too.");
+      } else {
+        if (part.position > position) {
+          setText(this.note, "Earlier output is not kept any more.");
+          // what began before the gap does not go on after it
+          if (this.text.textContent && !this.text.textContent.endsWith("\n")) this.append("\n");
         }
-      } catch {
-        setText(this.note, "The agent that serves this page does not answer.");
+        position = part.next;
+        if (part.text) this.append(part.text);
       }
       await new Promise((done) => setTimeout(done, FOLLOW_MS));
     }
@@ -66,25 +62,20 @@ export class Panel {
   }
 
   openStacks(worker) {
-    return this.ask("stacks", `Stacks of ${worker.name}`, worker, "Asking the worker…");
+    return this.show("stacks", `Stacks of ${worker.name}`, worker, "Asking the worker…");
   }
 
   openCollectives(worker) {
-    return this.ask("collectives", `Collectives of ${worker.name}`, worker, "Asking all workers of the job…");
+    return this.show("collectives", `Collectives of ${worker.name}`, worker, "Asking all workers of the job…");
   }
 
-  async ask(what, title, worker, asking) {
+  async show(what, title, worker, asking) {
     this.worker = null;
     const mine = this.begin(title, false);
     setText(this.note, asking);
-    try {
-      const answer = await fetch(`api/${what}/${worker.agent}/${worker.slot}`, { headers: { "X-Bagua-Page": "1" } });
-      const said = await answer.json();
-      if (this.opened !== mine) return;
-      setText(this.note, said.problem || "Taken just now.");
-      this.text.textContent = said.text || "";
-    } catch {
-      if (this.opened === mine) setText(this.note, "The agent that serves this page does not answer.");
-    }
+    const { said, trouble } = await ask(`api/${what}/${worker.agent}/${worker.slot}`, { headers: { "X-Bagua-Page": "1" } });
+    if (this.opened !== mine) return;
+    setText(this.note, trouble ?? (said.problem || "Taken just now."));
+    this.text.textContent = said?.text || "";
   }
 }
