@@ -7,7 +7,7 @@ person has read, set the window's title, or make the terminal type on its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 LONGEST_TEXT = 400
 _LONGEST_SHOWN_S = 1e9  # also for what is no number
@@ -87,6 +87,12 @@ def some(items: Iterable[str], most: int = 8, joint: str = ", ") -> str:
     every = list(items)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return joint.join(every[:most]) + more
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Returns ascending numbers as "0, 1, 4", or as "0 to 4" where they are three or more without a gap."""
+    is_range = len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1))
+    return f"{numbers[0]} to {numbers[-1]}" if is_range else ", ".join(map(str, numbers))
 
 
 def counted(number: int, what: str, several: str = "") -> str:

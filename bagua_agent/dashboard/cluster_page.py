@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from bagua_agent.base.plain_text import plain_line, shortened
+from bagua_agent.base.plain_text import listed, plain_line, shortened
 from bagua_agent.cluster.cluster_plan import JobState
 from bagua_agent.cluster.node_state import NodeState, SlotUse, slot_uses
 from bagua_agent.dashboard.page_data import Page
@@ -105,7 +105,8 @@ def _node(node: NodeStatus) -> Page:
         "slots": node.slots,
         "taken": node.taken,
         "jobs": [
-            {"job": job_id, "slots": list(slots), "state": state} for job_id, slots, state in node.going
+            {"job": job_id, "slots": listed(sorted(slots)), "state": state}
+            for job_id, slots, state in node.going
         ],
         "why": node.reason,
         "labels": [f"{name}={value}" for name, value in node.labels],

@@ -81,7 +81,7 @@ function showNodes(nodes) {
       (cell) => {
         if (!node.jobs.length) cell.textContent = "–";
         for (const { job, slots, state } of node.jobs) {
-          const places = slots.length ? `, slot ${slots.length > 3 ? `${slots[0]} to ${slots.at(-1)}` : slots.join(", ")}` : "";
+          const places = slots && `, slot ${slots}`;
           const item = element("div");
           item.append(linkTo(job), ` (${state}${places})`);
           cell.append(item);

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_agent.base.plain_text import RESET, duration, plain_bytes, plain_line, plain_lines, unfinished
+from bagua_agent.base.plain_text import (
+    RESET,
+    duration,
+    listed,
+    plain_bytes,
+    plain_line,
+    plain_lines,
+    unfinished,
+)
 
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 PIECES = st.sampled_from(
@@ -107,3 +115,11 @@ def test_what_is_shown_instead(text: str, shown: str) -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [((), ""), ((3,), "3"), ((3, 4), "3, 4"), ((3, 4, 5), "3 to 5"), ((0, 1, 4, 7), "0, 1, 4, 7")],
+)
+def test_lists_of_numbers(numbers: tuple[int, ...], text: str) -> None:
+    assert listed(numbers) == text

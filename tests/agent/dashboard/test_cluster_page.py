@@ -52,6 +52,16 @@ def test_a_page_is_json_with_the_queue_and_what_each_job_does() -> None:
     assert page["counts"] == {"nodes": 5, "ready": 1, "going": 2, "waiting": 2, "ended": 2}
 
 
+def test_slots_of_a_unit_are_called_a_range_only_without_a_gap() -> None:
+    units = (
+        ("even", (6, 4, 0, 2), "running"),
+        ("odd", (1, 3, 5, 7), "running"),
+        ("all", (8, 9, 10), "running"),
+    )
+    (node,) = cluster_page(cluster(replace(member("h1"), jobs=units)), "")["nodes"]
+    assert [unit["slots"] for unit in node["jobs"]] == ["0, 2, 4, 6", "1, 3, 5, 7", "8 to 10"]
+
+
 def test_a_unit_that_has_ended_is_not_shown_beside_free_slots() -> None:
     units = (("over", (0,), "ended"), ("run", (1,), "running"), ("late", (2,), "leaving"))
     (node,) = cluster_page(cluster(replace(member("h1"), jobs=units)), "")["nodes"]
