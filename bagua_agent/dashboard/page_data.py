@@ -12,11 +12,11 @@ from typing import Any
 
 from bagua_agent.base.plain_text import shortened
 from bagua_agent.history.job_history import EventKind, JobEvent, ranks_by_node
-from bagua_agent.membership.failures import root_cause
+from bagua_agent.membership.view import FailureView
 from bagua_agent.observation.agent_calls import AgentSeen
 from bagua_agent.observation.job_facts import JobFacts
 from bagua_agent.observation.series import JobSeries
-from bagua_agent.observation.trouble_rules import checkpoint_step, losses
+from bagua_agent.observation.trouble_rules import checkpoint_step, failed_together, losses
 from bagua_agent.observation.verdict import verdict
 from bagua_agent.observation.verdict_parts import Level
 from bagua_contract import control_pb2
@@ -65,7 +65,7 @@ def page_data(facts: JobFacts, series: JobSeries, served_by: str) -> Page:
         "heat": heat(series),
         "nodes": [_node(agent, facts) for agent in facts.agents],
         "workers": [_worker(agent, worker, series) for agent, worker in facts.workers[:MOST_WORKERS]],
-        "failures": failures(facts),
+        "failures": failures(facts, series),
         "failures_first": said.level is Level.BAD or bool(losses(facts, series)),
         "events": [_event(event) for event in facts.events[-MOST_EVENTS:]],
         "metrics": dict(newest.metrics) if newest is not None else {},
@@ -230,15 +230,17 @@ def _network(worker: control_pb2.WorkerNow, series: JobSeries) -> Page:
     }
 
 
-def failures(facts: JobFacts) -> list[Page]:
-    """Returns the newest failures, the cause of all of them first."""
-    newest = facts.failures[-MOST_FAILURES:]
-    found = root_cause.root_cause(newest)
-    if found is None:
-        return []
-    shown = [(found.cause, "first failure", found.why)]
-    shown += [(other, "failed by itself", "") for other in reversed(found.others)]
-    shown += [(other, "explained by the first", "") for other in reversed(found.casualties)]
+def failures(facts: JobFacts, series: JobSeries) -> list[Page]:
+    """Returns failures: what the last loss or the job's end began with, what belongs to it, then earlier ones, the
+    newest first."""
+    found = failed_together(facts, series)
+    shown: list[tuple[FailureView, str, str]] = []
+    if found is not None:
+        shown.append((found.cause, "first failure", found.why))
+        shown += [(other, "failed by itself", "") for other in reversed(found.others)]
+        shown += [(other, "explained by the first", "") for other in reversed(found.casualties)]
+    named = {failure.worker_id for failure, _, _ in shown}
+    shown += [(f, "earlier", "") for f in reversed(facts.failures) if f.worker_id not in named]
     return [
         {
             "role": role,
@@ -251,7 +253,7 @@ def failures(facts: JobFacts) -> list[Page]:
             "traceback": failure.traceback_tail[-LONGEST_TRACEBACK:],
             "log_path": failure.log_path,
         }
-        for failure, role, why in shown
+        for failure, role, why in shown[:MOST_FAILURES]
     ]
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 
 from google.protobuf.message import DecodeError
 
-from bagua_agent.base.plain_text import counted
+from bagua_agent.base.plain_text import counted, listed
 from bagua_agent.etcd.client import KeyValue
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
@@ -102,14 +102,9 @@ def ranks_by_node(generation: Generation, most_nodes: int) -> tuple[str, ...]:
     ranks: dict[str, list[int]] = {}
     for member in generation.members:
         ranks.setdefault(member.node_name, []).append(member.global_rank)
-    shown = [f"{node}: rank {_listed(found)}" for node, found in list(ranks.items())[:most_nodes]]
+    shown = [f"{node}: rank {listed(found)}" for node, found in list(ranks.items())[:most_nodes]]
     left_out = len(ranks) - len(shown)
     return (*shown, f"and {counted(left_out, 'node')} more") if left_out else tuple(shown)
-
-
-def _listed(ranks: list[int]) -> str:
-    is_range = ranks == list(range(ranks[0], ranks[-1] + 1)) and len(ranks) > 2
-    return f"{ranks[0]} to {ranks[-1]}" if is_range else ", ".join(map(str, ranks))
 
 
 def in_force(generation: int, text: str, lost_s: float) -> JobEvent:
@@ -141,12 +136,17 @@ def replica_written(replica: Replica) -> JobEvent:
     )
 
 
+def worker_ended_name(worker_id: str) -> str:
+    """Returns the name of the event of a worker's failure."""
+    return f"ended-{worker_id}"
+
+
 def worker_ended(failure: pb.Failure) -> JobEvent:
     kind = EventKind.WORKER_FAILED if failure.script_failure else EventKind.WORKER_LOST
     where = f"global rank {failure.global_rank}" if failure.global_rank >= 0 else "in no generation"
     files = f"; files in {failure.log_path}" if failure.log_path else ""
     return JobEvent(
-        f"ended-{failure.worker_id}",
+        worker_ended_name(failure.worker_id),
         kind,
         f"worker in slot {failure.slot}, {where}: {failure.cause}{files}",
         worker_id=failure.worker_id,

@@ -6,11 +6,13 @@ Each rule returns None where it does not apply. verdict.py orders them. The thin
 
 from __future__ import annotations
 
+import math
 from statistics import median
 
 from bagua_agent.base.plain_text import counted, some
-from bagua_agent.history.job_history import EventKind, JobEvent
+from bagua_agent.history.job_history import EventKind, JobEvent, worker_ended_name
 from bagua_agent.membership.failures import root_cause
+from bagua_agent.membership.view import FailureView
 from bagua_agent.observation.agent_calls import AgentSeen
 from bagua_agent.observation.job_facts import JobFacts
 from bagua_agent.observation.series import JobSeries
@@ -211,6 +213,23 @@ def losses(facts: JobFacts, series: JobSeries) -> list[JobEvent]:
     return [e for e in facts.events if e.kind in kinds and series.events.unix_s(e.name) >= since_s]
 
 
+def failed_together(facts: JobFacts, series: JobSeries) -> root_cause.RootCause | None:
+    """Returns the failures that have to do with each other: those around the one that ended the job, else those of the
+    last minute. None if there are none. Failures of other times neither explain these nor are explained by them."""
+    if facts.result is None or not facts.result.HasField("failure"):
+        ids = {event.worker_id for event in losses(facts, series)}
+        return root_cause.root_cause(f for f in facts.failures if f.worker_id in ids)
+    first = FailureView.of(facts.result.failure, 0)
+    first = next((f for f in facts.failures if f.worker_id == first.worker_id), first)
+
+    def failed_s(failure: FailureView) -> float:
+        return series.events.unix_s(worker_ended_name(failure.worker_id))
+
+    if not math.isfinite(failed_s(first)):  # its event is gone
+        return root_cause.beside(first, ())
+    return root_cause.beside(first, (f for f in facts.failures if failed_s(f) >= failed_s(first) - RECENT_S))
+
+
 def lost_lately(facts: JobFacts, series: JobSeries) -> Verdict | None:
     lost = losses(facts, series)
     if not lost or facts.generation is None:
@@ -227,8 +246,7 @@ def lost_lately(facts: JobFacts, series: JobSeries) -> Verdict | None:
         if any(m.node_name == node for m in facts.generation.members):
             follows = f"Nothing: {node} is back."
     else:
-        ids = {event.worker_id for event in lost}
-        found = root_cause.root_cause(f for f in facts.failures if f.worker_id in ids)
+        found = failed_together(facts, series)
         what, why = f"a worker of {node} was lost", newest.text
         if found is not None:
             cause = found.cause

@@ -156,7 +156,8 @@ function showFailures(failures, first) {
   const section = byId("failures");
   const before = byId(first ? "now" : "events-section");
   if (section.nextElementSibling !== before) before.parentNode.insertBefore(section, before);
-  setText(byId("failures-title"), first ? "What failed first" : "Failures so far");
+  const isCause = first && failures[0]?.role !== "earlier";
+  setText(byId("failures-title"), isCause ? "What failed first" : "Failures so far");
   section.hidden = !failures.length;
   const text = JSON.stringify(failures);
   if (section.dataset.shown === text) return;

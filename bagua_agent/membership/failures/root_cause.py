@@ -170,14 +170,17 @@ class RootCause:
 def root_cause(endings: Iterable[FailureView]) -> RootCause | None:
     """Returns what happened, from the failures of one generation and what followed it; None if there are no
     failures."""
-    every = sorted(endings, key=lambda e: e.order)
+    every = tuple(endings)
     cause = first_cause(every)
-    if cause is None:
-        return None
+    return None if cause is None else beside(cause, every)
+
+
+def beside(cause: FailureView, endings: Iterable[FailureView]) -> RootCause:
+    """Returns what `cause` explains of the endings beside it, and what it does not explain. endings: may contain it."""
     others: list[FailureView] = []
     casualties: list[FailureView] = []
-    for ending in every:
-        if ending is cause:
+    for ending in sorted(endings, key=lambda e: e.order):
+        if ending.worker_id == cause.worker_id:
             continue
         (casualties if explains(cause, ending) else others).append(ending)
     why = classify(cause.summary, cause.traceback_tail).why

@@ -6,10 +6,11 @@ import json
 from dataclasses import replace
 
 from bagua_agent.dashboard.page_data import finite, goodput, page_data
-from bagua_agent.history.job_history import EventKind, JobEvent
+from bagua_agent.history.job_history import EventKind, JobEvent, worker_ended_name
 from bagua_agent.membership.view import FailureView
 from bagua_agent.observation.job_facts import JobFacts
 from bagua_agent.observation.series import JobSeries
+from bagua_contract import membership_pb2 as pb
 from tests.agent.observation.facts import NOW_S, agent, facts, generation, many_agents, worker
 
 FORMED = JobEvent(
@@ -48,17 +49,67 @@ def test_nodes_that_are_not_asked_show_what_etcd_has() -> None:
     assert {n["etcd"] for n in nodes} == {True}
 
 
+OLD = FailureView("w7", "h7", 9, True, True, "ValueError: bad", 5, global_rank=1, log_path="/logs")
+KILLED = replace(OLD, worker_id="w1", node_name="h1", summary="killed by SIGKILL", order=900)
+PEER = replace(OLD, worker_id="w0", node_name="h0", summary="a Gloo peer was lost: gloo/tcp", order=899)
+A_DAY_S = 86_400
+
+
+def roles(seen: JobFacts) -> list[tuple[str, str]]:
+    series = JobSeries()
+    series.take(seen)
+    return [(f["node"], f["role"]) for f in page_data(seen, series, "")["failures"]]
+
+
+def lost(failure: FailureView, at_s: float) -> JobEvent:
+    name = worker_ended_name(failure.worker_id)
+    return JobEvent(name, EventKind.WORKER_LOST, "lost", failure.node_name, at_s, worker_id=failure.worker_id)
+
+
 def test_the_first_failure_comes_before_those_that_it_explains() -> None:
-    cause = FailureView("w1", "h1", 9, True, True, "ValueError: bad", 7, global_rank=1, log_path="/logs")
-    casualty = replace(
-        cause, worker_id="w0", node_name="h0", summary="a Gloo peer was lost: gloo/tcp", order=5
-    )
-    seen = facts(failures=(casualty, cause))
-    page = page_data(seen, JobSeries(), "")
-    assert [(f["node"], f["role"]) for f in page["failures"]] == [
+    events = lost(PEER, NOW_S), lost(KILLED, NOW_S)
+    assert roles(facts(failures=(PEER, KILLED), events=events)) == [
         ("h1", "first failure"),
         ("h0", "explained by the first"),
     ]
+
+
+def test_a_failure_of_another_day_is_not_the_cause_of_a_loss() -> None:
+    """It would explain itself better than what happened now."""
+    events = lost(OLD, NOW_S - A_DAY_S), lost(KILLED, NOW_S)
+    assert roles(facts(failures=(OLD, KILLED), events=events)) == [
+        ("h1", "first failure"),
+        ("h7", "earlier"),
+    ]
+    events = lost(OLD, NOW_S - A_DAY_S), lost(PEER, NOW_S)
+    assert roles(facts(failures=(OLD, PEER), events=events)) == [("h0", "first failure"), ("h7", "earlier")]
+
+
+def test_without_a_recent_loss_no_failure_is_the_cause_of_another() -> None:
+    events = tuple(lost(failure, NOW_S - A_DAY_S) for failure in (OLD, PEER))
+    assert roles(facts(failures=(OLD, PEER), events=events)) == [("h0", "earlier"), ("h7", "earlier")]
+
+
+def test_the_failure_that_ended_the_job_explains_those_around_it_alone() -> None:
+    ended = pb.Result(outcome=pb.Result.FAILED, failure=pb.Failure(worker_id="w1", cause=KILLED.summary))
+    days_ago = replace(PEER, worker_id="w8", node_name="h8", order=6)
+    before_s = NOW_S - A_DAY_S  # the end is of yesterday, too
+    events = (
+        lost(OLD, before_s - A_DAY_S),
+        lost(days_ago, before_s - A_DAY_S),
+        lost(PEER, before_s - 1),
+        lost(KILLED, before_s),
+    )
+    assert roles(facts(failures=(OLD, days_ago, PEER, KILLED), events=events, result=ended)) == [
+        ("h1", "first failure"),
+        ("h0", "explained by the first"),
+        ("h8", "earlier"),
+        ("h7", "earlier"),
+    ]
+    assert roles(facts(failures=(OLD,), events=events[:1], result=ended)) == [
+        ("", "first failure"),
+        ("h7", "earlier"),
+    ], "its own record is gone"
 
 
 def test_goodput_leaves_out_start_and_standby_and_shows_unknown_uses() -> None:
