@@ -81,8 +81,8 @@ class WorkerCollectives:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A collective that some ranks have begun and that is not done. unknown, not_asked: ranks that did not answer, and
-    that were not asked."""
+    """A collective that some ranks have begun and that is not done. without_group: ranks that answered and have no such
+    group now. unknown, not_asked: ranks that did not answer, and that were not asked."""
 
     group: str
     transport: str
@@ -92,6 +92,7 @@ class Waiting:
     since_s: float
     here: tuple[int, ...]
     absent: tuple[int, ...]
+    without_group: tuple[int, ...]
     unknown: tuple[int, ...]
     not_asked: tuple[int, ...]
 
@@ -147,6 +148,9 @@ def _seconds(said: Any) -> float:
 def waiting(workers: Sequence[WorkerCollectives]) -> tuple[Waiting, ...]:
     """Returns the oldest collective of each group that has lasted, the longest wait first."""
     left_out = {worker.rank for worker in workers if worker.rank is not None and not worker.asked}
+    answered = {worker.rank for worker in workers if worker.rank is not None and not worker.problem}
+    # torch records a group with its first collective
+    knows_torch = {worker.rank for worker in workers if worker.rank in answered and not worker.torch_problem}
     by_group: dict[tuple[str, str, int, tuple[int, ...]], dict[int, Group]] = {}
     for worker in workers:
         for group in worker.groups:
@@ -162,6 +166,10 @@ def waiting(workers: Sequence[WorkerCollectives]) -> tuple[Waiting, ...]:
         longest = max(here.values(), key=lambda u: u.since_s)
         if longest.since_s < LEAST_LASTING_S:
             continue
+        others = set(ranks) - parts.keys()
+        not_begun = {rank for rank, part in parts.items() if part.begun < number}
+        if not generation:
+            not_begun |= others & knows_torch
         found.append(
             Waiting(
                 name,
@@ -171,8 +179,9 @@ def waiting(workers: Sequence[WorkerCollectives]) -> tuple[Waiting, ...]:
                 longest.what,
                 longest.since_s,
                 tuple(sorted(here)),
-                tuple(sorted(rank for rank, part in parts.items() if part.begun < number)),
-                tuple(sorted(set(ranks) - parts.keys() - left_out)),
+                tuple(sorted(not_begun)),
+                tuple(sorted((others & answered) - not_begun)),
+                tuple(sorted(others - answered - left_out)),
                 tuple(sorted(left_out.intersection(ranks))),
             )
         )
@@ -206,11 +215,13 @@ def _sentence(each: Waiting) -> str:
     said += f", for {duration(each.since_s)}"
     if each.absent:
         said += f"; {_ranks(each.absent)} {'has' if len(each.absent) == 1 else 'have'} not begun it"
+    if each.without_group:
+        said += f"; {_ranks(each.without_group)} answered without such a group"
     if each.unknown:
         said += f"; {_ranks(each.unknown)} did not answer"
     if each.not_asked:
         said += f"; {_ranks(each.not_asked)} {'was' if len(each.not_asked) == 1 else 'were'} not asked"
-    if not each.absent and not each.unknown and not each.not_asked:
+    if not (each.absent or each.without_group or each.unknown or each.not_asked):
         said += "; all ranks have begun it, so the network or a device is what it waits for"
     return said + "."
 

@@ -106,7 +106,24 @@ def test_groups_of_other_generations_and_members_are_not_compared() -> None:
         said(2, group(1, ranks=[2])),
     ]
     [found] = waiting(workers)
-    assert (found.absent, found.unknown) == ((), (1, 2))
+    assert (found.absent, found.without_group, found.unknown) == ((), (1, 2), ())
+    assert "; Ranks 1, 2 answered without such a group.\n" in text_of(workers)
+
+
+def test_a_rank_that_has_begun_no_collective_of_torchs_group_has_not_come_to_it() -> None:
+    """Torch's flight recorder has a group from its first collective on."""
+    workers = [
+        said(0, torch=[group(1, under_way(1, 5.0), generation=0, name="0", ranks=[0, 1, 2, 3])]),
+        said(1),
+        said(2, torch_problem="the script has no process group of torch's"),
+        WorkerCollectives(3, "slot 3 of h0", problem="KeyError"),
+    ]
+    [found] = waiting(workers)
+    assert (found.absent, found.without_group, found.unknown) == ((1,), (2,), (3,))
+    assert text_of(workers).startswith(
+        "Rank 0 waits in allreduce number 1 (torch's group 0, gloo), for 5.0 s; Rank 1 has not begun it; Rank 2 "
+        "answered without such a group; Rank 3 did not answer.\n"
+    )
 
 
 @pytest.mark.parametrize(
