@@ -1,7 +1,8 @@
 """Calls the agents of one job for people who look at it: their nodes, the output of workers, stacks, collectives.
 
 Finds the agents and the job's key pair in etcd. Agents are called side by side, each call is bounded, and an agent that
-does not answer is reported as silent. Connections are kept while the agent's key stands.
+does not answer is reported as silent, unless it refuses a call because it serves others. Connections are kept while the
+agent's key stands.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import grpc
 
 from bagua_agent.base.errors import InfrastructureLost, UserError
+from bagua_agent.base.plain_text import shortened
 from bagua_agent.etcd.client import KeyValue, Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.rpc.control_client import endpoint_of
@@ -32,10 +34,14 @@ _Asked = TypeVar("_Asked")
 _Answer = TypeVar("_Answer")
 
 
+class AgentBusy(InfrastructureLost):
+    """The error of a call that an agent refused because it serves as many others as it can."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentSeen:
-    """An agent's key in etcd, and its answer. node: None if it did not answer in time, or was not asked. asked: False
-    beyond MOST_CALLED."""
+    """An agent's key in etcd, and its answer. node: None if it did not answer in time, was not asked, or is busy.
+    asked: False beyond MOST_CALLED. busy: it refused the call, see AgentBusy."""
 
     agent_id: str
     node_name: str
@@ -44,11 +50,12 @@ class AgentSeen:
     address: str
     node: control_pb2.ReadNodeReply | None
     asked: bool = True
+    busy: bool = False
 
     @property
     def is_silent(self) -> bool:
         """Whether the agent was asked, and did not answer."""
-        return self.asked and self.node is None
+        return self.asked and self.node is None and not self.busy
 
 
 class JobAgents:
@@ -78,25 +85,26 @@ class JobAgents:
         """Returns the agents with new answers, without a look into etcd."""
         request = control_pb2.ReadNodeRequest(job_id=self._keys.job_id)
 
-        def ask(agent: AgentSeen) -> control_pb2.ReadNodeReply | None:
-            reply: control_pb2.ReadNodeReply | None = self._ask(
-                agent.address, lambda stub: stub.ReadNode(request, timeout=CALL_TIMEOUT_S)
-            )
+        def ask(agent: AgentSeen) -> AgentSeen:
+            try:
+                reply: control_pb2.ReadNodeReply | None = self._ask(
+                    agent.address, lambda stub: stub.ReadNode(request, timeout=CALL_TIMEOUT_S)
+                )
+            except AgentBusy:
+                return replace(agent, node=None, asked=True, busy=True)
             # a port may have passed to another agent, and an agent that can't answer names no node
-            return reply if reply is not None and reply.agent_id == agent.agent_id else None
+            its_own = reply if reply is not None and reply.agent_id == agent.agent_id else None
+            return replace(agent, node=its_own, asked=True, busy=False)
 
-        called = agents[:MOST_CALLED]
-        answers: list[control_pb2.ReadNodeReply | None] = list(self._pool.map(ask, called))
-        answers += [None] * (len(agents) - len(called))
-        return tuple(
-            replace(agent, node=answer, asked=place < len(called))
-            for place, (agent, answer) in enumerate(zip(agents, answers, strict=True))
-        )
+        asked = tuple(self._pool.map(ask, agents[:MOST_CALLED]))
+        left_out = (replace(agent, node=None, asked=False, busy=False) for agent in agents[MOST_CALLED:])
+        return (*asked, *left_out)
 
     def output(
         self, agent: AgentSeen, slot: int, stream: control_pb2.ReadOutputRequest.Stream, position: int
     ) -> control_pb2.ReadOutputReply:
-        """Reads the output of a slot from an agent. Raises InfrastructureLost if the agent does not answer."""
+        """Reads the output of a slot from an agent. Raises InfrastructureLost if the agent does not answer, and
+        AgentBusy."""
         request = control_pb2.ReadOutputRequest(
             job_id=self._keys.job_id, slot=slot, stream=stream, position=position
         )
@@ -108,7 +116,8 @@ class JobAgents:
         return reply
 
     def stacks(self, agent: AgentSeen, slot: int) -> control_pb2.ReadStacksReply:
-        """Reads the stacks of a slot's worker from an agent. Raises InfrastructureLost if the agent does not answer."""
+        """Reads the stacks of a slot's worker from an agent. Raises InfrastructureLost if the agent does not answer,
+        and AgentBusy."""
         request = control_pb2.ReadStacksRequest(job_id=self._keys.job_id, slot=slot)
         reply: control_pb2.ReadStacksReply | None = self._ask(
             agent.address, lambda stub: stub.ReadStacks(request, timeout=STACKS_TIMEOUT_S)
@@ -119,7 +128,7 @@ class JobAgents:
 
     def collectives(self, agent: AgentSeen, slot: int) -> control_pb2.ReadCollectivesReply | None:
         """Reads the collectives of a slot's worker from an agent. Returns None if the agent does not answer, or does
-        not know the call."""
+        not know the call. Raises AgentBusy."""
         request = control_pb2.ReadCollectivesRequest(job_id=self._keys.job_id, slot=slot)
         reply: control_pb2.ReadCollectivesReply | None = self._ask(
             agent.address, lambda stub: stub.ReadCollectives(request, timeout=CALL_TIMEOUT_S)
@@ -172,7 +181,12 @@ class JobAgents:
             channel = self._channels[address]
         try:
             return call(control_pb2_grpc.AgentControlStub(channel))  # type: ignore[no-untyped-call]
-        except (grpc.RpcError, ValueError):  # ValueError: the channel was closed meanwhile
+        except ValueError:
+            return None  # the channel was closed meanwhile
+        except grpc.RpcError as error:
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                said = shortened(error.details() or "")
+                raise AgentBusy(f"the agent at {address} refused the call: {said}") from error
             return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from bagua_agent.observation.agent_calls import MOST_CALLED, AgentSeen, JobAgents
+from bagua_agent.observation.agent_calls import MOST_CALLED, AgentBusy, AgentSeen, JobAgents
 from bagua_agent.observation.collectives import OddAnswer, WorkerCollectives, parse
 from bagua_agent.observation.job_facts import JobFacts
 from bagua_contract import control_pb2
@@ -35,10 +35,12 @@ def read_collectives(agents: JobAgents, facts: JobFacts) -> list[WorkerCollectiv
 
     found = [each for said in agents.side_by_side(ask, enumerate(by_agent.values())) for each in said]
     silent = [WorkerCollectives(None, a.node_name, problem=_SILENT) for a in facts.agents if a.is_silent]
+    silent += [WorkerCollectives(None, a.node_name, problem=_BUSY) for a in facts.agents if a.busy]
     return sorted([*found, *silent, *_left_out(facts)], key=lambda w: (w.rank is None, w.rank or 0, w.place))
 
 
 _SILENT = "its agent does not answer"
+_BUSY = "its agent serves too many calls at once"
 _NOT_ASKED = f"it was not asked: a job's first {MOST_CALLED} nodes are"
 
 
@@ -63,7 +65,10 @@ def _said(
     if not is_asked:
         problem = "it was not asked: the workers before it took too long"
         return WorkerCollectives(rank, place, problem=problem, asked=False)
-    reply = agents.collectives(agent, worker.slot)
+    try:
+        reply = agents.collectives(agent, worker.slot)
+    except AgentBusy as error:
+        return WorkerCollectives(rank, place, problem=str(error))
     if reply is None:
         return WorkerCollectives(rank, place, problem=_SILENT)
     if reply.problem:
