@@ -66,6 +66,8 @@ def _starting(facts: JobFacts, series: JobSeries) -> Verdict | None:
     generation = facts.generation
     if generation is not None and not generation.is_gathering:
         return None
+    if facts.problem:
+        return Verdict(Level.WAITING, "The job starts.", facts.problem, "")  # nor are its nodes known
     nodes, least = len(facts.agents), facts.desired.min_nodes
     if nodes < least:
         return Verdict(
@@ -83,7 +85,9 @@ def _waits_for_nodes(facts: JobFacts, series: JobSeries) -> Verdict | None:
         return None
     return Verdict(
         Level.BAD,
-        f"The job waits: {len(facts.agents)} of {counted(facts.desired.min_nodes, 'node')} are present.",
+        f"The job waits for nodes: it needs {facts.desired.min_nodes}."
+        if facts.problem  # so it is unknown how many there are
+        else f"The job waits: {len(facts.agents)} of {counted(facts.desired.min_nodes, 'node')} are present.",
         facts.generation.reason,
         "Start bagua-launch on another node; the waiting workers keep the state.",
     )

@@ -121,6 +121,11 @@ LOST = JobEvent("ended-w1", EventKind.WORKER_LOST, "worker lost", "h1", NOW_S - 
         (facts(spec=pb.JobSpec(mode=pb.JobSpec.RESTART)), Level.GOOD, "trains", "reports no steps", ""),
         (facts(closing=True), Level.GOOD, "finishes", "", ""),
         (facts(problem="no key pair"), Level.GOOD, "trains", "no key pair", ""),
+        (facts(problem="no key pair", agents=(), generation=None), Level.WAITING, "starts.", "no key pair", ""),
+        (
+            facts(problem="no key pair", agents=(), generation=generation(0)),
+            Level.BAD, "waits for nodes: it needs 1.", "why not", "another node",
+        ),
     ],
 )  # fmt: skip
 def test_verdict(seen: JobFacts, level: Level, what: str, why: str, follows: str) -> None:
