@@ -21,6 +21,7 @@ LABELS = ("bagua_job", "node")
 Samples = Mapping[tuple[str, ...], float]  # by the values of the further labels
 _BOUNDS = (*(f"{bound:g}" for bound in STEP_TIME_BOUNDS_S), "+Inf")
 _NOTHING_SPENT = {use.value: 0.0 for use in TimeUse}
+_NO_REPORT = session_pb2.Progress(step_counts=[0] * len(_BOUNDS))
 
 
 class _Families:
@@ -42,21 +43,20 @@ class _Families:
             family.add_metric((*self._first, *values), value)
         return family
 
-    def step_times(self, picture: JobPicture) -> Metric:
+    def step_times(self, counted: Mapping[str, session_pb2.Progress]) -> Metric:
         family = HistogramMetricFamily(
             "bagua_step_seconds",
             "Times of committed steps, from boundary to commit.",
             labels=(*LABELS, "slot"),
         )
-        for worker in picture.workers:
-            progress = worker.progress
-            if progress is None or len(progress.step_counts) != len(_BOUNDS):
-                continue  # none yet, or a worker of another version
+        for slot, progress in counted.items():
+            if len(progress.step_counts) != len(_BOUNDS):
+                continue  # a worker of another version
             below, buckets = 0, []
             for bound, count in zip(_BOUNDS, progress.step_counts, strict=True):
                 below += count
                 buckets.append((bound, below))
-            family.add_metric((*self._first, str(worker.slot)), buckets, sum_value=progress.step_sum_s)
+            family.add_metric((*self._first, slot), buckets, sum_value=progress.step_sum_s)
         return family
 
 
@@ -145,6 +145,9 @@ def _tuning(make: _Families, picture: JobPicture) -> Iterator[Metric]:
 def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
     """Yields the metrics of the last report of each worker; a worker's counters begin at 0 when it starts."""
     told = {str(w.slot): w.progress for w in picture.workers if w.progress is not None}
+    # in restart mode no report will come
+    starting = {} if picture.restarts else {str(w.slot): _NO_REPORT for w in picture.workers}
+    counted = starting | told
     without_rank = {str(w.slot) for w in picture.workers if w.global_rank is None}
     # the last report of a worker on standby stays as it was, so it says nothing about the job now
     ranked = {s: p for s, p in told.items() if s not in without_rank}
@@ -184,6 +187,12 @@ def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
         ("slot",),
         {(s,): p.steps_per_s * p.step_samples for s, p in ranked.items() if p.step_samples},
     )
+    yield make.counter(
+        "computing_seconds",
+        "Time of committed steps without waits in collectives.",
+        ("slot",),
+        {(s,): p.computing_s for s, p in counted.items()},
+    )
     yield from _amounts(make, told)
     yield make.gauge(
         "script_metric",
@@ -197,7 +206,7 @@ def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
         ("slot", "use"),
         {
             (s, use): seconds
-            for s, p in told.items()
+            for s, p in counted.items()
             for use, seconds in (_NOTHING_SPENT | dict(p.spent_s)).items()
         },
     )
@@ -208,11 +217,11 @@ def _reports(make: _Families, picture: JobPicture) -> Iterator[Metric]:
         ("slot",),
         {(s,): share for s, share in goodputs.items() if share is not None},
     )
-    yield make.step_times(picture)
+    yield make.step_times(counted)
 
 
 def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Iterator[Metric]:
-    """Yields samples, computing, and bytes. told: the last report by slot."""
+    """Yields samples and bytes. told: the last report by slot."""
     yield make.gauge(
         "total_steps",
         "Steps of all epochs that the script asked for; absent where this is unknown.",
@@ -224,12 +233,6 @@ def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Itera
         "Samples of the whole job in the steps that this worker committed.",
         ("slot",),
         {(s,): p.samples for s, p in told.items() if p.step_samples},
-    )
-    yield make.counter(
-        "computing_seconds",
-        "Time of committed steps without waits in collectives.",
-        ("slot",),
-        {(s,): p.computing_s for s, p in told.items()},
     )
     yield make.counter(
         "sent_bytes",

@@ -98,8 +98,9 @@ def test_what_a_picture_says_is_in_its_metrics() -> None:
         == 3
     )
     assert value("bagua_etcd_up") == 0
-    of_node = {"bagua_worker_exits_total", "bagua_worker_restarts_total"}
-    assert not any(dict(labels).get("slot") == "1" for name, labels in found if name not in of_node)
+    assert not any(
+        dict(labels).get("slot") == "1" for name, labels in found if name in ("bagua_step", "bagua_epoch")
+    )
     assert value("bagua_worker_restarts_total", slot="1") == 3
     assert value("bagua_samples_per_second", slot="0") == 128
     assert value("bagua_computing_seconds_total", slot="0") == 0.003
@@ -121,6 +122,22 @@ def test_counters_with_known_labels_begin_at_0() -> None:
     assert of_name(found, "bagua_worker_exits_total", "how") == {"ok": 0, "error": 0, "signal": 0}
     spent = of_name(found, "bagua_time_seconds_total", "use")
     assert spent == dict.fromkeys((use.value for use in TimeUse), 0) | {"step": 8.0, "failover": 0.5}
+
+
+def test_times_of_a_worker_begin_at_0_before_its_first_report() -> None:
+    """Also in a slot whose last worker had counted more: the fall to 0 is a restart of the counter for Prometheus."""
+    starting = WorkerPicture(0, 11, None, None)
+    found = samples(picture(workers=(starting,), exits={(0, "signal"): 1}))
+    assert of_name(found, "bagua_time_seconds_total", "use") == dict.fromkeys(
+        (use.value for use in TimeUse), 0
+    )
+    for name in ("step_seconds_count", "step_seconds_sum", "computing_seconds_total"):
+        assert of_name(found, f"bagua_{name}", "slot") == {"0": 0}, name
+    assert "bagua_sent_bytes_total" not in {name for name, _ in found}, "its algorithm is not known yet"
+    of_restarts = {name for name, _ in samples(picture(workers=(starting,), restarts=True))}
+    assert of_restarts.isdisjoint({"bagua_time_seconds_total", "bagua_step_seconds_count"}), (
+        "no report will come"
+    )
 
 
 def of_name(
