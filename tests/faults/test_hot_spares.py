@@ -10,7 +10,7 @@ import pytest
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from tests.faults.conftest import MakeJob, MakeLab
-from tests.faults.job import DEADLINE_S, ROOT, Job, Node
+from tests.faults.job import DEADLINE_S, ROOT, START_S, Job, Node
 from tests.lab.etcd import EtcdCluster
 from tests.lab.network import Lab
 from tests.lab.wait import eventually
@@ -149,3 +149,36 @@ def test_a_spare_takes_over_in_restart_mode(job: MakeJob, make_lab: MakeLab, tmp
     for node in (first, second, spare):
         assert node.process.wait(10) == -9
     one.check_nothing_left()
+
+
+@pytest.mark.long
+def test_what_a_spare_trained_before_it_was_left_out_begins_no_job(
+    job: MakeJob, make_lab: MakeLab, tmp_path: Path
+) -> None:
+    """All holders are lost before a checkpoint: the job begins anew, with a new worker in the spare's slot."""
+    lab = make_lab(3)
+    options = ["--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "100000"]
+    one = job(
+        endpoints=lab.etcd(lab.hosts[0]).endpoints,
+        nodes="1:2",
+        options=[*options, "--rdzv-conf", "holder_timeout=2"],
+    )
+    first = one.start(lab.hosts[1])
+    first.await_line("this node leads")
+    second = one.start(lab.hosts[2])
+    one.await_world(2, after_step=9)
+    (spare,) = second.workers
+    one.scale(lab.hosts[0], "1:1")
+    one.await_world(1)
+    assert second.workers == [spare]
+    assert first.host is not None
+    newest = one.ledger.lines[-1].generation
+    first.host.kill_all()
+    second.await_line("the job begins anew", deadline_s=START_S)
+    eventually(
+        lambda: any(line.generation > newest for line in one.ledger.lines), START_S, "a step of a new worker"
+    )
+    assert spare not in second.workers
+    one.finish([-9, 0])
+    one.check(finished=1)
+    assert one.ledger.lines[0].step == 1 and {r.resumed_at_step for r in one.ledger.resumptions} == {0}

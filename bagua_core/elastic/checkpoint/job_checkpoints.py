@@ -8,7 +8,7 @@ returns at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bagua_contract import membership_pb2
@@ -23,7 +23,7 @@ from bagua_core.elastic.checkpoint.restore import Choice, Restored
 from bagua_core.elastic.checkpoint.storage import storage_of
 from bagua_core.elastic.checkpoint.writer import NOTHING_SAVED, Saved
 from bagua_core.elastic.heal import heal
-from bagua_core.elastic.heal.heal_plan import HealPlan
+from bagua_core.elastic.heal.heal_plan import HealPlan, StateGone
 from bagua_core.elastic.ledger.ledger import Resumption
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.membership.member import Member
@@ -43,6 +43,14 @@ def settings_of(environment: WorkerEnvironment) -> Settings | None:
         return None
     return Settings(
         storage_of(environment.checkpoint_dir), CheckpointEvery.decode(environment.checkpoint_every)
+    )
+
+
+def _none_to_begin_with(infos: Sequence[entry.Info]) -> StateGone:
+    return StateGone(
+        tuple(range(len(infos))),
+        "the job begins anew, since its state is lost with the workers that had it, and all workers that are left have "
+        "trained in it before; it needs new ones, with the parameters that the script builds",
     )
 
 
@@ -87,13 +95,16 @@ class JobCheckpoints:
     ) -> tuple[HealPlan, list[entry.Info]]:
         """Returns the plan to go on with: unchanged, unless no member has any state and there is a checkpoint.
 
-        Raises CollectiveFailed, and CheckpointMismatch if the checkpoint is another script's.
+        Raises CollectiveFailed, CheckpointMismatch if the checkpoint is another script's, and StateGone if the job
+        begins anew and every member has trained before.
         """
         self._last = None
         begins_again = (
             generation.kind is GenerationKind.FAILOVER and generation.base == 0 and generation.number > 1
         )
         checkpointer = self._checkpointer
+        if plan.void and checkpointer is None:
+            raise _none_to_begin_with(infos)
         if plan.initial and checkpointer is None and begins_again:
             # No worker has the state and nothing was saved: whatever the job did before is void.
             self._say(f"begins at step 0: {generation.reason}")
@@ -122,6 +133,8 @@ class JobCheckpoints:
                     continue
                 if restored is not None:
                     self._say(f"goes on from the checkpoint of step {choice.step}")
+            elif plan.void:
+                raise _none_to_begin_with(infos)
             elif choice.run > 1 and communicator.global_rank == 0:
                 self._say(f"begins anew at step 0: {self._directory} holds no checkpoint that counts")
             self._resumed(

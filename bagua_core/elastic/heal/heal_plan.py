@@ -17,11 +17,12 @@ from bagua_core.errors import InfrastructureLost
 
 
 class StateGone(InfrastructureLost, RuntimeError):
-    """No member has the job's state any more. ranks: those that hold half of it, and must not go on."""
+    """No member has the job's state any more. ranks: those that must not go on with what they have."""
 
-    def __init__(self, ranks: tuple[int, ...]) -> None:
+    def __init__(self, ranks: tuple[int, ...], why: str = "") -> None:
         super().__init__(
-            f"global ranks {list(ranks)} were copying the job's state in place when its source was lost, and no "
+            why
+            or f"global ranks {list(ranks)} were copying the job's state in place when its source was lost, and no "
             "member of this generation has it whole"
         )
         self.ranks = ranks
@@ -39,7 +40,8 @@ class HealPlan:
     parameters differ by the algorithm's nature, so a copy must come from one of them. replaying: of those at once, the
     ones that have every step of the holders and miss only results of collectives outside steps; they copy these results
     and keep their own state, because the holders' scripts may have gone on. striping: the holders that send, if not
-    all; they agree in the layout of what they send.
+    all; they agree in the layout of what they send. void: initial, and no member has an initial state, not the holder
+    either: the job goes on from a checkpoint or not with these processes.
     """
 
     furthest: StateName
@@ -53,6 +55,7 @@ class HealPlan:
     one_source: bool = False
     replaying: frozenset[int] = frozenset()
     striping: tuple[int, ...] = ()
+    void: bool = False
 
     def __post_init__(self) -> None:
         # no copy may ever be written over by another
@@ -83,6 +86,12 @@ def counted_name(name: StateName, since_generation: int) -> StateName:
     says a `since_generation` after its last commit, even if it never noticed.
     """
     return name if name.generation >= since_generation else StateName()
+
+
+def remains(name: StateName, since_generation: int, half: HalfCopy) -> HalfCopy:
+    """Returns why a member's tensors are not as its script built them, if its name does not count."""
+    dropped = not name.is_none and counted_name(name, since_generation).is_none
+    return max(half, HalfCopy.LEFT_OUT) if dropped else half
 
 
 def plan(
@@ -117,7 +126,7 @@ def plan(
     counted = [counted_name(name, first) for name, first in zip(names, since, strict=True)]
     furthest = max(counted)
     if furthest.is_none:
-        return _initial(half)
+        return _initial([remains(*row) for row in zip(names, since, half, strict=True)])
     holders = tuple(r for r, name in enumerate(counted) if name == furthest)
     # One that joined and copied at once has not followed what the scripts of the others did since then.
     holders = tuple(r for r in holders if not joining[r]) or holders
@@ -164,17 +173,22 @@ def plan(
 
 def _initial(half: Sequence[HalfCopy]) -> HealPlan:
     whole = [r for r, left in enumerate(half) if left is HalfCopy.NONE]
-    if HalfCopy.COMMITTED in half or not whole:
+    trained = [r for r, left in enumerate(half) if left is HalfCopy.LEFT_OUT]
+    if HalfCopy.COMMITTED in half or not (whole or trained):
         # The job has committed steps, or may have no initial state as a script built it: not to be begun anew here.
-        raise StateGone(tuple(r for r, left in enumerate(half) if left is not HalfCopy.NONE))
+        raise StateGone(tuple(r for r, left in enumerate(half) if r not in {*whole, *trained}))
     # Scripts need not build equal initial parameters, and no member may commit on unequal ones.
+    holder = (whole or trained)[0]
     return HealPlan(
         furthest=StateName(),
-        holders=(whole[0],),
-        at_once=frozenset(range(len(half))) - {whole[0]},
+        holders=(holder,),
+        at_once=frozenset(range(len(half))) - {holder},
         beside=frozenset(),
         initial=True,
-        reason=f"no step was ever committed: rank {whole[0]}'s initial state is the job's",
+        reason=f"no step was ever committed: rank {holder}'s initial state is the job's"
+        if whole
+        else "no member has a state that counts, nor an initial one",
+        void=not whole,
     )
 
 

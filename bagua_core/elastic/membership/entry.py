@@ -89,7 +89,7 @@ def of_replica(shards: Sequence[Info], since: Sequence[int]) -> Info:
         any(s.outside for s in shards),
         first.position,
         all(s.stages for s in shards),
-        max((s.half for s in shards), key=int),
+        max(heal_plan.remains(s.name, begun, s.half) for s, begun in zip(shards, since, strict=True)),
         first.equal_states,
         int.from_bytes(digest, "big") if any(s.layout for s in shards) else 0,
         any(s.joining for s in shards),

@@ -22,11 +22,14 @@ from bagua_core.optimizers.state_copy import state_bytes
 
 
 class HalfCopy(IntEnum):
-    """The remains of a failed copy in place on this worker: nothing, or half a state, committed or initial."""
+    """Why the tensors of a worker without a name are not as its script built them: NONE, they are; INITIAL, COMMITTED,
+    a failed copy in place has left half of such a state; LEFT_OUT, they were trained in a job that then went on without
+    this worker. The greater one prevails."""
 
     NONE = 0
     INITIAL = 1
     COMMITTED = 2
+    LEFT_OUT = 3
 
 
 class CommittedState:
@@ -71,6 +74,8 @@ class CommittedState:
     def forget(self) -> None:
         """Drops the name: this worker's state is not the job's any more."""
         with self.guard.held():
+            if not self.name.is_none:
+                self.half = HalfCopy.LEFT_OUT
             self._be_none()
             self._script_step = 0
 

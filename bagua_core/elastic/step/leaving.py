@@ -131,5 +131,6 @@ class Leaving:
     def without_write(self) -> membership_pb2.LastCheckpoint | None:
         """Returns the message to the agent if nothing is to be saved. A worker that holds no state says so: there may
         be records, but nothing was committed."""
-        never_had_any = self._step.state.name.is_none and self._step.state.half is HalfCopy.NONE
+        state = self._step.state
+        never_had_any = state.name.is_none and state.half in (HalfCopy.NONE, HalfCopy.LEFT_OUT)
         return membership_pb2.LastCheckpoint() if never_had_any else None

@@ -77,6 +77,7 @@ TrainingError: step failed"""
          Kind.CASUALTY),
         ("DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.", Kind.CASUALTY),
         ("RuntimeError: Rank 0 timed out in monitoredBarrier after 1000 ms.", Kind.CASUALTY),
+        ("bagua_core.elastic.heal.heal_plan.StateGone: global ranks [1] were copying", Kind.CASUALTY),
         ("CollectiveFailed: allreduce: Connection closed by peer [10.0.0.2]:4711", Kind.CASUALTY),
         ("exit code 75", Kind.CASUALTY),
     ],

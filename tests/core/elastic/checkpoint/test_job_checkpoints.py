@@ -19,11 +19,11 @@ from bagua_core.elastic.checkpoint import catalogue
 from bagua_core.elastic.checkpoint.checkpointer import Settings
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints, settings_of
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
-from bagua_core.elastic.heal.heal_plan import HealPlan
+from bagua_core.elastic.heal.heal_plan import HealPlan, StateGone
 from bagua_core.elastic.ledger.ledger import Resumption
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.membership.member import Member
-from bagua_core.elastic.state.committed_state import CommittedState
+from bagua_core.elastic.state.committed_state import CommittedState, HalfCopy
 from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import run_ranks
 from tests.core.elastic.checkpoint.checkpoint_worlds import DEADLINE_S, together, world
@@ -78,7 +78,9 @@ class Worker:
         self.state.restore(copied, "", {})
 
     def info(self) -> entry.Info:
-        return entry.Info(self.state.name, False, self.state.position, run=self.state.run)
+        return entry.Info(
+            self.state.name, False, self.state.position, half=self.state.half, run=self.state.run
+        )
 
     def enter(self) -> HealPlan:
         plan, infos = entry.exchange(
@@ -149,6 +151,37 @@ def test_without_any_checkpoint_the_job_begins(tmp_path: Path) -> None:
     off = workers(None, 2)
     assert all(plan.initial for plan in run_ranks(off, Worker.enter))
     assert off[0].lines == []
+
+
+def left_out(here: list[Worker]) -> None:
+    """Each has trained in the job, which went on without it."""
+    for worker in here:
+        worker.state.name = StateName(3, 40, 0)
+        worker.state.forget()
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_what_workers_trained_before_they_were_left_out_is_no_beginning(tmp_path: Path, saves: bool) -> None:
+    here = workers(settings(tmp_path) if saves else None, 2, number=7)
+    left_out(here[:1])
+    assert all((plan.initial, plan.holders) == (True, (1,)) for plan in run_ranks(here, Worker.enter))
+    left_out(here)
+
+    def ends(worker: Worker) -> bool:
+        with pytest.raises(StateGone, match="begins anew"):
+            worker.enter()
+        return True
+
+    assert all(run_ranks(here, ends))
+
+
+def test_workers_that_were_left_out_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    together(world(tmp_path, 2), 4, begin=True)
+    here = workers(settings(tmp_path), 2, number=7)
+    left_out(here)
+    run_ranks(here, Worker.enter)
+    assert {worker.state.name for worker in here} == {StateName(7, 4, 0)}
+    assert {worker.state.half for worker in here} == {HalfCopy.NONE}
 
 
 def test_a_later_generation_from_a_checkpoint_takes_nothing_of_what_was_kept(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bagua_contract.records import StateName
 from bagua_core.elastic.heal.heal_plan import HealPlan, StateGone, counted_name, plan
+from bagua_core.elastic.membership import entry
 from bagua_core.elastic.state.committed_state import HalfCopy
 
 ROW = st.tuples(
@@ -38,7 +39,7 @@ def test_copies_never_touch_the_last_whole_state(
         assert all(name.is_none for name in counted) and all(half[r] is not HalfCopy.NONE for r in gone.ranks)
         return
     assert not drawn.healing & set(drawn.holders)
-    assert all(half[r] is HalfCopy.NONE for r in drawn.holders)
+    assert drawn.void or all(half[r] is HalfCopy.NONE for r in drawn.holders)
     assert set().union(*drawn.rounds) == drawn.at_once - drawn.replaying
     assert drawn.replaying <= whole_before(counted, drawn), "they keep what they have"
     if drawn.initial:
@@ -91,3 +92,24 @@ def test_a_job_begins_with_the_members_that_are_whole() -> None:
         [StateName()] * 3, [False] * 3, [1] * 3, None, [HalfCopy.INITIAL, HalfCopy.NONE, HalfCopy.NONE]
     )
     assert drawn.initial and drawn.holders == (1,) and drawn.at_once == {0, 2}
+
+
+def test_a_job_does_not_begin_with_what_a_worker_trained_before_it_was_left_out() -> None:
+    left, fresh = HalfCopy.LEFT_OUT, HalfCopy.NONE
+    drawn = plan([StateName()] * 3, [False] * 3, [7] * 3, None, [left, fresh, left])
+    assert drawn.initial and not drawn.void
+    assert drawn.holders == (1,) and drawn.at_once == {0, 2}
+    dropped = plan([StateName(6, 40), StateName()], [False] * 2, [7] * 2)
+    assert dropped.holders == (1,) and not dropped.void, "it has not noticed that it was left out"
+    assert plan([StateName()], [False], [7], None, [left]).void
+    assert plan([StateName(6, 40)], [False], [7]).void
+    with pytest.raises(StateGone) as caught:
+        plan([StateName()] * 3, [False] * 3, [7] * 3, None, [left, HalfCopy.COMMITTED, fresh])
+    assert caught.value.ranks == (1,)
+
+
+def test_a_replica_with_a_shard_that_trained_is_no_beginning() -> None:
+    dropped = entry.Info(StateName(6, 40), False, {"epoch": 0, "batch": 0})
+    fresh = entry.Info(StateName(), False, {"epoch": 0, "batch": 0})
+    assert entry.of_replica([dropped, dropped], [7, 7]).half is HalfCopy.LEFT_OUT
+    assert entry.of_replica([fresh, fresh], [7, 7]).half is HalfCopy.NONE
