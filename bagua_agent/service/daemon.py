@@ -40,7 +40,8 @@ from bagua_agent.service.node.node_facts import NodeFacts
 from bagua_agent.service.node.own_name import check_own, claim, taker
 from bagua_agent.service.notify import Notifier
 from bagua_agent.service.state_machine import messages as ms
-from bagua_agent.service.state_machine.machine import Now, State, step
+from bagua_agent.service.state_machine.machine import step
+from bagua_agent.service.state_machine.state import Now, State
 from bagua_agent.service.units.unit_request import unit_request
 from bagua_agent.service.units.units import UnitFolders, UnitNote, UnitRunner, units_folder
 from bagua_contract import cluster_pb2 as pb

@@ -21,10 +21,9 @@ from bagua_agent.service.state_machine.machine import (
     LOOK_HANGS,
     LOOK_SOON_S,
     TRY_AGAIN_S,
-    Now,
-    State,
     step,
 )
+from bagua_agent.service.state_machine.state import Now, State
 from bagua_agent.service.units.units import FoundUnit, UnitNote
 from bagua_contract import cluster_pb2 as pb
 from tests.agent.cluster_state.test_odd_records import orders, submission
