@@ -192,6 +192,7 @@ def _change_submission(
         before, after = _parsed(found, job_id), _parsed(found, job_id)
         if not change(after):
             return False, before
+        after.changes += 1
         conditions, writes = beside()
         conditions += [mod_revision_is(key, found.mod_revision), absent(over)]
         if _is_done(store, conditions, [Put(key, after.SerializeToString()), *writes]):

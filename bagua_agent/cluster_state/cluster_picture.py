@@ -70,7 +70,11 @@ class ClusterPicture:
         self._outcomes: dict[str, OutcomeView] = {}
         self._jobs: dict[str, _Job] = {}
         self._removals: dict[str, RemovalView] = {}
+        self._newest_revision = 0
         self.scheduler_revision: int | None = None
+        self.was_set_back = (
+            False  # etcd: since this picture began it has told of a revision before the newest one
+        )
 
     def order_revision(self, node_name: str) -> int:
         """Returns the mod revision of a node's orders as read; 0: there is no key."""
@@ -151,7 +155,11 @@ class ClusterPicture:
     def take(self, changes: Iterable[Change], now_s: float) -> bool:
         """Takes changes, and returns whether any of them matters to decisions."""
         matters = False
+        # of earlier calls: a batch may list removals, which have the revision of the read, before older writes
+        newest_before = self._newest_revision
         for change in changes:
+            self.was_set_back |= change.mod_revision < newest_before
+            self._newest_revision = max(self._newest_revision, change.mod_revision)
             with self._odd.passing_over(change.key):
                 matters |= self._take(change, now_s)
         return matters

@@ -25,7 +25,7 @@ from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import PROTOCOL, nonce_of, write_unit
 from bagua_agent.cluster_state.odd_records import OddRecords
 from bagua_agent.etcd import cluster_keys
-from bagua_agent.etcd.client import Put, Store, absent
+from bagua_agent.etcd.client import Put, Store, absent, mod_revision_is
 from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.mirror import Change, Mirror
@@ -268,8 +268,8 @@ class NodeDaemon:
                 self._by_hand(f"job {job_id}: {_ACTS[act]}", lambda: self._act_on_unit(job_id, act))
             case ms.RemoveLogs(job_id, nonce):
                 self._by_hand(f"job {job_id}: removing its logs", lambda: self._remove_logs(job_id, nonce))
-            case ms.PutIfAbsent():
-                self._by_hand(f"putting {action.key} back", lambda: self._put_if_absent(action))
+            case ms.PutBack():
+                self._by_hand(f"putting {action.key} back", lambda: self._put_back(action))
             case ms.TellFailure():
                 what = f"job {action.submission.job_id}: writing its failure among its events"
                 self._by_hand(what, lambda: self._tell_failure(action))
@@ -381,9 +381,10 @@ class NodeDaemon:
         if self._logs.remove(job_id, nonce):
             self._say(f"job {job_id} was removed, and its logs here with it")
 
-    def _put_if_absent(self, put: ms.PutIfAbsent) -> ms.StandsAgain:
-        missing = [absent(put.key), *([absent(cluster_keys.removal(put.nonce))] if put.nonce else [])]
-        return ms.StandsAgain(put.key, self._store.transact(missing, [Put(put.key, put.value)]).succeeded)
+    def _put_back(self, put: ms.PutBack) -> ms.StandsAgain:
+        unchanged = [mod_revision_is(put.key, put.over_revision)]
+        unchanged += [absent(cluster_keys.removal(put.nonce))] if put.nonce else []
+        return ms.StandsAgain(put.key, self._store.transact(unchanged, [Put(put.key, put.value)]).succeeded)
 
     def _tell_failure(self, told: ms.TellFailure) -> None:
         event = agent_failed(self._config.node_name, told.failures, told.reason)

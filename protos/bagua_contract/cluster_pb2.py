@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 from bagua_contract import membership_pb2 as bagua__contract_dot_membership__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61gua_contract/cluster.proto\x12\x08\x62\x61gua.v1\x1a\x1f\x62\x61gua_contract/membership.proto\"\xdf\x04\n\nSubmission\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12+\n\x06wanted\x18\x03 \x01(\x0e\x32\x1b.bagua.v1.Submission.Wanted\x12\x11\n\tmin_nodes\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x16\n\x0eslots_per_node\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x30\n\x06labels\x18\x08 \x03(\x0b\x32 .bagua.v1.Submission.LabelsEntry\x12\x0c\n\x04user\x18\t \x01(\t\x12\x11\n\tdirectory\x18\n \x01(\t\x12:\n\x0b\x65nvironment\x18\x0b \x03(\x0b\x32%.bagua.v1.Submission.EnvironmentEntry\x12\x0e\n\x06launch\x18\x0c \x01(\t\x12\x11\n\tsubmitter\x18\r \x01(\t\x12\x18\n\x10submitted_unix_s\x18\x0e \x01(\x01\x12\r\n\x05nonce\x18\x0f \x01(\t\x12)\n\x0bsize_policy\x18\x10 \x01(\x0b\x32\x14.bagua.v1.SizePolicy\x12\x14\n\x0creplica_size\x18\x11 \x01(\r\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"3\n\x06Wanted\x12\x16\n\x12WANTED_UNSPECIFIED\x10\x00\x12\x07\n\x03RUN\x10\x01\x12\x08\n\x04STOP\x10\x02\"C\n\x07Removal\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x16\n\x0eremoved_unix_s\x18\x03 \x01(\x01\"\x87\x02\n\x04Node\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tnode_name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\r\x12*\n\x06labels\x18\x05 \x03(\x0b\x32\x1a.bagua.v1.Node.LabelsEntry\x12\x10\n\x08troubles\x18\x06 \x03(\t\x12\x1d\n\x05units\x18\x07 \x03(\x0b\x32\x0e.bagua.v1.Unit\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\t \x01(\t\x12\x0c\n\x04note\x18\n \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xed\x01\n\x04Unit\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.bagua.v1.Unit.State\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x11\n\texit_code\x18\x04 \x01(\x11\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x10\n\x08\x66\x61ilures\x18\x06 \x01(\r\x12\r\n\x05order\x18\x07 \x01(\x04\"]\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07WAITING\x10\x01\x12\x0b\n\x07RUNNING\x10\x02\x12\x0b\n\x07LEAVING\x10\x03\x12\t\n\x05\x45NDED\x10\x04\x12\x0b\n\x07REFUSED\x10\x05\")\n\x06Orders\x12\x1f\n\x06orders\x18\x01 \x03(\x0b\x32\x0f.bagua.v1.Order\"6\n\x05Order\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x0e\n\x06number\x18\x03 \x01(\x04\"&\n\x05\x44rain\x12\r\n\x05\x66orce\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xcf\x01\n\nJobOutcome\x12-\n\x07outcome\x18\x01 \x01(\x0e\x32\x1c.bagua.v1.JobOutcome.Outcome\x12\x11\n\texit_code\x18\x02 \x01(\x11\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0c\x65nded_unix_s\x18\x04 \x01(\x01\x12\r\n\x05nonce\x18\x05 \x01(\t\"J\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\r\n\tSUCCEEDED\x10\x01\x12\n\n\x06\x46\x41ILED\x10\x02\x12\x0b\n\x07STOPPED\x10\x03\"\x1e\n\tScheduler\x12\x11\n\tnode_name\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61gua_contract/cluster.proto\x12\x08\x62\x61gua.v1\x1a\x1f\x62\x61gua_contract/membership.proto\"\xf0\x04\n\nSubmission\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12+\n\x06wanted\x18\x03 \x01(\x0e\x32\x1b.bagua.v1.Submission.Wanted\x12\x11\n\tmin_nodes\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x16\n\x0eslots_per_node\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x30\n\x06labels\x18\x08 \x03(\x0b\x32 .bagua.v1.Submission.LabelsEntry\x12\x0c\n\x04user\x18\t \x01(\t\x12\x11\n\tdirectory\x18\n \x01(\t\x12:\n\x0b\x65nvironment\x18\x0b \x03(\x0b\x32%.bagua.v1.Submission.EnvironmentEntry\x12\x0e\n\x06launch\x18\x0c \x01(\t\x12\x11\n\tsubmitter\x18\r \x01(\t\x12\x18\n\x10submitted_unix_s\x18\x0e \x01(\x01\x12\r\n\x05nonce\x18\x0f \x01(\t\x12)\n\x0bsize_policy\x18\x10 \x01(\x0b\x32\x14.bagua.v1.SizePolicy\x12\x14\n\x0creplica_size\x18\x11 \x01(\r\x12\x0f\n\x07\x63hanges\x18\x12 \x01(\r\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"3\n\x06Wanted\x12\x16\n\x12WANTED_UNSPECIFIED\x10\x00\x12\x07\n\x03RUN\x10\x01\x12\x08\n\x04STOP\x10\x02\"C\n\x07Removal\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x16\n\x0eremoved_unix_s\x18\x03 \x01(\x01\"\x87\x02\n\x04Node\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tnode_name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\r\x12*\n\x06labels\x18\x05 \x03(\x0b\x32\x1a.bagua.v1.Node.LabelsEntry\x12\x10\n\x08troubles\x18\x06 \x03(\t\x12\x1d\n\x05units\x18\x07 \x03(\x0b\x32\x0e.bagua.v1.Unit\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\t \x01(\t\x12\x0c\n\x04note\x18\n \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xed\x01\n\x04Unit\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.bagua.v1.Unit.State\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x11\n\texit_code\x18\x04 \x01(\x11\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x10\n\x08\x66\x61ilures\x18\x06 \x01(\r\x12\r\n\x05order\x18\x07 \x01(\x04\"]\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07WAITING\x10\x01\x12\x0b\n\x07RUNNING\x10\x02\x12\x0b\n\x07LEAVING\x10\x03\x12\t\n\x05\x45NDED\x10\x04\x12\x0b\n\x07REFUSED\x10\x05\")\n\x06Orders\x12\x1f\n\x06orders\x18\x01 \x03(\x0b\x32\x0f.bagua.v1.Order\"6\n\x05Order\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x0e\n\x06number\x18\x03 \x01(\x04\"&\n\x05\x44rain\x12\r\n\x05\x66orce\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xcf\x01\n\nJobOutcome\x12-\n\x07outcome\x18\x01 \x01(\x0e\x32\x1c.bagua.v1.JobOutcome.Outcome\x12\x11\n\texit_code\x18\x02 \x01(\x11\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0c\x65nded_unix_s\x18\x04 \x01(\x01\x12\r\n\x05nonce\x18\x05 \x01(\t\"J\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\r\n\tSUCCEEDED\x10\x01\x12\n\n\x06\x46\x41ILED\x10\x02\x12\x0b\n\x07STOPPED\x10\x03\"\x1e\n\tScheduler\x12\x11\n\tnode_name\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -29,33 +29,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODE_LABELSENTRY']._loaded_options = None
   _globals['_NODE_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_SUBMISSION']._serialized_start=76
-  _globals['_SUBMISSION']._serialized_end=683
-  _globals['_SUBMISSION_LABELSENTRY']._serialized_start=533
-  _globals['_SUBMISSION_LABELSENTRY']._serialized_end=578
-  _globals['_SUBMISSION_ENVIRONMENTENTRY']._serialized_start=580
-  _globals['_SUBMISSION_ENVIRONMENTENTRY']._serialized_end=630
-  _globals['_SUBMISSION_WANTED']._serialized_start=632
-  _globals['_SUBMISSION_WANTED']._serialized_end=683
-  _globals['_REMOVAL']._serialized_start=685
-  _globals['_REMOVAL']._serialized_end=752
-  _globals['_NODE']._serialized_start=755
-  _globals['_NODE']._serialized_end=1018
-  _globals['_NODE_LABELSENTRY']._serialized_start=533
-  _globals['_NODE_LABELSENTRY']._serialized_end=578
-  _globals['_UNIT']._serialized_start=1021
-  _globals['_UNIT']._serialized_end=1258
-  _globals['_UNIT_STATE']._serialized_start=1165
-  _globals['_UNIT_STATE']._serialized_end=1258
-  _globals['_ORDERS']._serialized_start=1260
-  _globals['_ORDERS']._serialized_end=1301
-  _globals['_ORDER']._serialized_start=1303
-  _globals['_ORDER']._serialized_end=1357
-  _globals['_DRAIN']._serialized_start=1359
-  _globals['_DRAIN']._serialized_end=1397
-  _globals['_JOBOUTCOME']._serialized_start=1400
-  _globals['_JOBOUTCOME']._serialized_end=1607
-  _globals['_JOBOUTCOME_OUTCOME']._serialized_start=1533
-  _globals['_JOBOUTCOME_OUTCOME']._serialized_end=1607
-  _globals['_SCHEDULER']._serialized_start=1609
-  _globals['_SCHEDULER']._serialized_end=1639
+  _globals['_SUBMISSION']._serialized_end=700
+  _globals['_SUBMISSION_LABELSENTRY']._serialized_start=550
+  _globals['_SUBMISSION_LABELSENTRY']._serialized_end=595
+  _globals['_SUBMISSION_ENVIRONMENTENTRY']._serialized_start=597
+  _globals['_SUBMISSION_ENVIRONMENTENTRY']._serialized_end=647
+  _globals['_SUBMISSION_WANTED']._serialized_start=649
+  _globals['_SUBMISSION_WANTED']._serialized_end=700
+  _globals['_REMOVAL']._serialized_start=702
+  _globals['_REMOVAL']._serialized_end=769
+  _globals['_NODE']._serialized_start=772
+  _globals['_NODE']._serialized_end=1035
+  _globals['_NODE_LABELSENTRY']._serialized_start=550
+  _globals['_NODE_LABELSENTRY']._serialized_end=595
+  _globals['_UNIT']._serialized_start=1038
+  _globals['_UNIT']._serialized_end=1275
+  _globals['_UNIT_STATE']._serialized_start=1182
+  _globals['_UNIT_STATE']._serialized_end=1275
+  _globals['_ORDERS']._serialized_start=1277
+  _globals['_ORDERS']._serialized_end=1318
+  _globals['_ORDER']._serialized_start=1320
+  _globals['_ORDER']._serialized_end=1374
+  _globals['_DRAIN']._serialized_start=1376
+  _globals['_DRAIN']._serialized_end=1414
+  _globals['_JOBOUTCOME']._serialized_start=1417
+  _globals['_JOBOUTCOME']._serialized_end=1624
+  _globals['_JOBOUTCOME_OUTCOME']._serialized_start=1550
+  _globals['_JOBOUTCOME_OUTCOME']._serialized_end=1624
+  _globals['_SCHEDULER']._serialized_start=1626
+  _globals['_SCHEDULER']._serialized_end=1656
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Submission(_message.Message):
-    __slots__ = ("protocol", "job_id", "wanted", "min_nodes", "max_nodes", "slots_per_node", "priority", "labels", "user", "directory", "environment", "launch", "submitter", "submitted_unix_s", "nonce", "size_policy", "replica_size")
+    __slots__ = ("protocol", "job_id", "wanted", "min_nodes", "max_nodes", "slots_per_node", "priority", "labels", "user", "directory", "environment", "launch", "submitter", "submitted_unix_s", "nonce", "size_policy", "replica_size", "changes")
     class Wanted(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WANTED_UNSPECIFIED: _ClassVar[Submission.Wanted]
@@ -48,6 +48,7 @@ class Submission(_message.Message):
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SIZE_POLICY_FIELD_NUMBER: _ClassVar[int]
     REPLICA_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job_id: str
     wanted: Submission.Wanted
@@ -65,7 +66,8 @@ class Submission(_message.Message):
     nonce: str
     size_policy: _membership_pb2.SizePolicy
     replica_size: int
-    def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ..., wanted: _Optional[_Union[Submission.Wanted, str]] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., slots_per_node: _Optional[int] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., user: _Optional[str] = ..., directory: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., launch: _Optional[str] = ..., submitter: _Optional[str] = ..., submitted_unix_s: _Optional[float] = ..., nonce: _Optional[str] = ..., size_policy: _Optional[_Union[_membership_pb2.SizePolicy, _Mapping]] = ..., replica_size: _Optional[int] = ...) -> None: ...
+    changes: int
+    def __init__(self, protocol: _Optional[int] = ..., job_id: _Optional[str] = ..., wanted: _Optional[_Union[Submission.Wanted, str]] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., slots_per_node: _Optional[int] = ..., priority: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., user: _Optional[str] = ..., directory: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., launch: _Optional[str] = ..., submitter: _Optional[str] = ..., submitted_unix_s: _Optional[float] = ..., nonce: _Optional[str] = ..., size_policy: _Optional[_Union[_membership_pb2.SizePolicy, _Mapping]] = ..., replica_size: _Optional[int] = ..., changes: _Optional[int] = ...) -> None: ...
 
 class Removal(_message.Message):
     __slots__ = ("protocol", "job_id", "removed_unix_s")

@@ -3,9 +3,9 @@
 One thread: it waits until the key is free; once it owns the key, it mirrors the cluster, plans after every change
 (cluster/scheduling.py), and writes the plan in transactions that compare its key and each order as read. A refused
 transaction was overtaken by a change: the next picture gives the next plan. A store that lost its keys has lost ours
-too, so an ordinary election follows, and the plan's settling time begins anew. A scheduler that is overtaken again and
-again reads the cluster anew. A scheduler without permission, or with a bug, gives the key up and stands again later,
-since another one may succeed. It also removes old jobs (job_retention.py).
+too, so an ordinary election follows, and the plan's settling time begins anew. A scheduler whose store was set back to
+a backup, or that is overtaken again and again, reads the cluster anew. A scheduler without permission, or with a bug,
+gives the key up and stands again later, since another one may succeed. It also removes old jobs (job_retention.py).
 """
 
 from __future__ import annotations
@@ -181,6 +181,9 @@ class Scheduler:
                     return
                 if picture.scheduler_revision != won:
                     self._say("another node schedules now")
+                    return
+                if picture.was_set_back:  # our key may be in the backup, so no election follows
+                    self._say("etcd was set back to an earlier state; the cluster is read anew")
                     return
                 retention.tidy(time.monotonic())
                 if changed or (again_s is not None and time.monotonic() >= again_s):

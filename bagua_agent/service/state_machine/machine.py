@@ -105,9 +105,11 @@ class _Turn:
             case ms.Noted(text):
                 self._know(note=text)
             case ms.StandsAgain(key, was_put):
+                put = self.state.to_put_back.get(key)
                 self._know(to_put_back=_without(self.state.to_put_back, key))
                 if was_put:
-                    self._say(f"etcd has lost {key}; it is put back as this node remembers it")
+                    what = "held an earlier" if put is not None and put.over_revision else "has lost"
+                    self._say(f"etcd {what} {key}; it is put back as this node remembers it")
             case ms.ActFailed():
                 self._take_act_failed(event)
             case ms.NotDone(reason):
@@ -140,14 +142,12 @@ class _Turn:
                 self._do(ms.RecheckNodeKey())
         elif key == cluster_keys.orders(state.node_name):
             if value is not None:
-                self._know(orders=read_orders(value), orders_value=value)
+                self._take_orders(value, change)
             elif state.orders_value is not None and not self._put_back(key, state.orders_value):
                 self._know(orders=None, orders_value=None)
         elif (job_id := cluster_keys.id_in(cluster_keys.SUBMISSIONS, key)) is not None:
             if value is not None:
-                submission = parse_submission(value, job_id)
-                if nonce_of(submission) not in state.removals:  # else another daemon put it back, not knowing
-                    self._know(submissions={**state.submissions, job_id: submission})
+                self._take_submission(parse_submission(value, job_id), change)
             elif (known := state.submissions.get(job_id)) is not None and not self._put_back(
                 key, known.SerializeToString(), nonce_of(known)
             ):
@@ -163,11 +163,38 @@ class _Turn:
             if value is not None:
                 self._take_removal(nonce, read_removal(value))
             elif (removal := state.removals.get(nonce)) is not None:
-                self._know(removals=_without(state.removals, nonce))
-                if is_worth_putting_back(removal, self.now.unix_s, state.policy):
-                    self._put_back(key, write_removal(removal))
+                lost = is_worth_putting_back(removal, self.now.unix_s, state.policy)
+                if not (lost and self._put_back(key, write_removal(removal))):
+                    self._know(removals=_without(state.removals, nonce))
         elif value is not None:
             raise UnreadableRecord("no job can have this name")
+
+    def _take_orders(self, value: bytes, change: Change) -> None:
+        """Takes this node's orders, unless they were written before those that are known: then etcd was set back to a
+        backup, or lost its keys and got others before this node heard of it. A job that was ordered since would end on
+        all of its nodes.
+
+        So the known orders are put back. The scheduler decides on them anew, and what it writes then is followed.
+        """
+        orders, known = read_orders(value), self.state.orders_value
+        if known is None or value == known or change.mod_revision > self.state.orders_revision:
+            self._know(orders=orders, orders_value=value, orders_revision=change.mod_revision)
+        elif not self._put_back(change.key, known, over_revision=change.mod_revision):
+            self._know(orders=None, orders_value=None)
+
+    def _take_submission(self, submission: pb.Submission, change: Change) -> None:
+        """Takes a submission, unless etcd was set back and holds it as it was before a command changed it, or holds
+        the one of a removed job in its place."""
+        job_id, nonce, removals = submission.job_id, nonce_of(submission), self.state.removals
+        known = self.state.submissions.get(job_id)
+        if known is not None:
+            is_same = nonce_of(known) == nonce
+            is_earlier = submission.changes < known.changes if is_same else nonce in removals
+            record = known.SerializeToString()
+            if is_earlier and self._put_back(change.key, record, nonce_of(known), change.mod_revision):
+                return
+        if nonce not in removals:  # else another daemon put it back, not knowing
+            self._know(submissions={**self.state.submissions, job_id: submission})
 
     def _nonce(self, job_id: str) -> str:
         """Returns the nonce of the job's submission; empty if no submission is known."""
@@ -177,7 +204,7 @@ class _Turn:
     def _take_removal(self, nonce: str, removal: RemovalView) -> None:
         """Forgets the job, whatever was heard first: that it was removed, or that its keys are gone."""
         job_id, state = removal.job_id, self.state
-        kept = {key: lost for key, lost in state.to_put_back.items() if lost[1] != nonce}
+        kept = {key: lost for key, lost in state.to_put_back.items() if lost.nonce != nonce}
         self._know(removals={**state.removals, nonce: removal}, to_put_back=kept)
         outcome = state.outcomes.get(job_id)
         if outcome is not None and (ended_submission(outcome) or self._nonce(job_id)) == nonce:
@@ -189,16 +216,18 @@ class _Turn:
             self._forget(job_id)
         self._do(ms.RemoveLogs(job_id, nonce))
 
-    def _put_back(self, key: str, value: bytes, nonce: str = "") -> bool:
-        """Puts back what the store has lost (invariant 4), unless it was removed with its job. nonce: of the submission
-        that the key is of, if it is of any. Returns False if the key is to be forgotten."""
+    def _put_back(self, key: str, value: bytes, nonce: str = "", over_revision: int = 0) -> bool:
+        """Puts back what the store has lost, or holds as of earlier (invariant 4), unless it was removed with its job.
+        nonce, over_revision: as of PutBack. Returns False if the value is to be forgotten."""
         if nonce in self.state.removals:
             return False
         if not self.now.may_put_back:
-            self._say(f"{key} is gone; this node was out of touch for so long that it does not put it back")
+            what = "is as it was earlier" if over_revision else "is gone"
+            self._say(f"{key} {what}; this node was out of touch for so long that it does not put it back")
             return False
-        self._know(to_put_back={**self.state.to_put_back, key: (value, nonce)})
-        self._do(ms.PutIfAbsent(key, value, nonce))
+        put = ms.PutBack(key, value, nonce, over_revision)
+        self._know(to_put_back={**self.state.to_put_back, key: put})
+        self._do(put)
         return True
 
     # -- units
@@ -328,7 +357,7 @@ class _Turn:
         if self.state.look_due_s is not None and self.now_s >= self.state.look_due_s:
             self._know(look_due_s=None)
             self._do(ms.LookForUnits())
-            self._do(*(ms.PutIfAbsent(key, *lost) for key, lost in self.state.to_put_back.items()))
+            self._do(*self.state.to_put_back.values())
         made = plan_units(self._situation(), self.now_s, self.state.policy)
         for job_id in made.forgets:
             self._forget(job_id)

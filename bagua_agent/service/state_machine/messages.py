@@ -89,7 +89,8 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class StandsAgain:
-    """A key that the store had lost. was_put: by this node; else it stood again, or its job was removed."""
+    """A key that the store had lost, or held as of earlier. was_put: by this node; else it was written meanwhile, or
+    its job was removed."""
 
     key: str
     was_put: bool
@@ -180,13 +181,17 @@ class RemoveLogs:
 
 
 @dataclass(frozen=True, slots=True)
-class PutIfAbsent:
-    """Put a key that the store had lost. StandsAgain follows. nonce: of the submission that the key is of, if of any;
-    not done once that is removed."""
+class PutBack:
+    """Put a key that the store has lost, or holds as of earlier. StandsAgain follows.
+
+    nonce: of the submission that the key is of, if of any; not done once that is removed. over_revision: mod revision
+    of the earlier value, the only one that it may replace; 0: none, so the key must be absent.
+    """
 
     key: str
     value: bytes
     nonce: str
+    over_revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +220,4 @@ class Report:
 
 
 Looks = LookForUnits | LookAtNode | WatchProcess
-Action = (
-    Looks | Say | StartUnit | ActOnUnit | RemoveLogs | PutIfAbsent | TellFailure | RecheckNodeKey | Report
-)
+Action = Looks | Say | StartUnit | ActOnUnit | RemoveLogs | PutBack | TellFailure | RecheckNodeKey | Report

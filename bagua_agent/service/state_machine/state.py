@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_view import OrderView, RemovalView
 from bagua_agent.cluster.unit_plan import OwnUnit
+from bagua_agent.service.state_machine.messages import PutBack
 from bagua_contract import cluster_pb2 as pb
 
 
@@ -25,11 +26,10 @@ class Now:
 class State:
     """The state of the daemon; `machine.step` returns the next one and changes nothing in it.
 
-    orders: None if they are not known; orders_value: their record. outcomes: records by job. removals: by the nonce of
-    the submission. to_put_back: by key, its value and the nonce of the submission that it is of, if of any. troubles:
-    of the node, which two looks in a row agreed on; troubles_seen: by the last look, as notes are. note: of the
-    daemon's own parts. look_due_s: for units. looks_at_s: at the node. look_since_s: since when a look at it is under
-    way. again_s: the plan's own time.
+    orders: None if they are not known; orders_value: their record, orders_revision: its mod revision. outcomes: records
+    by job. removals: by the nonce of the submission. to_put_back: by key. troubles: of the node, which two looks in a
+    row agreed on; troubles_seen: by the last look, as notes are. note: of the daemon's own parts. look_due_s: for
+    units. looks_at_s: at the node. look_since_s: since when a look at it is under way. again_s: the plan's own time.
     """
 
     node_name: str
@@ -37,10 +37,11 @@ class State:
     policy: ClusterPolicy
     orders: tuple[OrderView, ...] | None = None
     orders_value: bytes | None = None
+    orders_revision: int = 0
     submissions: Mapping[str, pb.Submission] = field(default_factory=dict)
     outcomes: Mapping[str, bytes] = field(default_factory=dict)
     removals: Mapping[str, RemovalView] = field(default_factory=dict)
-    to_put_back: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
+    to_put_back: Mapping[str, PutBack] = field(default_factory=dict)
     units: Mapping[str, OwnUnit] = field(default_factory=dict)
     troubles: tuple[str, ...] = ()
     troubles_seen: tuple[str, ...] = ()

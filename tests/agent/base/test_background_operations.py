@@ -155,7 +155,7 @@ def daemons_hands(place: Place) -> None:
     actions: tuple[ms.Action, ...] = (
         ms.LookForUnits(),
         ms.ActOnUnit("job", ms.UnitAct.KILL),
-        ms.PutIfAbsent("key", b"", "nonce"),
+        ms.PutBack("key", b"", "nonce"),
         ms.TellFailure(pb.Submission(job_id="job"), 1, "its agent ended with 1"),
         ms.RemoveLogs("gone", "nonce"),
     )

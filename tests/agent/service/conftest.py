@@ -14,7 +14,10 @@ from bagua_agent.etcd.endpoints import parse_endpoint, parse_endpoints
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd, ServerTls
 from bagua_agent.security.certificate_files import TlsFiles, create_authority, issue_files, utc_now
 from bagua_agent.security.certificates import Role
+from tests.agent.etcd.conftest import make_store, tcp_server
 from tests.lab.free_port import free_port
+
+__all__ = ["make_store", "tcp_server"]
 
 LOOPBACK = ("127.0.0.1", "localhost")
 

@@ -16,6 +16,7 @@ from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.daemon import NodeDaemon
 from bagua_agent.service.node.node_facts import NodeFacts
 from bagua_agent.service.units.units import FoundUnit
+from tests.agent.etcd.conftest import Server
 
 NODE = "n0"
 LEASE_S = 60.0  # outlives every test
@@ -27,7 +28,7 @@ class NoUnits:
         return []
 
 
-def config_of(etcd: EmbeddedEtcd, folder: Path) -> AgentConfig:
+def config_of(etcd: EmbeddedEtcd | Server, folder: Path) -> AgentConfig:
     content = {
         "insecure": True,
         "times": {"node_lease_s": 2},
@@ -41,7 +42,7 @@ def config_of(etcd: EmbeddedEtcd, folder: Path) -> AgentConfig:
 
 @contextmanager
 def running_daemon(
-    etcd: EmbeddedEtcd,
+    etcd: EmbeddedEtcd | Server,
     store: Store,
     folder: Path,
     look_for_trouble: Callable[[], tuple[str, ...]] = tuple,

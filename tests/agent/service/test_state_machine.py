@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -36,8 +37,8 @@ OUTCOME_KEY, REMOVAL_KEY = cluster_keys.outcome(JOB), cluster_keys.removal(NONCE
 OUTCOME = pb.JobOutcome(exit_code=1).SerializeToString()
 
 
-def changed(key: str, value: bytes | None) -> ms.RecordChanged:
-    return ms.RecordChanged(Change(key, value, 2, 1))
+def changed(key: str, value: bytes | None, mod_revision: int = 2) -> ms.RecordChanged:
+    return ms.RecordChanged(Change(key, value, mod_revision, 1))
 
 
 SUBMITTED = changed(SUBMISSION_KEY, submission(JOB, nonce=NONCE))
@@ -76,6 +77,14 @@ class Daemon:
 def running() -> Daemon:
     started = ms.Started(JOB, 5.0)
     return Daemon(SUBMITTED, ORDERED, DRAINED, started, ms.UnitsSeen((LIVES,)), DRAINED)
+
+
+def running_since_a_backup() -> Daemon:
+    """Its orders and its submission were written at revision 100; the backup ends before."""
+    daemon = running()
+    for event in (SUBMITTED, ORDERED):
+        daemon.take(ms.RecordChanged(replace(event.change, mod_revision=100)))
+    return daemon
 
 
 def of(kind: type, actions: tuple[ms.Action, ...]) -> list[ms.Action]:
@@ -178,7 +187,7 @@ def test_a_start_that_failed_names_its_trouble_as_the_reason_of_the_end() -> Non
     assert restarted.state.units[JOB].reason == "", "it was started after all"
 
 
-@pytest.mark.parametrize("why", [STOPPED, changed(ORDERS_KEY, orders())])
+@pytest.mark.parametrize("why", [STOPPED, changed(ORDERS_KEY, orders(), 3)])
 def test_a_unit_is_asked_to_leave_once_and_then_killed(why: ms.Event) -> None:
     daemon = running()
     daemon.take(why)
@@ -264,11 +273,11 @@ def test_a_key_that_etcd_lost_is_put_back_until_it_stands_again(
     daemon = Daemon(SUBMITTED, event)
     value = event.change.value
     assert value is not None
-    put = ms.PutIfAbsent(key, value, nonce)
+    put = ms.PutBack(key, value, nonce)
     assert daemon.take(changed(key, None)) == (put,)
     daemon.take(ms.NotDone(f"putting {key} back failed: etcd is away"))
     daemon.now_s += TRY_AGAIN_S
-    assert of(ms.PutIfAbsent, daemon.take(DRAINED)) == [put]
+    assert of(ms.PutBack, daemon.take(DRAINED)) == [put]
     assert daemon.said(ms.StandsAgain(key, True)) == [
         f"etcd has lost {key}; it is put back as this node remembers it"
     ]
@@ -324,6 +333,66 @@ def test_a_removal_at_the_end_of_its_time_is_not_put_back() -> None:
     old = RemovalView(JOB, UNIX_S - 10 * DAY_S)
     daemon = Daemon(changed(REMOVAL_KEY, write_removal(old)))
     assert daemon.take(changed(REMOVAL_KEY, None)) == ()
+
+
+def test_orders_of_a_backup_end_no_unit_and_are_written_over() -> None:
+    daemon = running_since_a_backup()
+    put = ms.PutBack(ORDERS_KEY, orders(JOB), "", over_revision=40)
+    assert daemon.take(changed(ORDERS_KEY, orders(), 40)) == (put,)
+    assert not of(ms.ActOnUnit, daemon.take(DRAINED)) and daemon.unit_state() is UnitState.RUNNING
+    daemon.take(ms.NotDone("putting it back failed: etcd is away"))
+    daemon.now_s += TRY_AGAIN_S
+    assert of(ms.PutBack, daemon.take(DRAINED)) == [put]
+    assert daemon.said(ms.StandsAgain(ORDERS_KEY, True)) == [
+        f"etcd held an earlier {ORDERS_KEY}; it is put back as this node remembers it"
+    ]
+    assert not of(ms.ActOnUnit, daemon.take(DRAINED))
+
+
+def test_what_a_scheduler_decides_after_the_orders_are_put_back_is_followed() -> None:
+    daemon = running_since_a_backup()
+    for written in (orders(), orders("other")):
+        # the scheduler of the set-back etcd did not know of the job
+        assert of(ms.PutBack, daemon.take(changed(ORDERS_KEY, written, 41)))
+    assert daemon.take(changed(ORDERS_KEY, orders(JOB), 42)) == (), "put back"
+    daemon.take(changed(ORDERS_KEY, orders(), 43))
+    assert of(ms.ActOnUnit, daemon.take(DRAINED)) == [ms.ActOnUnit(JOB, ms.UnitAct.ASK_TO_LEAVE)]
+
+
+def test_orders_of_a_backup_end_nothing_on_a_node_that_was_out_of_touch() -> None:
+    daemon = running_since_a_backup()
+    daemon.may_put_back = False
+    [said] = daemon.said(changed(ORDERS_KEY, orders(), 40))
+    assert said == (
+        f"{ORDERS_KEY} is as it was earlier; this node was out of touch for so long that it does not put it back"
+    )
+    assert not of(ms.ActOnUnit, daemon.take(DRAINED)) and daemon.state.orders is None
+
+
+def scaled(changes: int, **fields: object) -> bytes:
+    return submission(JOB, nonce=NONCE, changes=changes, **fields)
+
+
+def test_a_submission_of_a_backup_is_written_over_by_the_later_one() -> None:
+    stopped = scaled(2, wanted=pb.Submission.STOP)
+    daemon = Daemon(changed(SUBMISSION_KEY, scaled(1)), changed(SUBMISSION_KEY, stopped, 100))
+    assert daemon.take(changed(SUBMISSION_KEY, scaled(1), 40)) == (
+        ms.PutBack(SUBMISSION_KEY, stopped, NONCE, over_revision=40),
+    )
+    assert daemon.state.submissions[JOB].wanted == pb.Submission.STOP
+    daemon.take(changed(SUBMISSION_KEY, scaled(3), 41))
+    assert daemon.state.submissions[JOB].changes == 3, "a command of after the set-back"
+
+
+def test_a_removed_submission_of_a_backup_does_not_end_the_next_one_of_its_name() -> None:
+    """The removal is gone too, and that arrives first."""
+    second = submission(JOB, nonce="nonce-2")
+    daemon = Daemon(SUBMITTED, REMOVED, changed(SUBMISSION_KEY, second, 100), ORDERED, DRAINED)
+    daemon.take(changed(REMOVAL_KEY, None))
+    assert of(ms.PutBack, daemon.take(changed(SUBMISSION_KEY, submission(JOB, nonce=NONCE), 40))) == [
+        ms.PutBack(SUBMISSION_KEY, second, "nonce-2", over_revision=40)
+    ]
+    assert not of(ms.ActOnUnit, daemon.take(DRAINED)) and daemon.unit_state() is UnitState.RUNNING
 
 
 def test_the_nodes_own_key_is_checked_when_it_is_gone() -> None:
