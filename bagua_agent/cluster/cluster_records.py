@@ -172,12 +172,12 @@ def read_orders(value: bytes) -> tuple[OrderView, ...]:
         raise UnreadableRecord(f"{len(record.orders)} orders, of which a node takes {MOST_ORDERS}")
     for order in record.orders:
         _check_order(order.job_id, order.number)
-    found = {o.job_id: OrderView(o.job_id, o.slots, o.number) for o in record.orders}
+    found = {o.job_id: OrderView(o.job_id, o.slots, o.number, o.nonce) for o in record.orders}
     return tuple(found.values())
 
 
 def write_orders(orders: Iterable[OrderView]) -> bytes:
-    made = [pb.Order(job_id=o.job_id, slots=o.slots, number=o.number) for o in orders]
+    made = [pb.Order(job_id=o.job_id, slots=o.slots, number=o.number, nonce=o.nonce) for o in orders]
     return pb.Orders(orders=made).SerializeToString()
 
 

@@ -100,11 +100,17 @@ class SubmissionView:
 
 @dataclass(frozen=True, slots=True)
 class OrderView:
-    """An order for one job on one node. slots: how many; the daemon chooses which. number: larger for a later order."""
+    """An order for one job on one node. slots: how many; the daemon chooses which. number: larger for a later order.
+    nonce: of the submission; empty if it is not known."""
 
     job_id: str
     slots: int
     number: int
+    nonce: str = ""
+
+    def is_of_another(self, nonce: str) -> bool:
+        """Tells whether the order is certainly not of the submission of `nonce`, but of another one of its name."""
+        return bool(self.nonce) and self.nonce != nonce
 
 
 @dataclass(frozen=True, slots=True)

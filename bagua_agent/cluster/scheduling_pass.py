@@ -52,6 +52,7 @@ def consider(view: ClusterView, now_s: float, policy: ClusterPolicy, number: int
     """Makes one pass over all jobs, and returns its findings. number: of the orders that come new."""
     ledger = Ledger(view, now_s, policy, number)
     found = Considered(ledger)
+    _withdraw_of_earlier_jobs(ledger)
     _who_ends(found)
     _who_stays_where(found)
     active = sorted(ledger.holdings.values(), key=lambda h: h.rank)
@@ -93,6 +94,18 @@ def _to_allowed_sizes(found: Considered, active: list[Holding]) -> None:
         given = [f"{n} is given back: {why}" for n in node_release.down_to(ledger, last, size)]
         if given:
             found.gone.setdefault(last.job.job_id, []).extend(given)
+
+
+def _withdraw_of_earlier_jobs(ledger: Ledger) -> None:
+    """Withdraws the orders of removed jobs whose names were submitted again: their slots and nodes are not what the
+    new job asked for."""
+    for job in ledger.view.submissions:
+        nodes = ledger.nodes_of[job.job_id]
+        _withdraw(
+            ledger,
+            job.job_id,
+            sorted(n for n in nodes if ledger.orders[n][job.job_id].is_of_another(job.nonce)),
+        )
 
 
 def _who_ends(found: Considered) -> None:

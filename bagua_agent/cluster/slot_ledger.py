@@ -146,7 +146,8 @@ class Ledger:
     def give(self, holding: Holding, node_name: str) -> None:
         """Promises the node's slots to the job."""
         job_id, slots = holding.job.job_id, needed(holding.job, self.nodes[node_name])
-        self.orders[node_name][job_id] = holding.kept[node_name] = OrderView(job_id, slots, self.number)
+        order = OrderView(job_id, slots, self.number, holding.job.nonce)
+        self.orders[node_name][job_id] = holding.kept[node_name] = order
         self.free[node_name] -= slots
         self.nodes_of[job_id].add(node_name)
         self.note_sure(holding, node_name)

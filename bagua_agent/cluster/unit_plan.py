@@ -229,6 +229,8 @@ def _why_not(known: _Known, order: OrderView, unit: OwnUnit | None) -> tuple[Uni
         return UnitState.WAITING, "its submission is not known here yet"
     if wish is not Wish.RUN:
         return UnitState.ENDED, "the job is to stop" if wish is Wish.STOP else "the job is over"
+    if order.is_of_another(known.situation.nonces.get(order.job_id, order.nonce)):
+        return UnitState.WAITING, "its order is of another submission of this name"
     if not 1 <= order.slots <= known.situation.slots:
         return UnitState.REFUSED, f"asks {order.slots} slots, the node has {known.situation.slots}"
     if unit is None:

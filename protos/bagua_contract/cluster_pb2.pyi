@@ -149,14 +149,16 @@ class Orders(_message.Message):
     def __init__(self, orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("job_id", "slots", "number")
+    __slots__ = ("job_id", "slots", "number", "nonce")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     slots: int
     number: int
-    def __init__(self, job_id: _Optional[str] = ..., slots: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    nonce: str
+    def __init__(self, job_id: _Optional[str] = ..., slots: _Optional[int] = ..., number: _Optional[int] = ..., nonce: _Optional[str] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("force", "reason")

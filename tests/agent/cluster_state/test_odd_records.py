@@ -59,8 +59,9 @@ def submission(job_id: str, launch: str | None = None, **fields: object) -> byte
     return pb.Submission(**{**said, **fields}).SerializeToString()  # type: ignore[arg-type]
 
 
-def orders(*job_ids: str) -> bytes:
-    made = [pb.Order(job_id=j, slots=1, number=n) for n, j in enumerate(job_ids, 1)]
+def orders(*job_ids: str, nonce: str = "") -> bytes:
+    """nonce: of the jobs' submission."""
+    made = [pb.Order(job_id=j, slots=1, number=n, nonce=nonce) for n, j in enumerate(job_ids, 1)]
     return pb.Orders(orders=made).SerializeToString()
 
 

@@ -357,6 +357,27 @@ def test_an_order_of_a_removed_job_is_withdrawn(plain_store: Store) -> None:
         eventually(lambda: ordered(plain_store) == ["who"], DEADLINE_S, lambda: f"{said}")
 
 
+def test_a_job_does_not_take_over_the_order_of_a_removed_one_of_its_name(plain_store: Store) -> None:
+    """As when no scheduler had withdrawn it yet. The order's slots, and its node, are the first job's."""
+    four_slots = {"min_nodes": 1, "max_nodes": 1, "slots_per_node": 4, "labels": {"gpu": "h100"}}
+    labelled = pb.Node.FromString(node("n1", 4))
+    labelled.labels["gpu"] = "h100"
+    nonce = submit(plain_store, "demo")
+    end(plain_store, "demo")
+    plain_store.put(cluster_keys.node("n0"), node("n0", 4))
+    plain_store.put(cluster_keys.node("n1"), labelled.SerializeToString())
+    plain_store.put(cluster_keys.orders("n0"), orders("demo", nonce=nonce))
+    cluster_requests.delete(plain_store, "demo", time.time())
+    again = pb.Submission.FromString(submission("demo", **four_slots))
+    cluster_requests.submit(plain_store, again)
+    with scheduling(plain_store) as said:
+        eventually(lambda: ordered(plain_store) == [], DEADLINE_S, lambda: f"it is withdrawn; {said}")
+        found = plain_store.get(cluster_keys.orders("n1"))
+    assert found is not None
+    [order] = read_orders(found.value)
+    assert (order.slots, order.nonce) == (4, cluster_requests.submission_nonce(plain_store, "demo"))
+
+
 # -- etcd's history
 
 

@@ -199,7 +199,7 @@ def test_a_unit_of_a_removed_job_makes_way_for_the_next_of_its_name(
 ) -> None:
     """As on a node that was lost while its job was stopped and removed."""
     first = submit(plain_store, "demo")
-    plain_store.put(cluster_keys.orders(NODE), orders("demo"))
+    plain_store.put(cluster_keys.orders(NODE), orders("demo", nonce=first))
     units = Units()
     owner = owners_folder(config_of(plain_etcd, tmp_path).directories_state) / "demo"
     with running_daemon(plain_etcd, plain_store, tmp_path, units=units) as said:
@@ -208,6 +208,9 @@ def test_a_unit_of_a_removed_job_makes_way_for_the_next_of_its_name(
         cluster_requests.delete(plain_store, "demo", time.time())
         second = submit(plain_store, "demo")
         await_line(said, "job demo is asked to leave: its job was removed")
+        waits = "its order is of another submission of this name"
+        eventually(lambda: units_of(plain_store)["demo"].reason == waits, DEADLINE_S, lambda: f"{said}")
+        plain_store.put(cluster_keys.orders(NODE), orders("demo", nonce=second))
 
         def owned() -> str:
             try:

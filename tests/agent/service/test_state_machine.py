@@ -250,6 +250,14 @@ def test_a_unit_that_an_earlier_daemon_asked_to_leave_is_not_asked_again() -> No
 # -- records
 
 
+def test_no_unit_starts_on_an_order_of_another_job_of_its_name() -> None:
+    """As one that the scheduler had not withdrawn yet when the job was removed, and its name submitted again."""
+    daemon = Daemon(SUBMITTED, changed(ORDERS_KEY, orders(JOB, nonce="nonce-0")))
+    assert not of(ms.StartUnit, daemon.take(DRAINED)) and daemon.unit_state() is UnitState.WAITING
+    daemon.take(changed(ORDERS_KEY, orders(JOB, nonce=NONCE), 3))
+    assert of(ms.StartUnit, daemon.take(DRAINED))
+
+
 @pytest.mark.parametrize("order", list(permutations([SUBMITTED, ENDED, REMOVED])))
 def test_a_removed_job_is_forgotten_whatever_is_heard_first(order: tuple[ms.RecordChanged, ...]) -> None:
     """An outcome that names no submission may be that of the next job of this name, unless it is the known one's."""
