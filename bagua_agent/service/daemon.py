@@ -182,11 +182,14 @@ class NodeDaemon:
         another daemon has this node's name."""
         try:
             self._watch.start()
-            for found in self._runner.found():
+            kept = tuple(self._runner.found())
+            for found in kept:
                 note, was_asked = self._folders.note(found.job_id), self._folders.was_asked(found.job_id)
                 self._step(ms.UnitKept(found, note, was_asked))
             self._step(ms.InboxDrained())
             self._mirror.start()
+            # behind the records, which tell which submissions the units that have ended are of
+            self._inbox.put(ms.UnitsSeen(kept, self._folders.reasons()))
             self._notifier.ready()
             while self._hear():
                 self._step(ms.InboxDrained())

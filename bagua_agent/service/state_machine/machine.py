@@ -233,17 +233,17 @@ class _Turn:
     # -- units
 
     def _take_kept(self, event: ms.UnitKept) -> None:
+        """Takes a unit of an earlier daemon. One that has ended counts as alive until UnitsSeen, which comes once
+        records are known: its failure is counted and told as that of any other."""
         found, note = event.found, event.note
         unit = OwnUnit(
             found.job_id,
-            found.is_alive,
+            True,
             slots=note.slots,
             order=note.order,
             shutdown_timeout_s=note.shutdown_timeout_s,
             # A second SIGTERM would end it at once, instead of at a step boundary.
-            asked_since_s=self.now_s if found.is_alive and event.was_asked else None,
-            ended_s=self.now_s,
-            exit_code=found.exit_code or 0,
+            asked_since_s=self.now_s if event.was_asked else None,
             failures=note.failures,
             nonce=note.nonce,
             started_s=self.now_s,

@@ -19,7 +19,7 @@ class RecordChanged:
 
 @dataclass(frozen=True, slots=True)
 class UnitKept:
-    """A unit that an earlier daemon started was found. was_asked: to leave."""
+    """A unit that an earlier daemon started was found, alive or ended. UnitsSeen follows. was_asked: to leave."""
 
     found: FoundUnit
     note: UnitNote

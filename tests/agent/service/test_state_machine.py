@@ -247,6 +247,25 @@ def test_a_unit_that_an_earlier_daemon_asked_to_leave_is_not_asked_again() -> No
     assert daemon.state.units[JOB].failures == 2, "its end was asked for"
 
 
+def test_the_failure_of_a_unit_that_ended_without_a_daemon_is_counted_and_told() -> None:
+    kept = ms.UnitKept(EXITED, UnitNote(1, (1,), 2, 5.0, NONCE), was_asked=False)
+    daemon = Daemon(kept, DRAINED, SUBMITTED, ORDERED)
+    actions = daemon.take(ms.UnitsSeen((EXITED,), {JOB: "no such file"}))
+    reason = "its agent ended with 3: no such file"
+    assert of(ms.TellFailure, actions) == [ms.TellFailure(daemon.state.submissions[JOB], 3, reason)]
+    assert ms.ActOnUnit(JOB, ms.UnitAct.FORGET) in actions
+    assert not daemon.state.units[JOB].alive and not of(ms.StartUnit, daemon.take(DRAINED))
+    [report] = of(ms.Report, daemon.take(DRAINED))
+    assert isinstance(report, ms.Report) and report.units[0].failures == 3
+
+
+def test_the_end_of_a_unit_that_was_asked_to_leave_is_no_failure_without_a_daemon() -> None:
+    kept = ms.UnitKept(EXITED, UnitNote(1, (1,), 2, 5.0, NONCE), was_asked=True)
+    daemon = Daemon(kept, DRAINED, SUBMITTED, ORDERED)
+    assert not of(ms.TellFailure, daemon.take(ms.UnitsSeen((EXITED,))))
+    assert daemon.state.units[JOB].failures == 2
+
+
 # -- records
 
 
