@@ -41,6 +41,9 @@ class ClusterPolicy:
     orders_kept_s: float = 3 * DAY_S
     # How often ended jobs are looked at: nothing waits for it.
     retention_every_s: float = 60.0
+    # How often a node looks for logs of jobs that were removed while it was away; far more often than removal_kept_s,
+    # for which a job must be unknown until then.
+    logs_tidied_every_s: float = 3600.0
     # etcd keeps every value that a key ever had until it is compacted. A watcher that is away for less than
     # this receives the changes; after a longer outage it reads all keys again.
     compact_every_s: float = 300.0

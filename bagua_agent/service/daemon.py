@@ -271,6 +271,8 @@ class NodeDaemon:
                 self._by_hand(f"job {job_id}: {_ACTS[act]}", lambda: self._act_on_unit(job_id, act))
             case ms.RemoveLogs(job_id, nonce):
                 self._by_hand(f"job {job_id}: removing its logs", lambda: self._remove_logs(job_id, nonce))
+            case ms.TidyLogs(known):
+                self._by_hand("removing logs of jobs that are gone", lambda: self._tidy_logs(known))
             case ms.PutBack():
                 self._by_hand(f"putting {action.key} back", lambda: self._put_back(action))
             case ms.TellFailure():
@@ -383,6 +385,14 @@ class NodeDaemon:
     def _remove_logs(self, job_id: str, nonce: str) -> None:
         if self._logs.remove(job_id, nonce):
             self._say(f"job {job_id} was removed, and its logs here with it")
+
+    def _tidy_logs(self, known: frozenset[tuple[str, str]]) -> None:
+        kept_s = self._state.policy.removal_kept_s
+        removed, refused = self._logs.tidy(known, kept_s, time.time())
+        for job_id in removed:
+            self._say(f"job {job_id} was removed while this node was away, and its logs here are removed now")
+        for job_id, why in refused:
+            self._odd.tell(f"logs of job {job_id}", f"{why}; it was removed, so remove them by hand")
 
     def _put_back(self, put: ms.PutBack) -> ms.StandsAgain:
         unchanged = [mod_revision_is(put.key, put.over_revision)]

@@ -10,10 +10,12 @@ import errno
 import os
 import shutil
 import stat
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from bagua_agent.base.errors import InfrastructureLost
+from bagua_agent.base.ids import is_id
 from bagua_agent.etcd.keys import check_id
 from bagua_agent.workers.output.log_layout import LogLayout
 
@@ -64,6 +66,32 @@ class KeptLogs:
                 f"job {job_id!r} was removed and its logs on this node are not: {error}; remove them by hand"
             ) from error
         return found
+
+    def tidy(
+        self, known: Collection[tuple[str, str]], kept_s: float, now_unix_s: float
+    ) -> tuple[list[str], list[tuple[str, str]]]:
+        """Removes the logs of submissions that were last known more than kept_s ago. Returns the jobs whose logs are
+        removed, and those whose logs can't be, with the reason.
+
+        known: jobs with the nonces of submissions; an empty nonce is any submission's. The time of a record is when its
+        submission was known last, so it outlives this process.
+        """
+        removed: list[str] = []
+        refused: list[tuple[str, str]] = []
+        names = {job_id for job_id, _ in known}
+        for path in sorted(p for p in self._owners.glob("*") if is_id(p.name)):
+            job_id, owner = path.name, self._owner(path.name)
+            is_known = (job_id, owner) in known or (job_id, "") in known or (not owner and job_id in names)
+            try:
+                if is_known:
+                    os.utime(path, (now_unix_s, now_unix_s))
+                elif now_unix_s - path.stat().st_mtime > kept_s:
+                    if self._remove_directory(job_id):
+                        removed.append(job_id)
+                    path.unlink()
+            except OSError as error:
+                refused.append((job_id, str(error)))
+        return removed, refused
 
     def _owner(self, job_id: str) -> str:
         """Returns the nonce of the submission to which the job's logs belong; empty if none is known."""

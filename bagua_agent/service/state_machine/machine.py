@@ -358,6 +358,11 @@ class _Turn:
             self._know(look_due_s=None)
             self._do(ms.LookForUnits())
             self._do(*self.state.to_put_back.values())
+        if self.state.logs_due_s is None or self.now_s >= self.state.logs_due_s:
+            # not at the start: by the first time records were read, and what etcd had lost was put back
+            if self.state.logs_due_s is not None:
+                self._do(ms.TidyLogs(self._known_submissions()))
+            self._know(logs_due_s=self.now_s + self.state.policy.logs_tidied_every_s)
         made = plan_units(self._situation(), self.now_s, self.state.policy)
         for job_id in made.forgets:
             self._forget(job_id)
@@ -385,6 +390,16 @@ class _Turn:
         self._know(again_s=made.again_at_s)
         note = "; ".join(filter(None, (self.state.note, *self.state.notes)))
         self._do(ms.Report(made.report, troubles, note, status))
+
+    def _known_submissions(self) -> frozenset[tuple[str, str]]:
+        """Returns the jobs that the cluster has, or that have a unit here, with the nonces of their submissions; empty
+        where a nonce is not known."""
+        state = self.state
+        return frozenset(
+            [(job_id, nonce_of(submission)) for job_id, submission in state.submissions.items()]
+            + [(job_id, ended_submission(o) or self._nonce(job_id)) for job_id, o in state.outcomes.items()]
+            + [(unit.job_id, unit.nonce) for unit in state.units.values()]
+        )
 
     def _situation(self) -> UnitSituation:
         state = self.state

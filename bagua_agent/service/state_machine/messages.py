@@ -181,6 +181,14 @@ class RemoveLogs:
 
 
 @dataclass(frozen=True, slots=True)
+class TidyLogs:
+    """Remove logs of submissions that were not known for long, as after a removal that this node never heard of. known:
+    jobs with the nonces of submissions; an empty nonce is any submission's."""
+
+    known: frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
 class PutBack:
     """Put a key that the store has lost, or holds as of earlier. StandsAgain follows.
 
@@ -220,4 +228,5 @@ class Report:
 
 
 Looks = LookForUnits | LookAtNode | WatchProcess
-Action = Looks | Say | StartUnit | ActOnUnit | RemoveLogs | PutBack | TellFailure | RecheckNodeKey | Report
+Logs = RemoveLogs | TidyLogs
+Action = Looks | Say | StartUnit | ActOnUnit | Logs | PutBack | TellFailure | RecheckNodeKey | Report

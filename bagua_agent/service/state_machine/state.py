@@ -29,7 +29,8 @@ class State:
     orders: None if they are not known; orders_value: their record, orders_revision: its mod revision. outcomes: records
     by job. removals: by the nonce of the submission. to_put_back: by key. troubles: of the node, which two looks in a
     row agreed on; troubles_seen: by the last look, as notes are. note: of the daemon's own parts. look_due_s: for
-    units. looks_at_s: at the node. look_since_s: since when a look at it is under way. again_s: the plan's own time.
+    units. looks_at_s: at the node. look_since_s: since when a look at it is under way. logs_due_s: when logs are
+    tidied; None before the first plan. again_s: the plan's own time.
     """
 
     node_name: str
@@ -51,9 +52,12 @@ class State:
     looks_at_s: float = 0.0
     look_since_s: float | None = None
     look_hangs: bool = False
+    logs_due_s: float | None = None
     again_s: float | None = 0.0
 
     @property
     def wake_at_s(self) -> float:
         """The time at which InboxDrained is due without any event."""
-        return min(s for s in (self.looks_at_s, self.look_due_s, self.again_s) if s is not None)
+        return min(
+            s for s in (self.looks_at_s, self.look_due_s, self.logs_due_s, self.again_s) if s is not None
+        )

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bagua_agent.base.errors import UserError
+from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
@@ -52,6 +53,7 @@ def running_daemon(
     lease_s: float = LEASE_S,
     boot_id: str = "boot",
     ends: list[BaseException] | None = None,
+    policy: ClusterPolicy | None = None,
 ) -> Iterator[list[str]]:
     """What it says, while it runs. units: what it asks of its units; there are none if None. boot_id: of its host.
     ends: takes the error that ends it."""
@@ -65,6 +67,7 @@ def running_daemon(
         said.append,
         "127.0.0.1:1",
         "0",
+        policy,
         look_for_trouble=look_for_trouble,
         look_for_notes=look_for_notes,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,20 @@ def test_the_next_of_its_name_finds_an_empty_directory_and_keeps_its_own(tmp_pat
     assert node.directory.exists()
 
 
+def test_those_of_a_submission_that_is_not_known_for_long_go(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.logs.begin("demo", "one")
+    node.write()
+    record = owners_folder(str(tmp_path / "state")) / "demo"
+    for known in ({("demo", "one")}, {("demo", "")}):
+        os.utime(record, (0.0, 0.0))
+        assert node.logs.tidy(known, 60.0, 1000.0) == ([], []), "known"
+    assert node.logs.tidy({("demo", "two")}, 60.0, 1060.0) == ([], []), "known a minute ago"
+    assert node.directory.exists()
+    assert node.logs.tidy({("demo", "two")}, 60.0, 1061.0) == (["demo"], [])
+    assert not node.directory.exists() and not record.exists()
+
+
 def test_other_nodes_logs_in_a_shared_directory_stay(tmp_path: Path) -> None:
     node, other = Node(tmp_path), Node(tmp_path, "n1")
     node.logs.begin("demo", "one")
@@ -71,6 +86,9 @@ def test_a_link_is_not_followed(tmp_path: Path, planted: str) -> None:
     assert (elsewhere / "n0" / "precious").exists()
     with pytest.raises(InfrastructureLost, match="can't begin here"):
         node.logs.begin("demo", "two")
+    removed, [(job_id, why)] = node.logs.tidy((), 0.0, time.time() + 1.0)
+    assert (removed, job_id) == ([], "demo") and "own directory" in why
+    assert (elsewhere / "n0" / "precious").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another account")

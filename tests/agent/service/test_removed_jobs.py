@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 
-from bagua_agent.cluster.cluster_policy import DAY_S
+from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
 from bagua_agent.cluster.cluster_records import write_removal
 from bagua_agent.cluster.cluster_view import RemovalView
 from bagua_agent.cluster_client import cluster_requests
@@ -95,6 +96,28 @@ def test_a_removal_that_was_made_while_it_was_away_removes_the_logs(
     with running_daemon(plain_etcd, plain_store, tmp_path, units=Units()) as said:
         await_line(said, "job demo was removed, and its logs here with it")
     assert not directory.exists() and plain_store.get(SUBMISSION) is not None
+
+
+def test_logs_of_a_job_whose_removal_came_and_went_while_it_was_away_go(
+    plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path
+) -> None:
+    """Those of a job that the cluster still has stay, however long ago it began."""
+    submit(plain_store, "demo")
+    directory = write_logs(tmp_path, "of-the-removed-one")
+    owners = owners_folder(str(tmp_path / "state"))
+    long_ago = (time.time() - 4 * DAY_S,) * 2
+    os.utime(owners / "demo", long_ago)
+    (owners / "fresh").write_text("of-another-removed-one")
+    (owners / "kept").write_text(submit(plain_store, "kept"))
+    os.utime(owners / "kept", long_ago)
+    policy = ClusterPolicy(logs_tidied_every_s=0.1)
+    with running_daemon(plain_etcd, plain_store, tmp_path, units=Units(), policy=policy) as said:
+        await_line(said, "job demo was removed while this node was away, and its logs here are removed now")
+        eventually(
+            lambda: (owners / "kept").stat().st_mtime > long_ago[0], DEADLINE_S, "it is known to be there"
+        )
+    assert not directory.exists()
+    assert sorted(path.name for path in owners.iterdir()) == ["fresh", "kept"]
 
 
 def test_logs_that_can_not_be_removed_are_told_of_in_one_line(

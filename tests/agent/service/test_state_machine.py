@@ -266,6 +266,18 @@ def test_the_end_of_a_unit_that_was_asked_to_leave_is_no_failure_without_a_daemo
     assert daemon.state.units[JOB].failures == 2
 
 
+def test_logs_are_tidied_long_after_the_start_and_again_and_again() -> None:
+    """At the start not all records may be known yet."""
+    daemon = running()
+    daemon.take(changed(cluster_keys.outcome("ended"), pb.JobOutcome(nonce="nonce-2").SerializeToString()))
+    daemon.take(changed(cluster_keys.outcome("old"), OUTCOME))
+    for _ in range(2):
+        assert not of(ms.TidyLogs, daemon.take(DRAINED))
+        daemon.now_s += daemon.state.policy.logs_tidied_every_s
+        [tidy] = of(ms.TidyLogs, daemon.take(DRAINED))
+        assert tidy == ms.TidyLogs(frozenset([(JOB, NONCE), ("ended", "nonce-2"), ("old", "")]))
+
+
 # -- records
 
 
