@@ -13,6 +13,7 @@ from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserErro
 from bagua_agent.base.plain_text import in_utf8, some
 from bagua_agent.cluster.cluster_records import (
     UnreadableRecord,
+    ended_submission,
     nonce_of,
     parse_submission,
     read_outcome,
@@ -108,16 +109,20 @@ def delete(store: Store, job_id: str, now_unix_s: float) -> str:
             return removed
         if found is None and outcome is None and store.get(JobKeys(job_id).spec) is not None:
             return _delete_started_by_hand(store, job_id, now_unix_s)
-        if found is None:
+        if found is None and outcome is None:
             raise unknown_job(store, job_id)
-        nonce = nonce_of(_parsed(found, job_id))
         if outcome is None:
             raise UserError(f"job {job_id!r} has not ended; `bagua-launch stop {job_id}` first")
+        # of a submission that etcd has lost the outcome is left
+        nonce = ended_submission(outcome.value) if found is None else nonce_of(_parsed(found, job_id))
         if store.get_prefix(JobKeys(job_id).agents)[0]:
             raise UserError(
                 f"job {job_id!r} has ended, and its agents are still leaving; try again in a moment"
             )
-        unchanged = [mod_revision_is(key, found.mod_revision), mod_revision_is(over, outcome.mod_revision)]
+        unchanged = [
+            mod_revision_is(key, 0 if found is None else found.mod_revision),
+            mod_revision_is(over, outcome.mod_revision),
+        ]
         try:
             if remove_job(store, job_id, nonce, now_unix_s, *unchanged):
                 return removed

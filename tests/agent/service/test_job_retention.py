@@ -124,6 +124,15 @@ def test_delete_takes_every_key_and_the_name_can_be_used_again(plain_store: Stor
     assert keys_of(plain_store, "demo") == [cluster_keys.submission("demo")]
 
 
+def test_delete_takes_an_ended_job_whose_submission_etcd_has_lost(plain_store: Store) -> None:
+    """Else its name could be used for nothing: a new job is refused while the outcome is there."""
+    nonce = submit(plain_store, "demo")
+    end(plain_store, "demo")
+    plain_store.delete(cluster_keys.submission("demo"))
+    assert "is removed" in cluster_requests.delete(plain_store, "demo", time.time())
+    assert keys_of(plain_store, "demo") == [] and plain_store.get(cluster_keys.removal(nonce)) is not None
+
+
 def test_delete_waits_for_agents_that_are_leaving(plain_store: Store) -> None:
     submit(plain_store, "demo")
     end(plain_store, "demo")
