@@ -25,7 +25,12 @@ REQUEST_TIMEOUT_S = 5.0  # a client sends the request with the call
 
 
 class TooManyReaders(UserError):
-    """The error of a caller that has reached a limit; its text says which one."""
+    """The error of a caller that is refused because of a limit; its text says which one. of_caller: it is the caller's
+    own limit, not that of all callers."""
+
+    def __init__(self, text: str, *, of_caller: bool) -> None:
+        super().__init__(text)
+        self.of_caller = of_caller
 
 
 class CallerLimits:
@@ -45,11 +50,13 @@ class CallerLimits:
             if self.callers[caller] >= self._most_of_a_caller:
                 raise TooManyReaders(
                     f"{caller!r} reads {self._most_of_a_caller} logs here, and one caller may read no more at once; "
-                    "end another `logs --follow`, or follow one rank"
+                    "end another `logs --follow`, or follow one rank",
+                    of_caller=True,
                 )
             if self.callers.total() >= self._most:
                 raise TooManyReaders(
-                    f"{self._most} logs are read here, and no more may be at once; try again later"
+                    f"{self._most} logs are read here, and no more may be at once; try again later",
+                    of_caller=False,
                 )
             self.callers[caller] += 1
         try:
@@ -91,9 +98,11 @@ class AwaitedRequests(grpc.ServerInterceptor):  # type: ignore[misc]
         try:
             with self._limits.reading(caller):
                 request = first_of(requests, context, REQUEST_TIMEOUT_S)
-        except TooManyReaders:
+        except TooManyReaders as error:
+            who = f"{caller!r} has" if error.of_caller else "callers have"
             context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{caller!r} has too many calls here without a request"
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{who} too many calls here without a request; try again later",
             )
         if request is None:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")

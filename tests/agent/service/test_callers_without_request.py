@@ -93,6 +93,28 @@ def test_a_caller_whose_requests_do_not_come_keeps_no_other_out(daemon: Daemon, 
     daemon.list_logs("ann")
 
 
+def test_a_caller_is_not_blamed_for_the_calls_of_others(
+    tmp_path: Path, people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caller_limits, "MOST_READERS", 3)
+    monkeypatch.setattr(caller_limits, "REQUEST_TIMEOUT_S", DEADLINE_S)
+    daemon = Daemon(tmp_path, people)
+
+    def refusal() -> str:
+        try:
+            daemon.list_logs("ann")
+        except grpc.RpcError as error:
+            return str(error.details())
+        return ""
+
+    try:
+        going = daemon.call_without_request("vic", 3)
+        why = eventually(refusal, DEADLINE_S, "all places are taken")
+    finally:
+        daemon.end()
+    assert why == "callers have too many calls here without a request; try again later" and len(going) == 3
+
+
 def test_a_call_whose_request_does_not_come_ends(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caller_limits, "REQUEST_TIMEOUT_S", 0.2)
     going = daemon.call_without_request("vic", caller_limits.MOST_AWAITED)
