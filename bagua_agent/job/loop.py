@@ -312,7 +312,10 @@ class JobLoop:
     # -- leaving and ending
 
     def _signalled(self, number: int, now_s: float) -> None:
-        called_for = reaction(self._signals_taken, number)
+        called_for = reaction(self._signals_taken, number, is_unit=bool(self._config.submission))
+        if called_for is Reaction.GO_ON:
+            self._terminal.tell("SIGTERM once more; the leave goes on")
+            return
         self._signals_taken.append(number)
         if called_for is Reaction.LEAVE:
             self._leave(number, now_s)
@@ -337,8 +340,8 @@ class JobLoop:
         self._job.history.own(job_history.node_leaving(self._agent_id))
         when = self._lifecycle.leave()
         by_hand = number == signal.SIGINT
-        then = "a second Ctrl-C interrupts the script" if by_hand else "a second signal ends it at once"
-        self._terminal.tell(f"leaving {when}; {then}")
+        then = "; a second Ctrl-C interrupts the script" if by_hand else "; a second signal ends it at once"
+        self._terminal.tell(f"leaving {when}{'' if self._config.submission else then}")
         if not self._lifecycle.ready_workers:
             seen.leaving_since_s = float("-inf")  # nothing has begun here, so there is nothing to wait for
 

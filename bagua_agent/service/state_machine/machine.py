@@ -242,7 +242,7 @@ class _Turn:
             slots=note.slots,
             order=note.order,
             shutdown_timeout_s=note.shutdown_timeout_s,
-            # A second SIGTERM would end it at once, instead of at a step boundary.
+            # A second SIGTERM would end an agent of an earlier version at once, instead of at a step boundary.
             asked_since_s=self.now_s if event.was_asked else None,
             failures=note.failures,
             nonce=note.nonce,
@@ -287,8 +287,8 @@ class _Turn:
 
     def _take_act_failed(self, event: ms.ActFailed) -> None:
         """Takes the failure of an act on a unit, and plans to repeat the act. A request to leave that may have come is
-        not repeated: a second SIGTERM would end the job at once, instead of at a step boundary. A kill may always be
-        repeated."""
+        not repeated: a second SIGTERM would end an agent of an earlier version at once, instead of at a step boundary.
+        A kill may always be repeated."""
         self._say(event.reason)
         self._know(look_due_s=self.now_s + TRY_AGAIN_S)
         unit = self.state.units.get(event.job_id)

@@ -1,4 +1,4 @@
-"""One Ctrl-C leaves, two interrupt, three kill; a second signal of another kind kills."""
+"""One Ctrl-C leaves, two interrupt, three kill; a second signal of another kind kills, but not SIGTERM to a unit."""
 
 from __future__ import annotations
 
@@ -26,3 +26,10 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 )
 def test_reaction(earlier: list[int], number: int, expected: Reaction) -> None:
     assert reaction(earlier, number) is expected
+
+
+def test_the_shutdown_of_a_host_does_not_end_a_unit_that_is_leaving() -> None:
+    assert reaction([], TERM, is_unit=True) is Reaction.LEAVE
+    assert reaction([TERM], TERM, is_unit=True) is Reaction.GO_ON
+    assert reaction([INT], TERM, is_unit=True) is Reaction.GO_ON
+    assert reaction([TERM], INT, is_unit=True) is Reaction.KILL
