@@ -91,6 +91,11 @@ class LeasedKeyTable:
         return self._mod_revision.get(key, 0)
 
     @property
+    def written_keys(self) -> list[str]:
+        """The desired keys that are on the current lease, with these values or others."""
+        return sorted(self._written)
+
+    @property
     def created_keys(self) -> dict[str, tuple[int, int]]:
         """The lease and create revision of the keys that `put_if_absent` created or found on the lease."""
         return dict(self._created)

@@ -95,6 +95,9 @@ class LeasedKeys:
         self._lease_id = 0
         self._renewal_due = 0.0
         self._checks_left = 0
+        self._values_due = (
+            False  # a check reads the keys' values too: after an outage they may be those of a backup
+        )
         self._store_revision = 0
         self._away = False
         self._closing = False
@@ -344,7 +347,7 @@ class LeasedKeys:
         with self._changed:
             self._renewal_due = began + kept.ttl_s / 3
             if kept.revision < self._store_revision:
-                self._checks_left = _CHECKS_AFTER_OUTAGE  # the store was set back
+                self._checks_left, self._values_due = _CHECKS_AFTER_OUTAGE, True  # the store was set back
             self._store_revision = kept.revision
             check = self._checks_left > 0
         if check:
@@ -360,6 +363,9 @@ class LeasedKeys:
         with self._changed:
             self._keys.compare(lease_id, found, created, create_revisions)
             self._checks_left = max(0, self._checks_left - 1)
+            written = self._keys.written_keys if self._values_due else []
+        self._read_back(written, lease_id)
+        self._values_due = False
 
     def _create_revisions(self, keys: Sequence[str]) -> dict[str, int]:
         """Returns the create revisions of those keys that are there."""
@@ -407,6 +413,7 @@ class LeasedKeys:
         with self._changed:
             for key, (value, revision) in written.items():
                 self._keys.written(key, value, revision, is_current=lease_id == self._lease_id)
+                self._store_revision = max(self._store_revision, revision)
             self._changed.notify_all()
 
     def _remove(self, lease_id: int) -> None:
@@ -434,7 +441,7 @@ class LeasedKeys:
 
     def _note_outage(self, error: Exception) -> None:
         with self._changed:
-            self._checks_left = _CHECKS_AFTER_OUTAGE
+            self._checks_left, self._values_due = _CHECKS_AFTER_OUTAGE, True
             self._renewal_due = 0.0  # the lease is the most urgent once etcd answers again
             first, self._away = not self._away, True
         if first:

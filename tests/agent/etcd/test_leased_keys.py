@@ -171,6 +171,25 @@ def test_keys_come_back_after_a_loss_of_data(unix_server: Server, make_store: Ma
     wait_until(lambda: values(store) == {"/a": b"1"})
 
 
+def test_a_key_of_a_backup_has_its_present_value_again(
+    tcp_server: Server, make_store: MakeStore, keep: Keep
+) -> None:
+    """The lease is in the backup too, so no key is missing on it."""
+    store = make_store(tcp_server.endpoint)
+    keys, _ = keep(store, 6)
+    keys.put("/k/a", b"1")
+    assert keys.flush(DEADLINE_S)
+    tcp_server.kill()
+    tcp_server.back_up()
+    tcp_server.restart()
+    keys.put("/k/a", b"2")
+    assert keys.flush(DEADLINE_S)
+    tcp_server.kill()
+    tcp_server.restart(set_back=True)
+    wait_until(lambda: values(store) == {"/k/a": b"2"})
+    assert read(store, "/k/a").lease_id == keys.lease_id
+
+
 def test_a_key_that_vanished_is_put_again_on_request(
     unix_server: Server, make_store: MakeStore, keep: Keep
 ) -> None:
