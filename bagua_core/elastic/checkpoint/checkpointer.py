@@ -267,19 +267,25 @@ class Checkpointer:
     def write_last(
         self, moment: Moment, capture: Callable[[], dict[str, Any]], limit_s: float = LAST_WAIT_S
     ) -> None:
-        """Hands this rank's part of the last state to the writer, after the part that is being written now."""
-        if self.writer.wait(limit_s):
+        """Hands this rank's part of the last state to the writer, after the part that is being written now.
+
+        A part of a periodic checkpoint of the same state stays: that checkpoint may be complete, and a writer may be
+        killed while others replace their parts.
+        """
+        if self.writer.wait(limit_s) and self.writer.written != self._part_of(moment):
             self._write(moment, capture)
 
     def is_last_written(self, moment: Moment, limit_s: float) -> str:
         """Waits for the part of `write_last`. Returns why it is not written, empty if it is."""
         if not self.writer.wait(limit_s):
             return f"it was still being written after {max(0.0, limit_s):.1f} s"
-        # A part of a periodic checkpoint of the same state says nothing of a part that is cut otherwise.
-        wanted = WrittenPart(Place(self.run, moment.name), moment.number, moment.numbers)
-        if self.writer.written == wanted:
+        if self.writer.written == self._part_of(moment):
             return ""
         return self.writer.problem or "the part before it took too long"
+
+    def _part_of(self, moment: Moment) -> WrittenPart:
+        """Returns this rank's part. One of the same state that is cut otherwise is another."""
+        return WrittenPart(Place(self.run, moment.name), moment.number, moment.numbers)
 
     # -- the end
 

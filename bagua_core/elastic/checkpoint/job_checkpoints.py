@@ -189,17 +189,9 @@ class JobCheckpoints:
         if self._checkpointer is not None and self._member.generation is not None:
             self._checkpointer.write(self._moment(part, parts), self._captured)
 
-    def _captured(self) -> dict[str, Any]:
-        """Returns the state, with the steps whose ledger lines may still be missing."""
-        registry = self._state.registry
-        return {
-            **registry.capture(),
-            "history": self._state.history.encode(),
-            NAMES: registry.parameter_names(),
-        }
-
-    def _captured_last(self, at_resume_point: bool) -> dict[str, Any]:
-        state = self._state.registry.capture_last(at_resume_point=at_resume_point)
+    def _captured(self, at_resume_point: bool = False) -> dict[str, Any]:
+        """Returns the state, with the steps whose ledger lines may still be missing. See capture_for_checkpoint."""
+        state = self._state.registry.capture_for_checkpoint(at_resume_point=at_resume_point)
         parts = self._state.final_parts  # between two steps, after one that failed behind them
         return {
             **state,
@@ -240,7 +232,7 @@ class JobCheckpoints:
             )
         self._checkpointer.write_last(
             self._last,
-            lambda: self._captured_last(at_resume_point),
+            lambda: self._captured(at_resume_point),
             max(0.0, min(left_s, LAST_WAIT_S)),
         )
 

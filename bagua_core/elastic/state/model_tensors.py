@@ -250,6 +250,14 @@ class ModelTensors:
 
     # -- gradients
 
+    def names_of(self, ids: Collection[int]) -> list[str]:
+        """Returns the names of the parameters with these ids."""
+        return [n for n, p in self._parameters.items() if id(p) in ids]
+
+    def ids_of(self, names: Collection[str]) -> set[int]:
+        """Returns the ids of the parameters with these names."""
+        return {id(self._parameters[n]) for n in names if n in self._parameters}
+
     def gradients(self) -> dict[str, torch.Tensor]:
         """Returns what .grad holds: the live tensors."""
         return {n: p.grad.detach() for n, p in self._parameters.items() if p.grad is not None}

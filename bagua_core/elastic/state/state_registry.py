@@ -226,8 +226,8 @@ class StateRegistry:
         }
 
     @torch.no_grad()
-    def capture_last(self, *, at_resume_point: bool) -> dict[str, Any]:
-        """Returns the committed state for the last checkpoint, in the form of `capture`.
+    def capture_for_checkpoint(self, *, at_resume_point: bool = False) -> dict[str, Any]:
+        """Returns the committed state in the form of `capture`, the same on all workers of one state name.
 
         Workers that write parts of it may be at different places of the script, so gradients that an optimizer has used
         are left out: some workers may have cleared them and others not.
@@ -246,8 +246,8 @@ class StateRegistry:
                 "registered": rest["registered"],
             }
         else:
-            state = {**self.capture(), "gradients": []}
-            del state["gradients"]
+            state = self.capture()
+            state.pop("gradients", None)
         if self.equal_states:
             gradients = [
                 m.unused_gradients(self._moved_last, before_step=at_resume_point) for m in self.models
@@ -307,7 +307,14 @@ class StateRegistry:
             modules = [{n: t.detach().clone() for n, t in tensors.items()} for tensors in now]
             registered = {name: _copied(s.state_dict()) for name, s in self.registered.items()}
         resume["goes_on"] = self.boundary.steps_left
-        return {"modules": modules, "groups": groups, "registered": registered, "resume": resume}
+        return {
+            "modules": modules,
+            "groups": groups,
+            "registered": registered,
+            "resume": resume,
+            # of the gradients: the receiver leaves the same out of checkpoints
+            "used": [m.names_of(self._moved_last) for m in self.models],
+        }
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
@@ -352,6 +359,8 @@ class StateRegistry:
                 "gradients": rest.get("gradients") or bulk.get("gradients", ()),
             }
         )
+        used = zip(self.models, rest["used"], strict=True)
+        self._moved_last = {i for model, names in used for i in model.ids_of(names)}
         resume = rest["resume"]
         for model, tensors in zip(self.models, resume["modules"], strict=True):
             model.adopt(tensors)

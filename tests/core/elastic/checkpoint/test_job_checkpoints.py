@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
 import time
@@ -367,4 +369,65 @@ def test_a_periodic_part_of_the_same_state_is_not_the_last_checkpoint(tmp_path: 
     second.checkpoints.step_aside(second.record, 0, 1, NO_LIMIT)
     last = second.checkpoints.before_leaving(time.monotonic() + DEADLINE_S)
     assert last is not None and not last.written and "No such file" in last.problem
+    ended(here)
+
+
+def commit_step(worker: Worker) -> None:
+    """A step whose gradients the optimizer has used, and the script has not cleared."""
+    training = worker.training
+    training.registry.snapshot()
+    training.registry.backward_begins()
+    training.train(1, seed=5)
+    training.registry.stepped(training.optimizer)
+    training.registry.step_committed()
+    worker.state.step_committed(1)
+
+
+class NoDisk(LocalStorage):
+    def write(self, *arguments: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def take_disk_away(monkeypatch: pytest.MonkeyPatch, worker: Worker, root: Path) -> None:
+    monkeypatch.setattr(worker.checkpoints._checkpointer.writer, "_storage", NoDisk(root))
+
+
+def written_by(here: list[Worker]) -> list[bool]:
+    last = [worker.checkpoints.before_leaving(time.monotonic() + DEADLINE_S) for worker in here]
+    return [of_one is not None and of_one.written for of_one in last]
+
+
+def test_a_last_checkpoint_that_fails_leaves_the_complete_one_of_the_same_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = trained(tmp_path, 2)
+    for rank, worker in enumerate(here):
+        commit_step(worker)
+        worker.checkpoints.write(rank, 2)
+        assert worker.checkpoints._checkpointer.writer.wait(DEADLINE_S)
+    take_disk_away(monkeypatch, here[1], tmp_path)
+    for rank, worker in enumerate(here):
+        worker.checkpoints.step_aside(worker.record, rank, 2, NO_LIMIT)
+    assert written_by(here) == [True, True], "each part of this state is on disk"
+    (found,) = catalogue.find(LocalStorage(tmp_path))
+    assert found.is_complete
+    ended(here)
+
+
+def test_a_last_part_completes_a_periodic_checkpoint_of_the_same_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = trained(tmp_path, 2)
+    with monkeypatch.context() as away:
+        take_disk_away(away, here[1], tmp_path)
+        for rank, worker in enumerate(here):
+            commit_step(worker)
+            worker.checkpoints.write(rank, 2)
+            assert worker.checkpoints._checkpointer.writer.wait(DEADLINE_S)
+    here[1].training.optimizer.zero_grad()  # the scripts are at different places
+    for rank, worker in enumerate(here):
+        worker.checkpoints.step_aside(worker.record, rank, 2, NO_LIMIT)
+    assert written_by(here) == [True, True]
+    (found,) = catalogue.find(LocalStorage(tmp_path))
+    assert found.is_complete
     ended(here)

@@ -211,7 +211,7 @@ def check_nothing_communicates(rank: int) -> None:
         )
         registry.fingerprint()
         registry.check_travels()
-        wire_form(registry.capture_last(at_resume_point=True))
+        wire_form(registry.capture_for_checkpoint(at_resume_point=True))
         Before(training.optimizer).put_back()
     assert communication.get_total_counts() == 0
     training.train(1)

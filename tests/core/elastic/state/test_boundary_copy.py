@@ -63,7 +63,7 @@ def test_parameters_that_the_script_moves_between_two_backwards_are_undone() -> 
     with torch.no_grad():
         model.weight.add_(1.0)
     assert registry.boundary.is_moved()
-    held = registry.capture_last(at_resume_point=True)["modules"][0]["parameter.weight"]
+    held = registry.capture_for_checkpoint(at_resume_point=True)["modules"][0]["parameter.weight"]
     assert torch.equal(held, own)
     registry.protect()
     model.weight.data = own + 0.25

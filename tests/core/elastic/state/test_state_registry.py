@@ -224,7 +224,7 @@ def test_the_state_in_the_middle_of_a_step_is_that_of_its_resume_point(optimizer
     training = Training(optimizer, 1)
     registry = training.registry
     committed(training)
-    expected = wire_form(registry.capture_last(at_resume_point=False))
+    expected = wire_form(registry.capture_for_checkpoint(at_resume_point=False))
     registry.snapshot()
     # what a script does in a step before its optimizer
     training.optimizer.zero_grad()
@@ -238,12 +238,12 @@ def test_the_state_in_the_middle_of_a_step_is_that_of_its_resume_point(optimizer
         registry.protect()
         with torch.no_grad():
             training.model.first.weight.add_(1.0)
-    assert wire_form(registry.capture_last(at_resume_point=True)) == expected
-    assert wire_form(registry.capture_last(at_resume_point=False)) != expected
+    assert wire_form(registry.capture_for_checkpoint(at_resume_point=True)) == expected
+    assert wire_form(registry.capture_for_checkpoint(at_resume_point=False)) != expected
     assert [group["lr"] for group in training.optimizer.param_groups] == set_by_script, "it was only read"
     registry.roll_back()
     registry.roll_back_gradients()
-    assert wire_form(registry.capture_last(at_resume_point=False)) == expected
+    assert wire_form(registry.capture_for_checkpoint(at_resume_point=False)) == expected
 
 
 def test_gradients_are_in_the_last_checkpoint_until_their_optimizer_has_used_them() -> None:
@@ -252,16 +252,28 @@ def test_gradients_are_in_the_last_checkpoint_until_their_optimizer_has_used_the
     registry.snapshot()
     model(torch.ones(8, 4)).sum().backward()  # type: ignore[no-untyped-call]
     registry.step_committed()  # a step of several whose gradients add up
-    (held,) = registry.capture_last(at_resume_point=False)["gradients"]
+    (held,) = registry.capture_for_checkpoint(at_resume_point=False)["gradients"]
     assert held.keys() == {"parameter." + name for name, _ in model.named_parameters()}
     registry.snapshot()
     registry.backward_begins()
     model(torch.ones(8, 4)).sum().backward()  # type: ignore[no-untyped-call]
-    (before,) = registry.capture_last(at_resume_point=True)["gradients"]
-    (now,) = registry.capture_last(at_resume_point=False)["gradients"]
+    (before,) = registry.capture_for_checkpoint(at_resume_point=True)["gradients"]
+    (now,) = registry.capture_for_checkpoint(at_resume_point=False)["gradients"]
     name = "parameter.last.bias"
     assert torch.equal(2 * before[name], now[name]), "a step that did not happen added nothing"
     training.optimizer.step()
     registry.stepped(training.optimizer)
     registry.step_committed()
-    assert "gradients" not in registry.capture_last(at_resume_point=False)
+    assert "gradients" not in registry.capture_for_checkpoint(at_resume_point=False)
+
+
+def test_who_copies_the_state_leaves_the_same_gradients_out_of_checkpoints() -> None:
+    holder, joiner = Training("adam", 1), Training("adam", 2)
+    committed(holder)
+    holder.registry.snapshot()
+    bulk = {**holder.registry.bulk(), "gradients": holder.registry.gradients()}
+    rest = holder.registry.rest(at_resume_point=True)
+    joiner.registry.restore_parts(through_the_wire(bulk), through_the_wire(rest))
+    assert joiner.registry.gradients()[0].keys() == holder.registry.gradients()[0].keys()
+    forms = [wire_form(one.registry.capture_for_checkpoint()) for one in (holder, joiner)]
+    assert forms[0] == forms[1]
