@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import pickle
 import queue
 import threading
 from collections.abc import Sequence
@@ -246,6 +248,32 @@ def test_two_unnamed_data_sets_alike_are_refused(room: Path, tmp_path: Path) -> 
     with pytest.raises(CacheOptionError, match="two data sets of type Counted with 7 samples and no name"):
         cached(other, room)
     cached(other, room, dataset_name="other")
+    cached_dataset._made.clear()
+
+
+def test_an_unnamed_data_set_that_is_gone_is_another_process_s_still(room: Path, tmp_path: Path) -> None:
+    """As a validation set that was freed here, while a slower worker still reads it."""
+    first = cached(Counted(7, tmp_path / "validation"), room)
+    there = pickle.loads(pickle.dumps(first))  # another process's
+    there[0]
+    there.cache_loader.flush()
+    first.close()
+    del first
+    gc.collect()
+    with pytest.raises(CacheOptionError, match="One that is made again counts as another"):
+        cached(Counted(7, tmp_path / "test"), room)
+    there.close()
+    cached_dataset._made.clear()
+
+
+def test_unnamed_lists_are_refused_unless_they_are_one(room: Path) -> None:
+    samples = ["a0", "a1", "a2"]
+    first, again = cached(samples, room), cached(samples, room)
+    assert first[0] == "a0" and again[0] == "a0"
+    with pytest.raises(CacheOptionError, match="two data sets of type list with 3 samples and no name"):
+        cached(["b0", "b1", "b2"], room)
+    again.close()
+    first.close()
     cached_dataset._made.clear()
 
 
