@@ -163,12 +163,16 @@ class RedisServers:
         return frames
 
     def _fetch(self, owner: int, names: list[bytes]) -> Sequence[bytes | None]:
-        found: list[bytes | None] | None = None
+        found: list[bytes | None] | None = self._ask(owner, lambda client: client.mget(names))
+        return [None] * len(names) if found is None else found
+
+    def _ask(self, owner: int, work: Callable[[Any], T]) -> T | None:
+        """Returns the result of `work`; None if the server is lost or refuses it, as its rights of commands may say."""
         try:
-            found = self._connections[owner].ask(lambda client: client.mget(names))
+            return self._connections[owner].ask(work)
         except self._refusals as error:
             self._say_refusal(owner, error)
-        return [None] * len(names) if found is None else found
+            return None
 
     def write(self, items: Sequence[Item]) -> Written:
         written = Written()
@@ -179,7 +183,7 @@ class RedisServers:
             else:
                 by_owner.setdefault(self._owner(item.key), []).append(item)
         for owner, some in by_owner.items():
-            answers = self._connections[owner].ask(functools.partial(self._send, some))
+            answers = self._ask(owner, functools.partial(self._send, some))
             if answers is None:
                 written.lost += len(some)
                 continue
@@ -210,8 +214,8 @@ class RedisServers:
     def usage(self) -> Usage:
         used = 0
         most = 0
-        for connection in self._connections:
-            told = connection.ask(lambda client: client.info("memory"))
+        for owner in range(len(self._connections)):
+            told = self._ask(owner, lambda client: client.info("memory"))
             if told is None:
                 return Usage(-1, -1, -1, self._where())
             used += int(told["used_memory"])
@@ -222,7 +226,9 @@ class RedisServers:
         return ", ".join(connection.server.name for connection in self._connections)
 
     def is_whole(self) -> bool:
-        return all([connection.ask(lambda client: client.ping()) for connection in self._connections])
+        return all(
+            [self._ask(owner, lambda client: client.ping()) for owner in range(len(self._connections))]
+        )
 
     def count(self) -> int:
         return sum(
@@ -240,9 +246,13 @@ class RedisServers:
     def _on_each(self, work: Callable[[Any], int]) -> list[int]:
         results = []
         for connection in self._connections:
-            done = connection.ask(work)
+            name = connection.server.name
+            try:
+                done = connection.ask(work)
+            except self._refusals as error:
+                raise StoreFault("refused", f"Redis at {name} refuses: {error}") from error
             if done is None:
-                raise StoreFault("lost", f"Redis at {connection.server.name} does not answer")
+                raise StoreFault("lost", f"Redis at {name} does not answer")
             results.append(done)
         return results
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import bagua_core as bagua
-from bagua_core.cache import hosted_redis, redis_servers
-from bagua_core.cache.errors import CacheOptionError, MissingPartError
+from bagua_core.cache import cached_dataset, hosted_redis, redis_servers
+from bagua_core.cache.errors import CacheOptionError, MissingPartError, StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
 from bagua_core.cache.keys import digest_of
 from bagua_core.cache.redis_servers import LONGEST_PAUSE_S, ServerHealth, Sharding
@@ -154,11 +154,28 @@ def test_two_jobs_without_names_never_see_each_others_samples(
     for job_id, hits in (("a", 0), ("b", 0), ("a", 20)):
         for name, value in (("SESSION_SOCKET", "x"), ("AGENT_ID", "h1"), ("JOB_ID", job_id)):
             monkeypatch.setenv(f"BAGUA_{name}", value)
+        cached_dataset._made.clear()  # as in another process
         dataset = cached(data[job_id], [server], room, dataset_name="")
         assert dataset.__getitems__(list(range(20))) == data[job_id]
         assert dataset.stats().hits == hits
         dataset.close()
         assert list(room.iterdir()) == [], "or the next one goes on with its counts"
+
+
+def test_commands_that_a_server_refuses_are_said(
+    redis: StartRedis, room: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As to an account without the rights for them."""
+    server = redis("--rename-command", "INFO", "", "--rename-command", "SCAN", "")
+    dataset = cached(Counted(5, tmp_path / "log"), [server], room)
+    assert dataset[3][1] == 3
+    dataset.cache_loader.flush()
+    assert dataset.stats().stored == 1
+    for forbidden in (dataset.cache_loader.num_keys, dataset.cache_loader.clear):
+        with pytest.raises(StoreFault, match="refuses: unknown command"):
+            forbidden()
+    assert caplog.text.count("refuses: unknown command") == 1
+    dataset.close()
 
 
 def test_samples_are_shared_by_nodes(redis: StartRedis, room: Path, tmp_path: Path) -> None:
