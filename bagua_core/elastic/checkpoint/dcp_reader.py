@@ -105,6 +105,10 @@ class DcpReader(StorageReader):
             name = _shown_name(tensor, names)
             if name is not None:
                 shape = Layout.from_json(d["sharded"]).shape if "sharded" in d else d["shape"]
+                if name not in chunks and torch.Size(shape).numel():
+                    # Each shard has its own, in a form that can't be divided. Torch names a missing key, and would
+                    # leave a tensor without chunks unread.
+                    continue
                 tensors[name] = TensorStorageMetadata(
                     TensorProperties(dtype=state_codec.dtype_of(d["dtype"])),
                     torch.Size(shape),

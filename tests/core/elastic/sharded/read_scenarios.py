@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from bagua_core.checkpoint import dcp_reader
 from bagua_core.elastic.checkpoint.restore import CheckpointMismatch
 from bagua_core.elastic.state.state_registry import StateRegistry
 from tests.core.elastic.sharded import checkpoints
@@ -99,3 +102,17 @@ def check_what_is_of_two_shards_is_not_divided_among_four(rank: int) -> None:
             assert told in str(error) and "start with --replica-size 2" in str(error), str(error)
         else:
             raise AssertionError("it was read")
+
+
+def check_torch_misses_what_is_of_two_shards(rank: int) -> None:
+    training = WithItsOwn(rank, 2, False)
+    training.train(1)
+    weights, moments = get_state_dict(training.model, training.optimizer)
+    reader = dcp_reader(str(checkpoints.shared() / "own-False"))
+    try:
+        dcp.load({"model": weights, "optimizer": moments}, storage_reader=reader)
+    except dcp.api.CheckpointException as error:
+        assert "Missing key in checkpoint state_dict: optimizer.state." in str(error), str(error)
+    else:
+        raise AssertionError("the momentum is not read, and that is not said")
+    dcp.load({"model": weights}, storage_reader=reader)
