@@ -8,14 +8,17 @@ Checkpoints of the job, for which a script calls nothing, are `bagua-launch --ch
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from bagua_core.collectives import allreduce
+from bagua_core.communication.communicator import ReduceOp
 from bagua_core.torch_api.communication import barrier, get_rank
-from bagua_core.torch_api.script_world import say
+from bagua_core.torch_api.script_world import say, this_script
 
 TRACKER = "latest_checkpointed_iteration.txt"
 STATES = "mp_rank_00_model_states.pt"
@@ -30,22 +33,31 @@ def save_checkpoint(
 ) -> None:
     """Saves rank 0's states and returns on every worker when they are written. All workers must call it.
 
-    Where the algorithm lets replicas differ, what is saved is rank 0's. Raises OSError.
+    If rank 0 is lost before it has written them, the next rank 0 does. Where the algorithm lets replicas differ, what
+    is saved is rank 0's. Raises OSError.
     """
-    if get_rank() == 0:
-        states: dict[str, Any] = {"iteration": iteration, "model": model.state_dict()}
-        for name, stateful in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
-            if stateful is not None:
-                states[name] = stateful.state_dict()
-        directory = Path(checkpoints_path) / f"iter_{iteration:07d}"
-        directory.mkdir(parents=True, exist_ok=True)
-        part = directory / (STATES + ".part")
-        torch.save(states, part)
-        _into_place(part, directory / STATES)
-        part = Path(checkpoints_path) / (TRACKER + ".part")
-        part.write_text(str(iteration))
-        _into_place(part, Path(checkpoints_path) / TRACKER)
-    barrier()
+    parts = {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+    is_saved = False
+    while not is_saved:
+        saves = get_rank() == 0
+        if saves:
+            _save(iteration, Path(checkpoints_path), parts)
+        is_saved = bool(allreduce(torch.tensor(saves, device="cpu"), ReduceOp.MAX))
+        if this_script().engine.in_step:
+            return  # a loss fails the step, and the script comes here again
+
+
+def _save(iteration: int, root: Path, parts: Mapping[str, Any]) -> None:
+    """Writes the states of `parts` and then the tracker. Raises OSError."""
+    states = {name: stateful.state_dict() for name, stateful in parts.items() if stateful is not None}
+    directory = root / f"iter_{iteration:07d}"
+    directory.mkdir(parents=True, exist_ok=True)
+    part = directory / (STATES + ".part")
+    torch.save({"iteration": iteration, **states}, part)
+    _into_place(part, directory / STATES)
+    part = root / (TRACKER + ".part")
+    part.write_text(str(iteration))
+    _into_place(part, root / TRACKER)
 
 
 def load_checkpoint(

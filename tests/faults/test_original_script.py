@@ -128,6 +128,49 @@ def test_a_node_that_comes_later_does_nothing(job: MakeJob, make_lab: MakeLab) -
     one.check_nothing_left()
 
 
+SAVES = """
+import argparse, os, pathlib, signal
+import torch, bagua_core.torch_api as bagua
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=pathlib.Path)
+out = parser.parse_args().out
+bagua.init_process_group()
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
+save = torch.save
+
+def save_or_be_killed(states, path):
+    try:
+        (out / "killed").open("x").close()
+    except FileExistsError:
+        save(states, path)
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+torch.save = save_or_be_killed
+for _ in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+bagua.checkpoint.save_checkpoint(5, str(out / "saved"), model, optimizer)
+assert bagua.checkpoint.load_checkpoint(str(out / "saved"), model, optimizer) == 5
+"""
+
+
+def test_the_next_rank_0_saves_if_rank_0_is_killed_while_it_saves(job: MakeJob, tmp_path: Path) -> None:
+    script = tmp_path / "saves.py"
+    script.write_text(SAVES)
+    program = [str(script)]
+    one = job(program=program)
+    program += ["--out", str(one.out)]
+    node = one.start(slots=WORKERS)
+    one.finish()
+    assert node.says("worker in slot 0 ended: killed by SIGKILL") or node.says("in slot 1 ended: killed by")
+    one.check_nothing_left()
+
+
 @pytest.mark.long
 def test_a_host_that_was_given_up_and_comes_back_does_not_train_on(job: MakeJob, make_lab: MakeLab) -> None:
     lab = make_lab(3)
