@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -335,3 +336,39 @@ def test_progress_goes_back_to_what_it_was(make: Callable[..., Any]) -> None:
     progress.load_state_dict(state)
     assert str(progress.state_dict()) == str(state)
     assert trainer.state.log_history == history
+
+
+def test_a_long_history_is_encoded_and_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bagua_core.integrations.huggingface import trainer_state
+
+    text = trainer_state.HistoryText()
+    history = [{"loss": n / 7, "step": n} for n in range(10_000)]
+    before = text.chunks(history)
+    worked_on: list[Any] = []
+    for name in ("dumps", "loads"):
+        does = getattr(json, name)
+        monkeypatch.setattr(json, name, lambda of, does=does: worked_on.append(of) or does(of))
+    history.append({"loss": 0.5, "step": 10_000})
+    after = text.chunks(history)
+    assert worked_on == history[-1:], "one line"
+    assert text.chunks(history) == after and len(worked_on) == 1, "nothing new"
+    assert [line for chunk in after for line in json.loads(chunk)] == history
+    worked_on.clear()
+
+    assert text.loaded(after, history) is history
+    history = text.loaded(before, history)  # a step that did not happen
+    assert len(history) == 10_000 and text.chunks(history) == before and worked_on == []
+    history[-1]["loss"] = 0.0  # of another worker
+    other = trainer_state.HistoryText().chunks(history)
+    history = text.loaded(other, [*history[:9_500]])
+    assert text.chunks(history) == other and history[-1]["loss"] == 0.0
+
+
+def test_a_history_of_an_earlier_version_is_loaded() -> None:
+    from bagua_core.integrations.huggingface.trainer_state import HistoryText
+
+    history = [{"step": n} for n in range(2_500)]
+    text = HistoryText()
+    assert text.loaded(json.dumps(history), history[:3]) == history
+    assert text.loaded(json.dumps([]), history) == []
+    assert text.loaded([], history) == []
