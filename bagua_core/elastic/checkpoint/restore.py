@@ -73,12 +73,12 @@ def choose(storage: Storage, job: str, refused: frozenset[Place], say: Callable[
     undo those.
     """
     try:
+        if not _is_there(storage):
+            return Choice(1, None)  # it could not be made, which was said
         found = catalogue.find(storage)
         usable = [f for f in found if f.place not in refused]
         newest = catalogue.newest_complete(usable)
         run = catalogue.next_run(storage)
-    except FileNotFoundError:
-        return Choice(1, None)  # it could not be made, which was said
     except OldFormat as error:
         raise CheckpointsUnreadable(str(error)) from error
     except (OSError, UnreadableRun) as error:
@@ -95,6 +95,14 @@ def choose(storage: Storage, job: str, refused: frozenset[Place], say: Callable[
     except OSError as error:
         say(f"run {run} can't be noted in {storage}: {error}")
     return choice
+
+
+def _is_there(storage: Storage) -> bool:
+    try:
+        storage.entries()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def share(communicator: Communicator, choice: Choice | None, wait: Callable[[Pending], None]) -> Choice:

@@ -19,6 +19,14 @@ def test_a_directory_that_cannot_be_read_is_no_beginning(tmp_path: Path) -> None
         together(world(tmp_path, 1), begin=True)
 
 
+def test_a_run_s_file_that_vanishes_behind_its_listing_is_no_beginning(tmp_path: Path) -> None:
+    together(world(tmp_path, 1), 4, begin=True)
+    storage = FailingStorage(tmp_path, "open", errno.ENOENT)
+    storage.unreadable = "run-0001.json"
+    with pytest.raises(CheckpointsUnreadable, match="No such file"):
+        together(world(storage, 1), begin=True)
+
+
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN])
 @pytest.mark.parametrize("where", ["list", "open"])
 def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_voided(
