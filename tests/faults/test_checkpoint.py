@@ -7,11 +7,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bagua_core.elastic.checkpoint import catalogue
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob
 from tests.faults.job import SCRIPT, START_S, Job
+from tests.faults.saved_steps import newest_step
 from tests.lab.wait import eventually
 
 SAMPLES = 720
@@ -108,3 +111,39 @@ def test_all_workers_killed_and_the_agents_live(job: MakeJob, tmp_path: Path) ->
     after = one.ledger
     assert after.resumptions[0].resumed_at_step == 0
     assert len(after.resumptions) == 2 and after.steps == LAST_STEP
+
+
+ENDS_APART = """
+import torch, bagua_core as bagua
+
+bagua.init_process_group()
+net = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+model = bagua.DistributedDataParallel(net, optimizers=[optimizer])
+while bagua.next_step() < 21:
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+if bagua.get_rank() == 0:
+    CHANGE
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "what"), [("net.weight.data.mul_(0.5)", "values"), ("net.half()", "types")]
+)
+def test_what_one_worker_alone_changes_at_the_end_is_in_no_checkpoint(
+    job: MakeJob, tmp_path: Path, change: str, what: str
+) -> None:
+    """As a script does that puts averaged weights into its model on rank 0, to save them."""
+    saved, script = tmp_path / "saved", tmp_path / "script.py"
+    script.write_text(ENDS_APART.replace("CHANGE", change))
+    options = ["--checkpoint-dir", str(saved), "--checkpoint-every", "20"]
+    one = job(options=options, file=script)
+    node = one.start(slots=2)
+    one.finish(deadline_s=START_S)
+    assert node.says("the job's last checkpoint, of step 21, is not written", what, "ranks [0] and [1]"), (
+        node.log
+    )
+    assert newest_step(saved) == 20
+    one.check_nothing_left()

@@ -9,7 +9,7 @@ has its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from bagua_core.elastic.checkpoint.assembly import Reader
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.restore import CheckpointsUnreadable, Choice, Restored
+from bagua_core.elastic.checkpoint.state_agreement import NOT_KNOWN, difference
 from bagua_core.elastic.checkpoint.storage import Storage, may_be_whole
 from bagua_core.elastic.checkpoint.writer import Writer, WrittenPart, no_memory
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
@@ -289,11 +290,38 @@ class Checkpointer:
 
     # -- the end
 
+    def digests(self, moment: Moment, capture: Callable[[], dict[str, Any]]) -> tuple[int, int]:
+        """Returns the digests by which state_agreement.py compares the states that are written as one."""
+        if moment.alone:
+            return NOT_KNOWN
+        try:
+            return layout.digests(capture(), moment.shard, moment.shards)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._say(f"the last checkpoint: {no_memory('to compare the state', error)}")
+            return NOT_KNOWN
+
     def finish(
-        self, moment: Moment, capture: Callable[[], dict[str, Any]], limit_s: float = LAST_WAIT_S
+        self,
+        moment: Moment,
+        capture: Callable[[], dict[str, Any]],
+        limit_s: float = LAST_WAIT_S,
+        digests: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Writes the job's last state before it returns, or gives it up after limit_s."""
+        """Writes the job's last state before it returns, or gives it up after limit_s.
+
+        digests: of all ranks. If they differ, nothing is written.
+        """
         deadline_s = self._clock() + limit_s
+        if differ := difference(digests, moment.shards):
+            if moment.is_first:
+                self._say(
+                    f"the job's last checkpoint, of step {moment.name.step}, is not written, and earlier ones stay: "
+                    f"{differ}"
+                )
+            self.close(limit_s)
+            return
         if self.writer.wait(limit_s):
             self._write(moment, capture)
         if not self.writer.wait(max(0.0, deadline_s - self._clock())):

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from bagua_contract import membership_pb2
 from bagua_contract.checkpoint_every import CheckpointEvery
 from bagua_contract.environment import WorkerEnvironment
@@ -20,6 +22,7 @@ from bagua_core.elastic.checkpoint.assembly import Reader
 from bagua_core.elastic.checkpoint.checkpointer import LAST_WAIT_S, Checkpointer, Moment, Settings
 from bagua_core.elastic.checkpoint.layout import NAMES
 from bagua_core.elastic.checkpoint.restore import Choice, Restored
+from bagua_core.elastic.checkpoint.state_agreement import NOT_KNOWN
 from bagua_core.elastic.checkpoint.storage import storage_of
 from bagua_core.elastic.checkpoint.writer import NOTHING_SAVED, Saved
 from bagua_core.elastic.heal import heal
@@ -262,13 +265,22 @@ class JobCheckpoints:
                 self._say(f"the last checkpoint, of step {name.step}, is not written: {told.problem}")
         return told
 
-    def finish(self, part: int, parts: int) -> None:
+    def digests(self) -> torch.Tensor:
+        """Returns the digests of this worker's state, by which the members agree that it is one: int64 [2], on the
+        CPU."""
+        own = NOT_KNOWN
+        if self._checkpointer is not None and self._member.generation is not None:
+            own = self._checkpointer.digests(self._moment(0, 1), self._captured)
+        return torch.tensor(own, dtype=torch.int64, device="cpu")
+
+    def finish(self, part: int, parts: int, digests: torch.Tensor) -> None:
         """Writes the last checkpoint. All members that have the state call it, at the job's end.
 
-        part, parts: this one's place among them.
+        part, parts: this one's place among them. digests: those of all members, by rank.
         """
         if self._checkpointer is not None and self._member.generation is not None:
-            self._checkpointer.finish(self._moment(part, parts), self._captured)
+            rows = [(layout, values) for layout, values in digests.tolist()]
+            self._checkpointer.finish(self._moment(part, parts), self._captured, digests=rows)
 
     def close(self) -> None:
         """Lets a part that is being written come to its end, within reason, before this worker goes."""

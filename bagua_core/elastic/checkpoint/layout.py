@@ -26,7 +26,7 @@ from bagua_core.elastic.checkpoint.boxes import Box
 from bagua_core.elastic.checkpoint.part_file import STATE, CorruptPart, Entry
 from bagua_core.elastic.checkpoint.placement_index import Placed
 from bagua_core.elastic.state import state_codec
-from bagua_core.elastic.state.flat_tensors import FlatTensors, byte_ranges, bytes_of
+from bagua_core.elastic.state.flat_tensors import FlatTensors, byte_ranges, bytes_of, digest
 from bagua_core.model.sharded_tensors import Layout
 
 NAMES = "parameter_names"
@@ -83,17 +83,10 @@ def stripe(state: dict[str, Any], part: int, parts: int, shard: int = 0, shards:
     state: as StateRegistry.capture gives it, with any plain values beside. part, parts: of those that hold `shard`.
     shards: of a replica. Raises StateCodecError.
     """
-    manifest, tensors = state_codec.encode(state, named=True)
-    described = state_codec.described_tensors(manifest)
-    by_shard = owned_by_shards(described, state.get(NAMES, [])) if shards > 1 else frozenset()
+    listed = _Listed(state, shard, shards)
+    manifest, tensors, described, layouts = listed.manifest, listed.tensors, listed.described, listed.layouts
+    by_shard, own, body = listed.by_shard, listed.own, listed.body
     names = [f"{d['name']}@{shard}" if d["name"] in by_shard else d["name"] for d in described]
-    layouts = {i: Layout.from_json(d["sharded"]) for i, d in enumerate(described) if "sharded" in d}
-    own = [
-        i
-        for i, d in enumerate(described)
-        if (layouts[i].is_written_here if i in layouts else shard == 0 or d["name"] in by_shard)
-    ]
-    body = [i for i in own if _is_body(names[i])]
     run = FlatTensors([tensors[i] for i in body])
     spans = [
         (body[i], first, last) for i, first, last in run.spans(*byte_ranges(run.size_bytes, parts, part))
@@ -123,6 +116,42 @@ def stripe(state: dict[str, Any], part: int, parts: int, shard: int = 0, shards:
     is_lead = part == 0 and shard == 0
     text = manifest + b" " * (-len(manifest) % 8) if is_lead else b""
     return Stripe(layout_digest(described, by_shard), text, pieces, placed)
+
+
+def digests(state: dict[str, Any], shard: int = 0, shards: int = 1) -> tuple[int, int]:
+    """Returns digests of the body of a state, of its layout and of its values; both fit an int64.
+
+    Workers that hold one state of one shard agree in both. The values of gradients are not among them: those that are
+    not reduced yet, as under no_sync(), are each worker's own. Arguments and errors as of `stripe`.
+    """
+    listed = _Listed(state, shard, shards)
+    layout = int(layout_digest(listed.described, listed.by_shard), 16) >> 1
+    compared = (i for i in listed.body if not listed.described[i]["name"].startswith("gradients."))
+    return layout, digest([listed.tensors[i] for i in compared])
+
+
+class _Listed:
+    """A state's tensors, and the indices of those that the workers with `shard` write: `own`, and `body` among them."""
+
+    def __init__(self, state: dict[str, Any], shard: int, shards: int) -> None:
+        self.manifest, self.tensors = state_codec.encode(state, named=True)
+        self.described = state_codec.described_tensors(self.manifest)
+        self.by_shard = (
+            owned_by_shards(self.described, state.get(NAMES, [])) if shards > 1 else frozenset[str]()
+        )
+        self.layouts = {
+            i: Layout.from_json(d["sharded"]) for i, d in enumerate(self.described) if "sharded" in d
+        }
+        self.own = [
+            i
+            for i, d in enumerate(self.described)
+            if (
+                self.layouts[i].is_written_here
+                if i in self.layouts
+                else shard == 0 or d["name"] in self.by_shard
+            )
+        ]
+        self.body = [i for i in self.own if _is_body(self.described[i]["name"])]
 
 
 def owned_by_shards(described: Iterable[dict[str, Any]], names: Any) -> frozenset[str]:

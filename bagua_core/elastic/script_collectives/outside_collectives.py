@@ -27,7 +27,14 @@ from bagua_core.communication.step_interface import Rounds, StepReductions
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
-from bagua_core.elastic.script_collectives.requests import Allreduce, Message, Request, Result, Wait
+from bagua_core.elastic.script_collectives.requests import (
+    Allgather,
+    Allreduce,
+    Message,
+    Request,
+    Result,
+    Wait,
+)
 from bagua_core.elastic.script_collectives.worker_groups import WorkerGroup
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.waiting import operations
@@ -258,6 +265,10 @@ class OutsideCollectives:
         """Runs one reduction of the log until it succeeded among the members that are left."""
         request = Allreduce(tensor, op, across_replicas=across_replicas and self._member.replica is not None)
         return self._operate(request, self._workers(request.across_replicas), finishing)[0]
+
+    def gather_at_end(self, row: torch.Tensor) -> torch.Tensor:
+        """Returns, at the end of the training, the row of each member that takes part, by rank."""
+        return self._operate(Allgather(row), self._workers(), finishing=True)[0]
 
     def confirm(self, is_owed: Callable[[], bool]) -> None:
         """Returns once all members have come here, after any losses, or when this worker owes it no more: it was left

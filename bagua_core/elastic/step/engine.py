@@ -416,7 +416,7 @@ class Engine(ScriptRanks):
         self.state.owes_epoch_end = False  # the collectives of the end show as much
         member = self.member
         if member is not None and member.generation is not None:
-            assert self._outside is not None and self._reports is not None
+            assert self._outside is not None and self._reports is not None and self._checkpoints is not None
             if self.copying is not None:
                 try:  # a copy that would have run beside the next step, were there one
                     self.copying.finish(self._is_newcomer)
@@ -434,17 +434,15 @@ class Engine(ScriptRanks):
                 model.finish(
                     lambda tensor: outside.operate(tensor, ReduceOp.AVG, finishing=True, across_replicas=True)
                 )
-            # Twice: a rank that completes the first knows that everyone has the last step, and writes its line; one
-            # that completes the second knows that everyone has written.
-            for _ in range(2):
-                outside.operate(
-                    torch.zeros(1, dtype=torch.float32, device="cpu"), ReduceOp.SUM, finishing=True
-                )
+            # Two: a rank that completes the first knows that everyone has the last step, and writes its line; one that
+            # completes the second knows that everyone has written. Digests are of the last step's state, so in the
+            # second.
+            outside.operate(torch.zeros(1, dtype=torch.float32, device="cpu"), ReduceOp.SUM, finishing=True)
+            digests = outside.gather_at_end(self._checkpoints.digests())
             if not member.is_closed and (member.generation is None or self.state.name.step != steps):
                 self.boundary()
                 return False
-            if self._checkpoints is not None:
-                self._checkpoints.finish(*self.replica_place())
+            self._checkpoints.finish(*self.replica_place(), digests)
             self.reach("finish.done")
             self._reports.training_done(self.state.name.step)
         self.states.take(Event.FINISH)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
 from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind, StateName
@@ -303,6 +304,26 @@ def test_written_again_by_more_workers_it_counts_if_either_is_whole(tmp_path: Pa
         assert worker.checkpoints.before_leaving(NO_LIMIT)
     assert [f.is_complete for f in catalogue.find(LocalStorage(tmp_path))] == [True]
     ended([*two, *three])
+
+
+@pytest.mark.parametrize("change", ["none", "gradients", "values", "layout"])
+def test_the_last_checkpoint_is_of_one_state_or_not_written(tmp_path: Path, change: str) -> None:
+    here = trained(tmp_path, 2)
+    if change == "gradients":  # of samples under no_sync()
+        for rank, worker in enumerate(here):
+            worker.training.model(torch.full((8, 4), float(rank))).sum().backward()
+    if change == "values":
+        here[0].training.model.last.bias.data.add_(1.0)
+    if change == "layout":
+        here[0].training.model.half()
+    digests = torch.stack([worker.checkpoints.digests() for worker in here])
+    run_ranks(here, lambda worker: worker.checkpoints.finish(here.index(worker), 2, digests))
+    found = catalogue.find(LocalStorage(tmp_path))
+    if change in ("none", "gradients"):
+        assert [one.is_complete for one in found] == [True] and here[0].said == []
+    else:
+        assert found == []
+        assert any("the job's last checkpoint, of step 1, is not written" in text for text in here[0].said)
 
 
 def test_a_disk_that_does_not_take_it_is_told(tmp_path: Path) -> None:
