@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import queue
 import re
 import signal
@@ -107,6 +108,21 @@ def test_what_the_user_must_mend_is_his(workers: NodeWorkers, monkeypatch: pytes
     with pytest.raises(UserError, match="no such script"):
         workers.spawn(0)
     assert workers.worker_ids == []
+
+
+def test_a_restart_is_each_end_of_a_worker_of_the_node(
+    workers: NodeWorkers, exits: queue.SimpleQueue[str]
+) -> None:
+    def restarts(worker_id: str) -> str:
+        return psutil.Process(workers._workers[worker_id].process.pid).environ()["TORCHELASTIC_RESTART_COUNT"]
+
+    first, other = workers.spawn(0), workers.spawn(1)
+    assert (restarts(first), restarts(other)) == ("0", "0")
+    os.kill(workers._workers[first].process.pid, signal.SIGKILL)
+    assert exits.get(timeout=DEADLINE_S) == first
+    workers.ended(first, -signal.SIGKILL)
+    assert restarts(workers.spawn(0)) == "1"
+    assert restarts(other) == "0", "it was not started again"
 
 
 # -- SIGKILL ends no process that the kernel holds, as in a driver that does not answer
