@@ -387,6 +387,10 @@ class DistributedDataParallel(nn.Module):
         self._exchange.communicator_changed()
         drop_gathered(self._sharded)  # the state may have been copied
 
+    def state_replaced(self) -> None:
+        """Drops what the algorithm keeps for the values that the model had. See Exchange.state_replaced."""
+        self._exchange.state_replaced()
+
     def _note_trained(self) -> None:
         """Notes which parameters are trained: some may have been frozen or unfrozen since the last forward."""
         choice = bytes([p.requires_grad for p in self._module_parameters])

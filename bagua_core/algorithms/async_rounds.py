@@ -99,6 +99,9 @@ class AsyncRounds(Exchange):
     def communicator_changed(self) -> None:
         self._mean.give_up("another generation is in force")
 
+    def state_replaced(self) -> None:
+        self._mean.restart()
+
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._mean.give_up("training is over")
         make_equal(self._parameters, average, self._mean.weight)

@@ -115,6 +115,9 @@ class RoundAverage(Exchange):
         self._is_under_way = self._has_mean = False
         self._errors_left = []
 
+    def state_replaced(self) -> None:
+        self._errors = []
+
     def travelling(self) -> Mapping[str, torch.Tensor]:
         return {
             **{f"anchor.{i}": flat for i, flat in enumerate(self._anchor.flats)},

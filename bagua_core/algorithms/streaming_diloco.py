@@ -193,6 +193,11 @@ class StreamingExchange(WeightExchange):
         super().communicator_changed()
         self.dropped += self._drop("another generation is in force")
 
+    def state_replaced(self) -> None:
+        # also under equal clocks: a copied model has learned nothing from this worker's samples
+        for fragment, clock in zip(self._fragments, self._clocks.tolist(), strict=True):
+            fragment.own = OwnState(clock, self._samples)
+
     def travelling(self) -> Mapping[str, torch.Tensor]:
         tensors = {"clocks": self._clocks}
         for fragment in self._fragments:

@@ -106,6 +106,9 @@ class Rounds(Protocol):
     def closed(self, plan: StepPlan, used: Sequence[Used]) -> None:
         """Notes that the round is committed. used: by global rank of `plan`."""
 
+    def drop(self) -> None:
+        """Forgets the local steps of the round under way: this worker copies a state that does not have them."""
+
     def keep_only(self, positions: Iterable[Mapping[str, int]]) -> None:
         """Forgets the samples of all closed rounds except those at `positions`, which the ledger may still ask for."""
 
@@ -226,6 +229,9 @@ class Model(Protocol):
 
     def communicator_changed(self) -> None:
         """Tells the model that another communicator, or none, is in force: it keeps nothing of the old one."""
+
+    def state_replaced(self) -> None:
+        """Tells the model that its values were copied, or are about to be; see Exchange.state_replaced."""
 
     def detach(self) -> None:
         """Removes all hooks once the training is over."""

@@ -213,6 +213,9 @@ class BeforeModels:
     def detach(self) -> None:
         """Does nothing, for there are no hooks; see step_interface.Model."""
 
+    def state_replaced(self) -> None:
+        return None
+
     def communicator_changed(self) -> None:
         engine = self._engine
         is_out = engine.generation_number == 0 and engine.state.name.is_none

@@ -105,6 +105,10 @@ class Exchange:
     def communicator_changed(self) -> None:
         """Drops everything of the old communicator: another generation is in force, or none."""
 
+    def state_replaced(self) -> None:
+        """Drops what belongs to this worker's model beside `travelling`: the model was copied from another worker or a
+        checkpoint, or is about to be."""
+
     def retune(self, operation: BucketOperation, bucket_cap_bytes: int, order: Sequence[int]) -> None:
         """Changes the operation that sums and the buckets, between two steps and on all ranks alike.
 

@@ -135,6 +135,11 @@ class BackgroundMean:
             self._mean = self._snapshot.like()
         self._lane = None
 
+    def restart(self) -> None:
+        """Drops the average under way and what was trained so far: the model is another worker's."""
+        self.give_up("the model was copied")
+        self._trained = 0.0
+
     def close(self) -> None:
         """Lets no average begin any more; one of another model may."""
         self.give_up("closed")

@@ -129,6 +129,10 @@ class Rounds:
         self.book = self.book.closed(_workers(plan), used, self._most)
         self._used = 0
 
+    def drop(self) -> None:
+        """Forgets what was drawn of the lease; see step_interface.Rounds."""
+        self._used = self._timed = 0
+
     def keep_only(self, positions: Iterable[Mapping[str, int]]) -> None:
         """Forgets the samples of all closed rounds but those at `positions`, which the ledger may still ask for."""
         asked = {(position["epoch"], position["batch"]) for position in positions}
@@ -226,7 +230,7 @@ class Rounds:
             (epoch, number): tuple(tuple((int(a), int(b)) for a, b in of) for of in ranges)
             for epoch, number, ranges in state["kept"]
         }
-        self._used = 0
+        self.drop()
 
     # --
 

@@ -345,6 +345,12 @@ class Engine(ScriptRanks):
         self.newcomers = plan.newcomers
         self.is_round_open = any(infos[rank].kept for rank in plan.holders)
         self.joining = communicator.global_rank in plan.newcomers
+        if self.joining:
+            # It may have trained before it was left out, in a round whose samples others have used since
+            if self.rounds is not None:
+                self.rounds.drop()
+            for model in self.given.models:
+                model.state_replaced()
         self._checks.generation_entered()
         # those with this shard, by replica rank
         own = self.member.replica
@@ -378,6 +384,8 @@ class Engine(ScriptRanks):
         self._lines.write(self.state.restore(copied, self.worker_id, self._roster))
         if "bulk" in copied or "modules" in copied:
             self._checks.state_replaced(self.state.name.step)
+            for model in self.given.models:
+                model.state_replaced()
 
     # -- collectives outside steps
 

@@ -111,6 +111,23 @@ def test_what_a_worker_trained_counts_in_the_next_average_where_one_was_given_up
     assert [member.value for member in world] == [3.0, 3.0]
 
 
+def test_a_copied_model_counts_by_what_its_worker_trained_since_the_copy() -> None:
+    world = members(0.0, 8.0)
+    for member in world:
+        member.commit(0.5)
+    await_averages(world)
+    for member in world:  # another generation, in which the second copies the first one's state
+        member.exchange.communicator_changed()
+    world[1].parameter.data.fill_(4.0)
+    world[1].exchange.state_replaced()
+    for member, part in zip(world, (0.25, 0.75), strict=True):
+        member.commit(part)  # 0.75 each
+    await_averages(world)
+    for member in world:
+        member.commit()
+    assert [member.value for member in world] == [2.0, 2.0]
+
+
 def test_models_of_workers_that_trained_nothing_count_alike() -> None:
     world = members(0.0, 8.0)
     for member in world:

@@ -116,6 +116,30 @@ def test_the_begin_of_a_round_without_a_forward_is_the_model_as_it_is() -> None:
     assert torch.equal(alone.model, before)
 
 
+def test_a_worker_that_joins_again_sends_no_error_of_its_earlier_model() -> None:
+    """Its clock is that of the round in which it was left out, and it copies the state beside the round."""
+
+    def average(again: bool) -> torch.Tensor:
+        holder, joiner = world = members(LocalSGD(unit="round", compress="int4"), 2)
+
+        def round_of(member: Member) -> None:
+            member.learn(1)
+            member.close((30, 10))
+            member.exchange.step_committed()
+
+        run_ranks(world, round_of)
+        if again:
+            joiner.exchange.state_replaced()
+        else:
+            joiner = Member(joiner.communicator, LocalSGD(unit="round", compress="int4"))
+        holder.learn(2)
+        run_ranks([holder, joiner], lambda member: member.close((30, 0)))
+        holder.exchange.step_committed()
+        return holder.model
+
+    assert torch.equal(average(again=True), average(again=False))
+
+
 @pytest.mark.parametrize("outer", [None, "nesterov"])
 @pytest.mark.parametrize("compress", ["none", "uint8", "int4"])
 @pytest.mark.usefixtures("cut")

@@ -159,6 +159,18 @@ def test_a_rank_that_missed_a_vote_counts_from_the_state_that_it_copied() -> Non
     assert (own.clock, own.began) == (3, 2.0)
 
 
+def test_a_rank_that_copied_a_state_under_its_own_clocks_counts_from_there_too() -> None:
+    """It lost a step between two exchanges."""
+    members, shares = workers(2, INT4), Shares.even(2)
+    train_all(members, 4, shares)
+    late = members[1]
+    assert exchange_of(late)._fragments[1].own.errors
+    late.heal_from(members[0])
+    late.model.state_replaced()
+    for fragment, clock in zip(exchange_of(late)._fragments, [0, 2], strict=True):
+        assert (fragment.own.clock, fragment.own.began, fragment.own.errors) == (clock, 2.0, [])
+
+
 def test_an_exchange_that_fails_here_fails_the_step_that_waits_for_it() -> None:
     members, shares = workers(2, STREAM), Shares.even(2)
     train_all(members, 2, shares)

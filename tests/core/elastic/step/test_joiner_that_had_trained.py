@@ -1,0 +1,96 @@
+"""A worker that trained, was left out and joins again brings nothing of what it trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from bagua_contract.environment import WorkerEnvironment
+from bagua_contract.records import Generation, StateName
+from bagua_core.algorithms import LocalSGD
+from bagua_core.communication.step_interface import Used
+from bagua_core.data.elastic_loader import ElasticDataLoader
+from bagua_core.elastic.heal.heal_plan import HealPlan
+from bagua_core.elastic.membership import entry
+from bagua_core.elastic.step.engine import Engine
+from bagua_core.parallel import DistributedDataParallel
+from tests.core.elastic.agents import Agent
+from tests.core.elastic.records import generation
+
+JOINS = HealPlan(
+    StateName(1, 3), (1,), frozenset(), frozenset({0}), False, "a test", newcomers=frozenset({0})
+)
+
+
+class InRound:
+    """A worker in the middle of a round, which another generation has left out."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.agent = Agent("w0", slots=1)
+        engine = self.engine = Engine(
+            WorkerEnvironment("job", "w0", "a", self.agent.socket, "127.0.0.1", 0, 1)
+        )
+        assert engine.member is not None and engine.copying is not None
+        self.member = engine.member
+        address = engine.member.rendezvous.address
+        self.agent.server.tell_generation(generation(1, "w0", store_address=address))
+        net = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        self.model = DistributedDataParallel(
+            net, [optimizer], algorithm=LocalSGD(sync_every=4, unit="round"), engine=engine
+        )
+        self.loader = ElasticDataLoader(
+            torch.utils.data.TensorDataset(torch.ones(64, 1)), 4, num_workers=0, engine=engine
+        )
+        self.replaced = 0
+        monkeypatch.setattr(self.model, "state_replaced", self._count)
+        monkeypatch.setattr(engine.copying, "enter", lambda *_: None)
+        batches = iter(self.loader)
+        for _ in range(2):
+            (x,) = next(batches)
+            self.model(x).sum().backward()
+            optimizer.step()
+        assert engine.rounds is not None and engine.rounds.has_work
+        self.rounds = engine.rounds
+
+    def _count(self) -> None:
+        self.replaced += 1
+
+    def enter(self, record: Generation) -> None:
+        here = {"epoch": 0, "batch": 3}
+        infos = [entry.Info(StateName(), False, here), entry.Info(StateName(1, 3), False, here, kept=True)]
+        self.engine.take_part(record, JOINS, infos)
+        self.engine._plan_step()
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[InRound]:
+    made = InRound(monkeypatch)
+    yield made
+    made.engine._ended = True
+    made.loader.close()
+    made.member.close(in_order=True)
+    made.agent.close()
+
+
+def test_its_row_in_a_round_that_a_holder_keeps_is_empty(worker: InRound) -> None:
+    worker.enter(generation(3, "w0", "w1", since={"w0": 3, "w1": 1}))
+    assert worker.engine.is_round_open and worker.engine.joining
+    assert not worker.rounds.has_work and worker.rounds.used() == Used(())
+    assert worker.replaced == 1, "nor does an algorithm send what it kept for the model of before"
+
+
+def test_a_copy_tells_the_models_that_they_were_replaced(worker: InRound) -> None:
+    copied: dict[str, Any] = {
+        **worker.engine.registry.capture(),
+        "name": [1, 1, 0],
+        "history": "[]",
+        "operations": [],
+        "final_parts": 0,
+        "owes": [False, False],
+    }
+    worker.engine._swap_in(copied)
+    assert worker.replaced == 1 and not worker.rounds.has_work
