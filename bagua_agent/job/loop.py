@@ -217,6 +217,7 @@ class JobLoop:
                 self._take_gathered(message, now_s)
             case StoreConnected():
                 leading = self._membership.leading
+                self._membership.store_answers = message.connected
                 self._outage.changed(message.connected, now_s, self._job, leading=leading)
             case LeaseChanged():
                 if isinstance(message.event, LeaseLapsed):

@@ -72,6 +72,7 @@ class JobMembership:
         self._stored = stored
         self._stands_after_s = stands_after_s
         self._leader_watch = LeaderWatch(leadership, policy.probe_window_s, self._leader_is_dead)
+        self.store_answers = True  # the watch of etcd is up
         self._told_dead = ""  # the leader whose end was told
         self._host_watch = HostWatch(job.agent_id)
         self._touching_since_s: float | None = None  # a round is under way
@@ -289,8 +290,9 @@ class JobMembership:
         name = leader.agent_id if agent is None else agent.node_name
         if leader.agent_id != self._told_dead:  # the next one may be of the same node, and end alike
             self._told_dead = leader.agent_id
+            when = "" if self.store_answers else " once etcd answers"
             self._job.terminal.tell(
-                f"the leader, {name}, {leader.how}: its keys are removed and another is elected"
+                f"the leader, {name}, {leader.how}: its keys are removed and another is elected{when}"
             )
         self._leadership.remove_dead_leader(
             leader.agent_id,

@@ -150,6 +150,17 @@ def test_each_leader_that_dies_is_told_once_also_if_nodes_have_the_same_name() -
     )
 
 
+def test_without_etcd_no_other_leader_is_promised_yet() -> None:
+    agent = Agent()
+    agent.sees_agent("l", 7)
+    agent.membership.store_answers = False
+    agent.membership.suspect_leader(2.0)
+    agent.hears(ProbeVerdict.REFUSED)
+    assert agent.told == [
+        "the leader, host-l, refused the connection: its keys are removed and another is elected once etcd answers"
+    ]
+
+
 def test_a_leader_that_answers_keeps_its_keys() -> None:
     agent = Agent()
     agent.sees_agent("l", 7)
