@@ -185,14 +185,14 @@ class Transfer:
         self._handover = Handover()  # the script's stream may still write the live state
         self.done = False
         self.result: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         threading.Thread(target=self._work, name="bagua-heal", daemon=True).start()
 
     def _work(self) -> None:
         try:
             with self._handover.taken_over(), tracing.span("copy of the state"):
                 self.result = self._run()
-        except Exception as error:  # noqa: BLE001 (the waiter for the transfer raises it)
+        except BaseException as error:  # noqa: BLE001 (the waiter for the transfer raises it)
             self.error = error
         with self._changed:
             self.done = True

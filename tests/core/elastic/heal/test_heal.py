@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from itertools import pairwise
@@ -286,6 +287,14 @@ def test_a_transfer_keeps_its_error_for_a_waiting_thread() -> None:
     with changed:
         assert changed.wait_for(lambda: transfer.done, DEADLINE_S)
     assert transfer.error is error and transfer.result is None
+
+
+def test_a_transfer_whose_thread_is_ended_answers_too() -> None:
+    changed = threading.Condition()
+    transfer = Transfer(sys.exit, changed)
+    with changed:
+        assert changed.wait_for(lambda: transfer.done, DEADLINE_S)
+    assert isinstance(transfer.error, SystemExit)
 
 
 # -- a peer that is silent and does not die
