@@ -253,14 +253,16 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receives into `tensor` and returns the sender's rank, as torch does. Raises ValueError if no sender is named."""
+    """Receives into `tensor` and returns the sender's global rank, as torch does; -1 for a worker outside `group`.
+    Raises ValueError if no sender is named."""
     peer = _place(group, src, group_src, None)
-
-    def act(member: GroupCommunicator) -> None:
-        collectives.recv_inplace(tensor, peer, tag, member.group)
-
-    _run(group, False, act)
-    return peer if src is None else src
+    member = member_of(group)
+    if member is None:
+        return -1
+    collectives.recv_inplace(tensor, peer, tag, member.group)
+    if src is not None:
+        return src
+    return group.ranks[peer] if isinstance(group, BaguaProcessGroup) else peer
 
 
 def _write_each(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor] | torch.Tensor) -> None:

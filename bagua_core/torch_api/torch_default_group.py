@@ -51,6 +51,8 @@ def take_over() -> None:
 
 def give_back() -> None:
     """Puts torch's own functions back where they were replaced."""
+    global _owner_pid
+    _owner_pid = 0
     atexit.unregister(give_back)
     for name, function in _torchs_own.items():
         setattr(dist, name, function)

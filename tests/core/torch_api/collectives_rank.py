@@ -7,6 +7,7 @@ import numpy
 import torch
 
 import bagua_core.torch_api as bagua
+from bagua_core.torch_api import torch_calls
 
 assert not bagua.communication.is_initialized()
 bagua.init_process_group(world_size=3, local_world_size=3)
@@ -142,6 +143,11 @@ for given in (pair, comm, pair.group):
     same(tensor, [1 if rank == 1 else 2])
     assert bagua.broadcast_object([rank], 1, comm=given) == [1 if rank == 1 else 2]
     bagua.barrier(given)
+received = blank(1)
+if rank == 2:
+    torch_calls.send(own(1), group=pair, group_dst=0)
+else:
+    assert torch_calls.recv(received, group=pair, group_src=1) == (2 if rank == 0 else -1)
 assert communication.is_initialized()
 assert communication.from_torch_group(pair) is pair
 assert communication.from_torch_group(None).ranks == [0, 1, 2]

@@ -50,8 +50,11 @@ def test_twice_and_back_is_as_before() -> None:
     take_over()
     assert all(getattr(dist, name) is REPLACED[name] for name in REPLACED)
     assert not default_group.is_made(), "the runtime asks torch's own functions"
+    imported_by_name = dist.is_initialized
+    assert imported_by_name()
     give_back()
     give_back()
+    assert not imported_by_name()
     assert {name: getattr(dist, name) for name in REPLACED} == OWN
 
 
@@ -110,6 +113,7 @@ pair = dist.new_group([1, 0])
 sent = torch.full((1,), float(rank))
 dist.broadcast(sent, src=1, group=pair)
 assert sent.item() == 1.0
+assert rank or dist.recv(sent, src=1, group=group) == -1
 gathered = [torch.zeros(1) for _ in range(2)] if rank == 0 else None
 dist.gather(torch.full((1,), float(rank)), gathered, dst=0)
 assert rank or [t.item() for t in gathered] == [0.0, 1.0]
