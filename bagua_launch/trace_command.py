@@ -62,3 +62,5 @@ def _check_place(path: Path) -> None:
     """Raises RequestError if the file can't be written; called before the job records, to spare it a trace in vain."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise RequestError(f"can't write {path}: there is no such folder, or it is one; use --out FILE")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise RequestError(f"can't write {path}: permission denied, or its disk is read-only; use --out FILE")

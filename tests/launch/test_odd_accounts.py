@@ -60,6 +60,14 @@ def test_an_account_without_a_name_traces(launch: Launcher, store: Store) -> Non
     assert said.startswith("no job 'demo' in this etcd")
 
 
+def test_an_account_that_may_not_write_a_trace_is_refused_before_the_job_records(
+    launch: Launcher, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    said = launch.refusal("trace", "demo", env={"BAGUA_ETCD": store.endpoint})
+    assert said.startswith("can't write demo.trace.json: permission denied")
+
+
 def test_a_name_that_is_not_utf8_is_shown_escaped(launch: Launcher, store: Store) -> None:
     env = {"BAGUA_ETCD": store.endpoint, "LOGNAME": NOT_UTF8}
     done = launch("submit", "--name", "demo", "train.py", env=env)
