@@ -28,7 +28,6 @@ from bagua_core.errors import InfrastructureLost
 _FAREWELL = 0  # in place of a word
 _WORDS = frozenset(Word)
 KEEPALIVE_S = 60
-HELLO_WITHIN_S = 2.0  # of a caller, who may be a stranger
 _KEY = "watch"  # the port and the token of shard 0, in the replica's store
 _TOKEN_BYTES = 16
 _HELLO = struct.Struct(f"!{_TOKEN_BYTES}sI")  # token, shard rank
@@ -59,37 +58,65 @@ def connect(
 def _accepted(
     listening: socket.socket, token: bytes, size: int, deadline_s: float
 ) -> dict[int, socket.socket]:
+    """Accepts the other shards. All callers are heard at once: one that says nothing, which may be a stranger, keeps no
+    shard waiting."""
     links: dict[int, socket.socket] = {}
+    heard: dict[socket.socket, bytes] = {}  # of callers that have not said the whole of their hello
+    listening.setblocking(False)
     try:
-        while len(links) < size - 1:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                missing = [str(shard) for shard in range(1, size) if shard not in links]
-                raise WatchFailed(f"shard {', '.join(missing)} did not connect in time")
-            listening.settimeout(left_s)
-            try:
-                link, _ = listening.accept()
-            except TimeoutError:
-                continue  # the deadline has passed
-            shard = _shard_of(link, token, size)
-            if shard is None or shard in links:
-                link.close()
-            else:
-                links[shard] = link
+        with selectors.DefaultSelector() as selector:
+            selector.register(listening, selectors.EVENT_READ)
+            while len(links) < size - 1:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    missing = [str(shard) for shard in range(1, size) if shard not in links]
+                    raise WatchFailed(f"shard {', '.join(missing)} did not connect in time")
+                for key, _ in selector.select(left_s):
+                    if key.data is None:
+                        if (link := _caller(listening)) is not None:
+                            heard[link] = b""
+                            selector.register(link, selectors.EVENT_READ, link)
+                        continue
+                    link = key.data
+                    heard[link] += (said := _said(link, _HELLO.size - len(heard[link])))
+                    if said and len(heard[link]) < _HELLO.size:
+                        continue
+                    selector.unregister(link)
+                    shard = _shard_of(heard.pop(link), token, size)
+                    if shard is None or shard in links:
+                        link.close()
+                    else:
+                        links[shard] = link
     except BaseException:
         for link in links.values():
             link.close()
         raise
+    finally:
+        for link in heard:
+            link.close()
     return links
 
 
-def _shard_of(link: socket.socket, token: bytes, size: int) -> int | None:
-    """Returns the shard rank of the caller; None for a caller that is no shard of this replica."""
-    link.settimeout(HELLO_WITHIN_S)
+def _caller(listening: socket.socket) -> socket.socket | None:
+    """Accepts a connection; None where it has gone meanwhile."""
     try:
-        hello = link.recv(_HELLO.size, socket.MSG_WAITALL)
-    except OSError:
+        link, _ = listening.accept()
+    except (BlockingIOError, ConnectionError):
         return None
+    link.setblocking(False)
+    return link
+
+
+def _said(link: socket.socket, most_bytes: int) -> bytes:
+    """Reads from a connection that is readable; nothing where it has ended."""
+    try:
+        return link.recv(most_bytes)
+    except OSError:
+        return b""
+
+
+def _shard_of(hello: bytes, token: bytes, size: int) -> int | None:
+    """Returns the shard rank of the caller; None for a caller that is no shard of this replica."""
     if len(hello) != _HELLO.size:
         return None
     told, shard = _HELLO.unpack(hello)

@@ -104,6 +104,24 @@ def test_a_stranger_takes_no_place() -> None:
     two.close()
 
 
+class WithSilentStrangers(HashStore):
+    def set(self, key: str, value: str) -> None:
+        port = int(value.split()[0])
+        self.strangers = [socket.create_connection((HERE, port)) for _ in range(12)]
+        super().set(key, value)
+
+
+def test_strangers_that_say_nothing_keep_no_shard_waiting() -> None:
+    store = WithSilentStrangers()
+    two = Shards(2, store)
+    for stranger in store.strangers:
+        assert not stranger.recv(1), "it is sent away"
+        stranger.close()
+    two.watches[1].close(in_order=False)
+    assert two.lost[0].get(timeout=WITHIN_S) == 1
+    two.close()
+
+
 def test_a_shard_that_does_not_come_is_named() -> None:
     with pytest.raises(WatchFailed, match="shard 1, 2 did not connect in time"):
         connect(HashStore(), 0, 3, HERE, HERE, 0.05)
