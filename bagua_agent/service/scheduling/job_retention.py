@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from bagua_agent.base.errors import OutcomeUnknown
+from bagua_agent.base.errors import OutcomeUnknown, StoreFull
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_records import UnreadableRecord, ended_submission, nonce_of, parse_submission
 from bagua_agent.cluster.node_trouble import settled_at_s
@@ -88,18 +88,22 @@ class JobRetention:
     def tidy(self, now_s: float) -> None:
         """Does what is due. Raises InfrastructureLost, UserError."""
         try:
+            # first: an etcd without room, which refuses the removals below, takes it
+            if now_s >= self._compact_due_s:
+                self._compact_due_s = now_s + self._policy.compact_every_s
+                self._compact(now_s)
             if self._picture.put_back_jobs():
                 self._remove_again()
             if now_s >= self._pass_due_s:
                 is_done = self._pass() and self._pass_started_by_hand()
                 self._remove_unused_orders(now_s)
                 self._pass_due_s = now_s + (self._policy.retention_every_s if is_done else PASS_AGAIN_S)
-            if now_s >= self._compact_due_s:
-                self._compact_due_s = now_s + self._policy.compact_every_s
-                self._compact(now_s)
         except OutcomeUnknown as error:
             log.info("scheduler: %s", error)
             self._pass_due_s = now_s + PASS_AGAIN_S
+        except StoreFull:
+            # not the end of this scheduler: its successor would know no revision that is old enough to compact to
+            self._pass_due_s = now_s + self._policy.retention_every_s
 
     def _remove_again(self) -> None:
         """Removes jobs that were removed before. A daemon that had not heard of the removal put the submission back,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from bagua_agent.base.errors import UserError
+from bagua_agent.base.errors import StoreFull, UserError
 from bagua_agent.cluster.cluster_policy import DAY_S, ClusterPolicy
 from bagua_agent.cluster.cluster_records import (
     nonce_of,
@@ -412,6 +413,29 @@ def test_the_scheduler_compacts_and_all_watchers_go_on(plain_store: Store) -> No
         submit(plain_store, "demo")
         eventually(lambda: ordered(plain_store) == ["demo"], DEADLINE_S, lambda: f"it decides; {said}")
     assert said.count("this node schedules the cluster's jobs") == 1, said
+
+
+class WithoutRoom(Store):
+    """Refuses to remove a job, since that writes a removal."""
+
+    def transact(self, conditions: Any, puts: Any = (), *args: Any, **more: Any) -> Any:
+        if any(put.key.startswith(cluster_keys.REMOVALS) for put in puts):
+            raise StoreFull("its database is full")
+        return super().transact(conditions, puts, *args, **more)
+
+
+def test_it_compacts_an_etcd_without_room_for_a_removal(plain_store: Store) -> None:
+    submit(plain_store, "demo")
+    end(plain_store, "demo", 40.0)
+    first = plain_store.put("/bagua/v1/x", b"1")
+    plain_store.put("/bagua/v1/x", b"2")
+    full = WithoutRoom(plain_store.config)
+    try:
+        with scheduling(full, compact_every_s=0.1, history_kept_s=0.3) as said:
+            eventually(lambda: is_compacted(plain_store, "/bagua/v1/x", first), DEADLINE_S, lambda: f"{said}")
+        assert said.count("this node schedules the cluster's jobs") == 1, said
+    finally:
+        full.close()
 
 
 def test_a_compaction_that_was_done_already_is_fine(plain_store: Store) -> None:
