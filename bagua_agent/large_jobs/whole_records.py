@@ -132,9 +132,9 @@ class WholeRecords:
             packed = self._kept.get(head.packed_sha256)
             remaining_s = ask_keepers_until_s - time.monotonic()
             if packed is None and keepers and remaining_s > 0:
-                # the next one when one does not answer; none is asked by all
+                # the next one when one does not have it; none is asked by all
                 packed = read_record(
-                    self._identity, keepers[attempt // 4 % len(keepers)], head.packed_sha256, remaining_s
+                    self._identity, keepers[attempt % len(keepers)], head.packed_sha256, remaining_s
                 )
                 attempt += 1
             elif packed is None:

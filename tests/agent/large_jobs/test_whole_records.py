@@ -92,6 +92,27 @@ def test_a_keeper_that_hears_of_it_later_is_waited_for(
     assert told and told[0][0].value == RECORD.encode()
 
 
+def test_a_keeper_without_the_record_is_asked_once_before_the_next(store: Store) -> None:
+    asked: list[str] = []
+    kept = KeptRecords()
+    servers = [
+        ControlServer("127.0.0.1", JOB, "n0", lambda: [], lambda sha256: (asked.append("0"), None)[1]),
+        ControlServer(
+            "127.0.0.1", JOB, "n2", lambda: [], lambda sha256: (asked.append("2"), kept.get(sha256))[1]
+        ),
+    ]
+    try:
+        form = stored(RECORD, KEYS, LIMITS, {f"n{2 * i}": server.address for i, server in enumerate(servers)})
+        kept.keep(form.packed)
+        records = reader(store)
+        records._turn = 0
+        (told,) = records.whole((Change(KEYS.generation, form.value, 9, 2),))
+        assert told.value == RECORD.encode() and asked == ["0", "2"]
+    finally:
+        for server in servers:
+            server.stop()
+
+
 @pytest.mark.parametrize("lies", [False, True])
 def test_from_the_store_where_the_keeper_is_gone_or_lies(
     store: Store,
