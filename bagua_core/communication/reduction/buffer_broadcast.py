@@ -16,7 +16,7 @@ from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.communication.devices.device_wait import Followed
 from bagua_core.model.overlapping_memory import write
 
-_MOST_DEVICES = 15  # on which one process has buffers of a model
+_MOST_DEVICES = 129  # the CPU, and as many others as torch numbers
 
 SOURCE = 0  # rank 0 always holds the job's state, so it is never the one that heals
 
