@@ -34,7 +34,9 @@ class StepPlan:
     global_rank: int
     world_size: int
     healing: frozenset[int] = frozenset()
-    workers: tuple[str, ...] = ()  # worker ids by global rank; empty where they do not matter
+    # Worker ids by global rank; empty where they do not matter. With replicas those of shard 0, by replica rank: alike
+    # on all shards, since what is kept under them (LeaseBook.speeds) is a part of the state that shards share.
+    workers: tuple[str, ...] = ()
 
     @property
     def active_count(self) -> int:

@@ -195,7 +195,7 @@ class Engine(ScriptRanks):
         # One that copies the state beside the step does not have it yet, but takes part in this very step.
         step = self._job_step if self.global_rank in self.newcomers else self.state.name.step
         self.plan = StepPlan(
-            self.generation_number, step, self.global_rank, self.world_size, self.newcomers, self._workers
+            self.generation_number, step, self.global_rank, self.world_size, self.newcomers, self._replicas
         )
         self._step_from_s = self._step_begins_s(time.monotonic())
         if self.member is not None:
@@ -356,6 +356,7 @@ class Engine(ScriptRanks):
         own = self.member.replica
         placed = [m for m in generation.members if own is None or m.shard_rank == own.shard_rank]
         self._workers = tuple(m.worker_id for m in placed)
+        self._replicas = tuple(m.worker_id for m in generation.members if own is None or m.shard_rank == 0)
         self._roster = {m.worker_id: m.since_generation for m in placed}
         if own is not None and own.shard_rank > 0:
             self._lines.end()  # one line a replica

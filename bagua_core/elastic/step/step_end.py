@@ -36,6 +36,7 @@ class StepEnd(CurrentStep):
     def __init__(self, environment: WorkerEnvironment | None) -> None:
         super().__init__(environment)
         self._workers: tuple[str, ...] = ("",)  # of the generation in force, by global rank
+        self._replicas: tuple[str, ...] = ("",)  # see StepPlan.workers
         self._step_from_s = 0.0
         self._job_step = 0  # committed by the job when this worker entered the generation in force
         self._committed_epoch: int | None = None  # of the newest step that this worker committed

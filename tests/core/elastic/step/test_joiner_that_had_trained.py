@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,3 +96,12 @@ def test_a_copy_tells_the_models_that_they_were_replaced(worker: InRound) -> Non
     }
     worker.engine._swap_in(copied)
     assert worker.replaced == 1 and not worker.rounds.has_work
+
+
+def test_all_shards_of_a_replica_know_it_by_one_id(worker: InRound, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speeds of a restored book are under the ids of shard 0."""
+    monkeypatch.setattr(worker.member, "replica", SimpleNamespace(shard_rank=1, close=lambda in_order: None))
+    listed = generation(3, "v0", "w0", "v1", "w1", since=3)
+    members = tuple(replace(m, replica_rank=r // 2, shard_rank=r % 2) for r, m in enumerate(listed.members))
+    worker.enter(replace(listed, members=members))
+    assert worker.engine.plan.workers == ("v0", "v1")
