@@ -99,11 +99,13 @@ class InPlace:
     def open(self, manifest: bytes, total_bytes: int) -> None:
         self._manifest = manifest
         own_manifest, own_tensors = state_codec.encode(self._own_state())
+        # before the state is declared void: it stays valid if the other one cannot land here
+        found = FlatTensors(targets(manifest, own_manifest, own_tensors))
         with self._guarded(), self._lock:  # in this order: a roll-back gives the copy up under the guard
             if self._is_given_up:
                 raise CollectiveAborted("the copy was given up")
             self._declare()
-        self._targets = FlatTensors(targets(manifest, own_manifest, own_tensors))
+        self._targets = found
 
     def chunk(self, begin: int, end: int) -> torch.Tensor:
         return pinned_chunks.room(self._targets, begin, end)

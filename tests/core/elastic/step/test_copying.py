@@ -450,3 +450,21 @@ def test_a_newcomer_without_the_memory_goes_in_place_by_itself(monkeypatch: pyte
     manifest, tensors = heal.state_codec.encode(source.state.bulk(with_gradients=False))
     place.open(manifest, tensors.size_bytes)
     assert declared == [True]
+
+
+def test_a_state_that_can_not_land_in_place_leaves_the_live_one_valid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(*_: object) -> None:
+        raise heal.state_codec.NoMemory("no memory")
+
+    declared: list[bool] = []
+    worker, source = Worker(BEHIND, 2), Worker(AHEAD, 4)
+    manifest, tensors = heal.state_codec.encode(source.state.bulk(with_gradients=False))
+    place = received_state.InPlace(
+        lambda: worker.state.bulk(with_gradients=False), lambda: declared.append(True)
+    )
+    monkeypatch.setattr(heal.state_codec, "allocate", refuses)
+    with pytest.raises(heal.state_codec.NoMemory):
+        place.open(manifest, tensors.size_bytes)
+    assert declared == []
