@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from bagua_core.communication.step_interface import StepPlan
-from bagua_core.elastic.step.script_ranks import Places
+from bagua_core.elastic.step.script_ranks import ScriptRanks
 
 
-class Asked(Places):
+class Asked(ScriptRanks):
     def __init__(self, *, heals: bool = False) -> None:
         super().__init__(None)
         self.said: list[str] = []
