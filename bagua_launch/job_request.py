@@ -244,6 +244,7 @@ def parse_credentials(values: Values) -> StoreCredentials:
 # option's key: (JobConfig's field, parser)
 _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
     "max_restarts": ("max_restarts", scalar_values.count),
+    "once": ("once", scalar_values.switch),
     "role": ("role", scalar_values.text),
     "start_method": ("start_method", scalar_values.choice("warm", "spawn", "fork", "forkserver")),
     "signals_to_handle": ("signals_to_handle", scalar_values.signals),

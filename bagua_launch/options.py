@@ -209,6 +209,13 @@ RUN_OPTIONS = (
         "N",
     ),
     Option(
+        "once",
+        PROGRAM,
+        "End with 0 if the job of this id has succeeded already, as on a node that comes late, instead of running it "
+        "again. One that failed or was stopped is run again.",
+        own=True,
+    ),
+    Option(
         "shutdown-timeout",
         PROGRAM,
         f"Seconds between SIGTERM and SIGKILL. {_default('shutdown_timeout_s')}",

@@ -53,8 +53,8 @@ class JobReplaced(InfrastructureLost):
 
 
 class JobIsOver(BaguaError):
-    """Raised when the job of a submission has its result, so this agent has no part in it; result_code is the job's
-    exit code."""
+    """Raised when the job has its result and is not run again, so this agent has no part in it; result_code is the
+    job's exit code."""
 
     def __init__(self, message: str, result_code: int) -> None:
         super().__init__(message)

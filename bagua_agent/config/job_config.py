@@ -132,6 +132,8 @@ class JobConfig:
     duplicate_stderr_filters: str = ""
     labels_output: bool = False  # lines of workers on the terminal begin with node and local rank
 
+    once: bool = False  # a job of this id that has succeeded is not run again
+
     submission: str = ""  # nonce of the submission to a cluster that this is a part of; empty: none
 
     node_name: str | None = None  # None: the host's

@@ -61,13 +61,14 @@ def ensure_job(
 ) -> JobFound:
     """Returns the job; the first agent writes it. A job of this id that has ended is replaced.
 
-    A submission's job is not: it runs once, though its units may start again before the scheduler has read the result.
-    It begins with the numbers of nodes that its submission has now: they may have changed since the unit was made.
+    With `once`, a job that succeeded is not: the agent of a node that comes late would run it again, alone. Nor is a
+    submission's job, however it ended: its units may start again before the scheduler has read the result. It begins
+    with the numbers of nodes that its submission has now: they may have changed since the unit was made.
 
     mode: the initial mode of a job that is written here.
 
-    Raises JobIsOver (of a submission), UserError (another protocol, what can't be read, a job whose agents do not go,
-    or that was removed), InfrastructureLost, StoreFull if etcd can't take the job now.
+    Raises JobIsOver (the job has ended and is not replaced), UserError (another protocol, what can't be read, a job
+    whose agents do not go, or that was removed), InfrastructureLost, StoreFull if etcd can't take the job now.
     """
     replica_size = workers_of_a_replica(config)
     if replica_size > 1:
@@ -85,6 +86,8 @@ def ensure_job(
             before = read_message(pb.Result, found[keys.result].value)  # None: it ended the job all the same
             if config.submission:
                 raise _over(config.job_id, before)
+            if config.once and before is not None and before.outcome == pb.Result.SUCCEEDED:
+                raise _succeeded(config.job_id)
             _make_room(store, keys, found[keys.result])
             continue
         stands = found.get(keys.spec)
@@ -218,6 +221,14 @@ def _over(job_id: str, result: pb.Result | None) -> JobIsOver:
     return JobIsOver(
         f"job {job_id!r} is over, so this node has no part in it; submit it under another name to run it again",
         code,
+    )
+
+
+def _succeeded(job_id: str) -> JobIsOver:
+    return JobIsOver(
+        f"job {job_id!r} has succeeded before this node came, so it is not run again (--once, BAGUA_ONCE); to run it "
+        "again, choose another --rdzv-id or leave --once out",
+        0,
     )
 
 

@@ -56,7 +56,6 @@ from bagua_agent.node.runtime_directory import store_directory
 from bagua_agent.node.script.script_mode import Mode
 from bagua_agent.node.stop_signals import Reaction, reaction
 from bagua_agent.node.torchrun.launcher_error_file import write_result
-from bagua_contract import membership_pb2 as pb
 
 KEY_WRITTEN_WITHIN_S = 0.2  # in one attempt; others' writes wait meanwhile
 
@@ -150,8 +149,8 @@ class JobLoop:
         found = find_job(store, node.keys, config, node.node_name, self._mode, self._signals)
         if found is None:
             return False
-        if found.before is not None and found.before.outcome == pb.Result.STOPPED:
-            self._terminal.tell(console.stopped_before(config.job_id, found.before, config.checkpoint_dir))
+        if found.before is not None:
+            self._terminal.tell(console.ended_before(config.job_id, found.before, config.checkpoint_dir))
         if config.size_policy not in (ANY_SIZE, policy := size_policy_of(found.spec)):
             self._terminal.tell(console.other_sizes(config.job_id, policy.text))
         self._parts = parts = job_parts(

@@ -196,10 +196,17 @@ def mean_metrics(reports: Iterable[session_pb2.Progress]) -> dict[str, float]:
     return {name: sum(found) / len(found) for name, found in values.items()}
 
 
-def stopped_before(job_id: str, before: pb.Result, checkpoint_dir: str | None) -> str:
-    """Says that the job of this id was stopped, and that another begins under it."""
+_ENDED_BEFORE = {
+    pb.Result.SUCCEEDED: "succeeded",
+    pb.Result.FAILED: "failed",
+    pb.Result.STOPPED: "was stopped",
+}
+
+
+def ended_before(job_id: str, before: pb.Result, checkpoint_dir: str | None) -> str:
+    """Says how the job of this id ended before, and that it is run again."""
     start = f"goes on from the newest checkpoint in {checkpoint_dir}" if checkpoint_dir else "begins anew"
-    return f"job {job_id} was stopped before ({before.reason}); it {start}"
+    return f"job {job_id} {_ENDED_BEFORE.get(before.outcome, 'ended')} before ({before.reason}); it {start}"
 
 
 def other_sizes(job_id: str, sizes: str) -> str:

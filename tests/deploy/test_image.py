@@ -142,8 +142,9 @@ def test_a_pod_of_the_kubernetes_job_leaves_with_its_checkpoint(containers: Cont
     assert not trainer["securityContext"]["allowPrivilegeEscalation"]
     account = str(pod["securityContext"]["runAsUser"])
     options = ("--cap-drop", "all", "--security-opt", "no-new-privileges", "--user", account)
+    options += ("--env", "JOB=trainer", "--env", "JOB_UID=0f9d3a1c-1", "--env", "BAGUA_ONCE=1")
     options += ("--tmpfs", "/checkpoints:mode=1777", "--entrypoint", program)
-    words = [word for word in trainer["args"] if not word.startswith(("--nnodes", "--rdzv-id"))]
+    words = [word for word in trainer["args"] if not word.startswith("--nnodes")]
     started(containers, "pod", image, *command, *words, "--epochs", "1000", options=options)
     trains(containers, "pod")
     containers.podman("stop", "--time", str(pod["terminationGracePeriodSeconds"]), "pod")

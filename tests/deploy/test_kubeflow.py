@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.deploy.parsed import parsed
+from tests.deploy.launched import launched
 from tests.lab.wait import HANG_S
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
@@ -114,12 +112,6 @@ def test_the_train_job_uses_the_runtime_and_leaves_its_command() -> None:
 @pytest.mark.parametrize("path", [RUNTIME, JOB_SET], ids=lambda path: path.name)
 def test_the_count_of_pods_becomes_the_most_nodes(path: Path, tmp_path: Path) -> None:
     """The container's own shell code runs a stand-in for bagua-launch, whose words the parser then reads."""
-    block_optimizer = tmp_path / "bagua-launch"
-    block_optimizer.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\n"
-        "print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if k.startswith('PET_')}]))\n"
-    )
-    block_optimizer.chmod(0o755)
     of_trainer = {
         "PET_NNODES": "4",
         "PET_NPROC_PER_NODE": "2",
@@ -129,22 +121,13 @@ def test_the_count_of_pods_becomes_the_most_nodes(path: Path, tmp_path: Path) ->
         "MIN_NODES": "2",
         "JOBSET": "demo",
         "JOBSET_UID": "0f9d3a1c-1111-2222-3333-444444444444",
+        "BAGUA_ETCD": "demo-etcd-0-0.demo:2379",
     }
     node = container(path, "node")
-    tini, dashes, *command = node["command"]
-    assert (tini, dashes) == ("tini", "--")
-    done = subprocess.run(
-        [*command, *node["args"]],
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **of_trainer},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=True,
-    )
-    words, environment = json.loads(done.stdout)
-    config = parsed(words, {**environment, "BAGUA_ETCD": "demo-etcd-0-0.demo:2379"})
+    config = launched(node, of_trainer, tmp_path)
     assert (config.min_nodes, config.max_nodes, config.slots) == (2, 4, 2)
     assert (config.job_id, config.node_rank, config.master_addr) == ("demo-0f9d3a1c", 1, None)
+    assert config.once, "a pod that starts when the others have finished does not train again"
     assert config.command.target == node["args"][0]
     grace_s = replicated(path, "node")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace_s > config.shutdown_timeout_s

@@ -19,13 +19,15 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.parsed import parsed
+from tests.deploy.launched import launched
 from tests.docs.printed import printed, printed_text
 from tests.lab.wait import HANG_S, eventually
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy/kubernetes/base"
 GPU = BASE.parent / "gpu"
+# from the labels of a pod
+OF_POD = {"JOB": "trainer", "JOB_UID": "0f9d3a1c-1111-2222-3333-444444444444"}
 
 
 def kubectl(*words: str | Path) -> list[dict[str, Any]]:
@@ -59,6 +61,11 @@ def one(kind: str, name: str, among: list[dict[str, Any]] | None = None) -> dict
 
 def pod_templates() -> list[dict[str, Any]]:
     return [o["spec"]["template"] for o in objects() if "template" in o.get("spec", {})]
+
+
+def given(container: dict[str, Any]) -> dict[str, str]:
+    """The variables whose values the manifest has; other ones come from the pod's labels."""
+    return {e["name"]: e["value"] for e in container["env"] if "value" in e}
 
 
 def names(of: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -108,9 +115,7 @@ def test_members_of_etcd_are_named_alike_everywhere() -> None:
         f"{name.partition('.')[0]}=http://{name}:2380" for name in names
     )
     (trainer,) = one("Job", "trainer")["spec"]["template"]["spec"]["containers"]
-    assert {e["name"]: e["value"] for e in trainer["env"]} == {
-        "BAGUA_ETCD": ",".join(f"{name}:2379" for name in names)
-    }
+    assert given(trainer)["BAGUA_ETCD"] == ",".join(f"{name}:2379" for name in names)
 
 
 def test_ports_that_policies_open_are_those_that_are_listened_on() -> None:
@@ -122,13 +127,13 @@ def test_ports_that_policies_open_are_those_that_are_listened_on() -> None:
         assert container[probe]["httpGet"]["port"] in ports
 
 
-def test_the_overlay_gives_each_pod_a_gpu() -> None:
+def test_the_overlay_gives_each_pod_a_gpu(tmp_path: Path) -> None:
     (container,) = one("Job", "trainer", kubectl("kustomize", GPU))["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
-    environment = {e["name"]: e["value"] for e in container["env"]}
     flag, _, value = container["args"][0].partition("=")
     assert value == "gpu"  # what a node has; this machine may have none
-    assert parsed([f"{flag}=3", *container["args"][1:]], environment).slots == 3
+    container["args"][0] = f"{flag}=3"
+    assert launched(container, OF_POD, tmp_path).slots == 3
 
 
 def test_the_printed_overlay_names_an_image_and_a_claim(tmp_path: Path) -> None:
@@ -175,14 +180,28 @@ def test_volumes_are_there() -> None:
         assert {m["name"] for m in container["volumeMounts"]} == volumes
 
 
-def test_the_agent_accepts_its_arguments_and_has_time_to_leave() -> None:
+def test_the_agent_accepts_its_arguments_and_has_time_to_leave(tmp_path: Path) -> None:
     job = one("Job", "trainer")["spec"]
     (container,) = job["template"]["spec"]["containers"]
-    environment = {e["name"]: e["value"] for e in container["env"]}
-    config = parsed(container["args"], environment)
+    config = launched(container, OF_POD, tmp_path)
     assert config.max_nodes == job["parallelism"] == job["completions"]
     assert job["maxFailedIndexes"] == config.max_nodes - config.min_nodes
     assert job["template"]["spec"]["terminationGracePeriodSeconds"] > config.shutdown_timeout_s
+
+
+def test_a_job_runs_once_and_one_that_is_made_anew_runs_again(tmp_path: Path) -> None:
+    """The etcd of the namespace outlives the Job, and with it the result."""
+    (container,) = one("Job", "trainer")["spec"]["template"]["spec"]["containers"]
+    labels = {
+        e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in container["env"] if "valueFrom" in e
+    }
+    assert labels == {
+        "JOB": "metadata.labels['batch.kubernetes.io/job-name']",
+        "JOB_UID": "metadata.labels['batch.kubernetes.io/controller-uid']",
+    }
+    config = launched(container, OF_POD, tmp_path)
+    assert (config.job_id, config.once) == ("trainer-0f9d3a1c", True)
+    assert launched(container, {**OF_POD, "JOB_UID": "1b-2"}, tmp_path).job_id == "trainer-1b"
 
 
 class Pod:
@@ -192,7 +211,8 @@ class Pod:
         (container,) = one("Job", "trainer")["spec"]["template"]["spec"]["containers"]
         tini, dashes, *command = container["command"]
         assert (tini, dashes) == ("tini", "--")
-        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, **OF_POD}
         self.process = subprocess.Popen(
             [*command, "--standalone", str(script)], env=environment, cwd=script.parent
         )

@@ -134,6 +134,20 @@ def test_a_batch_without_a_script_says_how_to_use_it() -> None:
     assert "SCRIPT [ARGUMENTS]" in done.stderr
 
 
+@pytest.mark.parametrize(("given", "once"), [({}, "1"), ({"BAGUA_ONCE": "0"}, "0")])
+def test_a_batch_whose_job_has_succeeded_does_not_run_it_again(
+    tmp_path: Path, given: dict[str, str], once: str
+) -> None:
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$BAGUA_ONCE"\n')
+    (tmp_path / "srun").chmod(0o755)
+    slurms = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    line = ["bash", str(BATCH), "train.py"]
+    done = subprocess.run(
+        line, env={**slurms, "BAGUA_ETCD": "e:1", **given}, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert (done.stdout, done.stderr) == (f"{once}\n", "")
+
+
 def test_a_batch_has_an_agent_on_each_node_and_a_worker_for_each_gpu(start: Callable[[int], Jobs]) -> None:
     given = {"4": "2", "8": "2", NAMED: str(BATCH)}
     words = printed("docs/guide/slurm.md", "--gpus-per-node 8", given)
@@ -168,6 +182,12 @@ def test_a_second_allocation_joins_the_first_and_a_node_is_lost(start: Callable[
     assert lost not in jobs.cluster.hosts_of(one)
     jobs.await_world(2, after_step=three)
     jobs.finish(one, other)
+    late = jobs.train(*second)
+    record = jobs.cluster.await_state(late, "COMPLETED", "FAILED", deadline_s=HANG_S)
+    assert record["ExitCode"] == "0:0" and "has succeeded" in jobs.said(late), jobs.all_said()
+    assert ledger.read(jobs.records).check(SAMPLES, EPOCHS) == [], (
+        "an allocation that comes late trains nothing"
+    )
 
 
 def continues(jobs: Jobs, *options: str, ask: Callable[[str], object]) -> None:

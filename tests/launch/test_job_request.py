@@ -295,7 +295,7 @@ def test_plain_values_reach_the_config() -> None:
         tee="0:1,3:2", local_ranks_filter="0,3", duplicate_stdout_filters="a,,b", local_addr="10.0.0.3",
         signals_to_handle="SIGTERM, SIGUSR1", shutdown_timeout="5", virtual_local_rank="1", ledger="books",
         digest_every="0", failpoints="heal=exit", node_rank="2",
-        checkpoint_dir="saved", checkpoint_every="500",
+        checkpoint_dir="saved", checkpoint_every="500", once="1",
     )  # fmt: skip
     assert made == JobConfig(
         made.job_id, made.command, slots=4, max_restarts=3, role="trainer", start_method="fork",
@@ -304,7 +304,7 @@ def test_plain_values_reach_the_config() -> None:
         local_addr="10.0.0.3", signals_to_handle=("SIGTERM", "SIGUSR1"), shutdown_timeout_s=5.0,
         virtual_local_rank=True, ledger_dir="books", digest_every_steps=0, failpoints="heal=exit",
         node_rank=2, checkpoint_dir="saved",
-        checkpoint_every="500",
+        checkpoint_every="500", once=True,
     )  # fmt: skip
 
 

@@ -235,6 +235,31 @@ def test_a_submission_runs_once(
     assert keys_of(store) == before, "the scheduler still reads the result"
 
 
+def test_a_job_that_succeeded_is_not_run_again_where_it_is_to_run_once(
+    make_agent: Callable[..., Comer], store: Store
+) -> None:
+    """The agent of a node that comes late, such as a second allocation of Slurm or the substitute of an evicted pod."""
+    before = make_agent().ensure()
+    end_job(store, before.nonce)
+    keys = keys_of(store)
+    with pytest.raises(JobIsOver, match=r"job 'job' has succeeded.*--once.*--rdzv-id") as over:
+        make_agent(once=True).ensure()
+    assert over.value.result_code == 0
+    assert keys_of(store) == keys, "a later one finds the result, too"
+    assert make_agent().ensure().nonce != before.nonce
+
+
+@pytest.mark.parametrize("outcome", [pb.Result.FAILED, pb.Result.STOPPED])
+def test_a_job_that_did_not_succeed_is_run_again_though_it_is_to_run_once(
+    make_agent: Callable[..., Comer], store: Store, outcome: int
+) -> None:
+    comer = make_agent(once=True)
+    before = comer.ensure()
+    store.put(KEYS.result, result(outcome))
+    after = comer.find()
+    assert after.spec.nonce != before.nonce and after.before is not None and after.before.outcome == outcome
+
+
 def test_agents_that_come_together_after_a_job_agree_on_the_next(
     make_agent: Callable[..., Comer], store: Store
 ) -> None:

@@ -12,6 +12,7 @@ from bagua_agent.job_state.console import (
     JobTerminal,
     change_in_force,
     describe_change,
+    ended_before,
     generation_written,
     job_loss,
     mean_metrics,
@@ -289,3 +290,13 @@ def test_a_worker_that_another_generation_takes_along_is_not_said_to_be_at_its_e
 def test_what_is_wanted_after_scale_in_one_line() -> None:
     assert scaled((1, 3), (1, 1)) == "wanted now: 1 node, instead of 1 to 3 nodes"
     assert scaled((2, 2), (2, 8)) == "wanted now: 2 to 8 nodes, instead of 2 nodes"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [(pb.Result.SUCCEEDED, "succeeded"), (pb.Result.FAILED, "failed"), (pb.Result.STOPPED, "was stopped")],
+)
+def test_a_job_that_is_run_again_says_how_it_ended(outcome: pb.Result.Outcome, said: str) -> None:
+    before = pb.Result(outcome=outcome, reason="so it was")
+    assert ended_before("demo", before, None) == f"job demo {said} before (so it was); it begins anew"
+    assert ended_before("demo", before, "/c").endswith("; it goes on from the newest checkpoint in /c")
