@@ -19,7 +19,9 @@ import threading
 from pathlib import Path
 from typing import TextIO
 
-from bagua_launch.ssh_hosts import LEAVE
+from bagua_launch.ssh_hosts import LEAVE, SSH_FAILED
+
+LARGEST_CODE = SSH_FAILED - 1
 
 
 def main(source: TextIO) -> int:
@@ -47,7 +49,9 @@ def main(source: TextIO) -> int:
         try:
             cli.main(["run", *words], prog_name="bagua-launch", obj=frozenset(only_typed))
         except SystemExit as end:  # with it click also says a mistake, in one line
-            return end.code if isinstance(end.code, int) else 1
+            code = end.code if isinstance(end.code, int) else 1
+            # a worker's sys.exit(-1) is 255 too: the terminal would take it for a host that ssh has lost
+            return LARGEST_CODE if code & 0xFF == SSH_FAILED else code
         return 0
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -19,6 +19,9 @@ _TARGET = re.compile(r"([A-Za-z_][A-Za-z0-9._-]*@)?([A-Za-z0-9][A-Za-z0-9._-]*|\
 LEAVE = "leave"
 """What the terminal tells a node that should leave at a step boundary."""
 
+SSH_FAILED = 255
+"""The exit code with which ssh reports that it failed itself."""
+
 # options that say where the nodes meet, or which node this is: the terminal's affair here
 OWN = frozenset(
     {

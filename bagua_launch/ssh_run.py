@@ -29,10 +29,9 @@ from bagua_agent.security.certificates import Role
 from bagua_contract.addresses import family_of, joined
 from bagua_launch.input_files import current_directory
 from bagua_launch.precedence import Said
-from bagua_launch.ssh_hosts import LEAVE, SshHost, node_arguments, only_typed_on_hosts
+from bagua_launch.ssh_hosts import LEAVE, SSH_FAILED, SshHost, node_arguments, only_typed_on_hosts
 
 SSH_PORT = 22
-SSH_FAILED = 255
 DAYS = 365
 FILES = "@FILES@"
 CREDENTIALS = {"--etcd-ca": "ca.pem", "--etcd-cert": "cert.pem", "--etcd-key": "key.pem"}
@@ -173,7 +172,8 @@ class SshJob:
 def exit_code(codes: Sequence[int]) -> int:
     """Returns the job's exit code. Pure.
 
-    It is 0 if a node that stayed to the end says so, else that of the first node whose code is not ssh's own.
+    It is 0 if a node that stayed to the end says so, else that of the first node whose code is not ssh's own. No node
+    ends with that one (remote_node.py).
     """
     own = [code if code >= 0 else 128 - code for code in codes]
     if 0 in own and all(code in (0, SSH_FAILED) for code in own):

@@ -12,6 +12,7 @@ import pytest
 
 from bagua_agent.base.sizes import ANY_SIZE
 from bagua_launch.ssh_hosts import only_typed_on_hosts
+from bagua_launch.ssh_run import exit_code
 from tests.lab.launched import environment
 from tests.launch.launcher import STAND_IN, Completed, Launcher, asked_of
 
@@ -70,6 +71,26 @@ def test_a_mistake_on_one_host_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("bagua-launch: ") and "missing.py" in line
+
+
+@pytest.mark.parametrize(("code", "expected"), [(255, 254), (254, 254), (3, 3), (0, 0)])
+def test_a_host_never_ends_with_the_code_of_a_failure_of_ssh(
+    tmp_path: Path, code: int, expected: int
+) -> None:
+    """A script that ends by sys.exit(-1) fails its job with 255, and with another host's 0 that was a success."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "sitecustomize.py").write_text(STAND_IN.replace("return 7", f"return {code}"))
+    words = ("--rdzv-endpoint", "e1:1", "--rdzv-id", "demo", "train.py")
+    done = run_node(tmp_path, *words, variables={}, block_optimizer=str(tmp_path))
+    assert done.returncode == expected
+    codes = [0, done.returncode]  # of another host, which left before the failure
+    assert exit_code(codes) == expected
+
+
+def test_hosts_that_ssh_lost_do_not_count() -> None:
+    assert exit_code([0, 255]) == 0
+    assert exit_code([255, 3]) == 3
+    assert exit_code([255, 255]) == 255
 
 
 def test_a_host_serves_a_terminal_of_an_earlier_version(tmp_path: Path) -> None:
