@@ -38,6 +38,15 @@ def test_a_service_is_started_again_however_often_it_fails(unit: Path) -> None:
     assert settings(after)["RestartSec"] == "5", "a cause that stays does not fill the journal"
 
 
+def test_the_daemon_reaches_the_gpus_that_it_checks() -> None:
+    """Each of these settings denies the unit all devices that it does not list. ProtectClock lists /dev/rtc, and before
+    systemd 253 denied all others with it."""
+    found = settings((UNITS / "bagua-agent.service").read_text())
+    harmless = {"ProtectClock": "no", "PrivateDevices": "no", "DevicePolicy": "auto", "DeviceAllow": ""}
+    assert {name: found[name] for name in harmless if found.get(name, harmless[name]) != harmless[name]} == {}
+    assert found["CapabilityBoundingSet"].startswith("~CAP_SYS_TIME") and "@clock" in found["SystemCallFilter"]
+
+
 def test_jobs_together_leave_tasks_to_the_daemon() -> None:
     of_all = settings((UNITS / "bagua.slice").read_text())["TasksMax"]
     of_one = settings("\n".join(PROPERTIES))["TasksMax"]
