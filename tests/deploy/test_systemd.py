@@ -44,7 +44,9 @@ def test_the_daemon_reaches_the_gpus_that_it_checks() -> None:
     found = settings((UNITS / "bagua-agent.service").read_text())
     harmless = {"ProtectClock": "no", "PrivateDevices": "no", "DevicePolicy": "auto", "DeviceAllow": ""}
     assert {name: found[name] for name in harmless if found.get(name, harmless[name]) != harmless[name]} == {}
-    assert found["CapabilityBoundingSet"].startswith("~CAP_SYS_TIME") and "@clock" in found["SystemCallFilter"]
+    assert (
+        found["CapabilityBoundingSet"].startswith("~CAP_SYS_TIME") and "@clock" in found["SystemCallFilter"]
+    )
 
 
 def test_jobs_together_leave_tasks_to_the_daemon() -> None:

@@ -1,13 +1,17 @@
-"""Reads the machine's processors, NUMA nodes, caches and GPUs from /sys.
+"""Reads the machine's processors, NUMA nodes and caches from /sys, and which GPUs workers have from nvidia-smi.
 
 GPUs are NVIDIA's, in the order of their PCI addresses, which is CUDA's for equal devices; those that
-CUDA_VISIBLE_DEVICES names by number count in its order. Decides nothing: see numa_binding.py.
+CUDA_VISIBLE_DEVICES names count in its order. /sys lists all GPUs of the host, also in a container or a step of Slurm
+that has some of them; nvidia-smi lists those. Decides nothing: see numa_binding.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_agent.base.errors import UserError
@@ -15,6 +19,15 @@ from bagua_agent.workers.start.numa_binding import Processor, Topology
 
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers
+NVIDIA_SMI_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpu:
+    """A GPU that workers here can use. uuid: empty where nvidia-smi does not tell it."""
+
+    numa_node: int
+    uuid: str = ""
 
 
 def read_topology(environ: Mapping[str, str], *, sys_dir: Path = Path("/sys")) -> Topology:
@@ -29,7 +42,10 @@ def read_topology(environ: Mapping[str, str], *, sys_dir: Path = Path("/sys")) -
         )
         if not processors:
             raise FileNotFoundError(f"{sys_dir}/devices/system/node lists no usable processor")
-        return Topology(processors, _visible(_gpu_nodes(sys_dir), environ.get("CUDA_VISIBLE_DEVICES")))
+        gpus = _usable_gpus(sys_dir)
+        if gpus is None:
+            gpus = [_Gpu(_numa_node(device)) for device in _nvidia_devices(sys_dir)]
+        return Topology(processors, _visible(gpus, environ.get("CUDA_VISIBLE_DEVICES")))
     except (OSError, ValueError) as error:
         raise UserError(
             f"--numa-binding: this machine does not describe its NUMA nodes ({error}); leave the flag out"
@@ -70,20 +86,61 @@ def _last_level_cache(directory: Path, otherwise: frozenset[int]) -> frozenset[i
     return shared
 
 
-def _gpu_nodes(sys_dir: Path) -> list[int]:
-    nodes = []
-    for device in sorted((sys_dir / "bus/pci/devices").glob("*")):
-        if (device / "vendor").read_text().strip() != NVIDIA:
-            continue
-        if (device / "class").read_text().strip()[:6] in DISPLAY_CLASSES:
-            nodes.append(max(0, int((device / "numa_node").read_text())))  # -1: the machine has one node
-    return nodes
+def _usable_gpus(sys_dir: Path) -> list[_Gpu] | None:
+    """Returns the GPUs that nvidia-smi lists; None where there is none, or it fails. Raises UserError if it does not
+    end."""
+    # of the agent's own PATH: that of a job may be another account's
+    if (program := shutil.which("nvidia-smi")) is None:
+        return None
+    try:
+        answer = subprocess.run(
+            [program, "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"--numa-binding: {program} does not answer; leave the flag out") from error
+    if answer.returncode != 0:
+        return None
+    lines = [line.split(", ") for line in answer.stdout.splitlines() if line.startswith("GPU-")]
+    return [_Gpu(_numa_node(_pci_device(sys_dir, address)), uuid) for uuid, address in lines]
 
 
-def _visible(gpu_nodes: list[int], visible_devices: str | None) -> tuple[int, ...]:
-    if visible_devices is None or not gpu_nodes:
-        return tuple(gpu_nodes)
-    numbers = [part.strip() for part in visible_devices.split(",") if part.strip()]
-    if not all(number.isdigit() and int(number) < len(gpu_nodes) for number in numbers):
-        raise ValueError(f"CUDA_VISIBLE_DEVICES={visible_devices} does not name GPUs by their numbers")
-    return tuple(gpu_nodes[int(number)] for number in numbers)
+def _pci_device(sys_dir: Path, address: str) -> Path:
+    """Returns the directory of a device. address: as nvidia-smi writes it, 00000000:0A:00.0; /sys has 0000:0a:00.0."""
+    domain, _, rest = address.strip().lower().partition(":")
+    return sys_dir / f"bus/pci/devices/{int(domain, 16):04x}:{rest}"
+
+
+def _nvidia_devices(sys_dir: Path) -> list[Path]:
+    return [
+        device
+        for device in sorted((sys_dir / "bus/pci/devices").glob("*"))
+        if (device / "vendor").read_text().strip() == NVIDIA
+        and (device / "class").read_text().strip()[:6] in DISPLAY_CLASSES
+    ]
+
+
+def _numa_node(device: Path) -> int:
+    return max(0, int((device / "numa_node").read_text()))  # -1: the machine has one node
+
+
+def _visible(gpus: Sequence[_Gpu], visible_devices: str | None) -> tuple[int, ...]:
+    if visible_devices is None or not gpus:
+        return tuple(gpu.numa_node for gpu in gpus)
+    names = [part.strip() for part in visible_devices.split(",") if part.strip()]
+    found = [_named(gpus, name) for name in names]
+    if not all(len(each) == 1 for each in found):
+        raise ValueError(
+            f"CUDA_VISIBLE_DEVICES={visible_devices} does not name GPUs here by their numbers or UUIDs"
+        )
+    return tuple(gpu.numa_node for (gpu,) in found)
+
+
+def _named(gpus: Sequence[_Gpu], name: str) -> list[_Gpu]:
+    """Returns the GPUs that an entry of CUDA_VISIBLE_DEVICES may mean; it may be the beginning of a UUID."""
+    if name.isdigit():
+        return list(gpus[int(name) : int(name) + 1])
+    return [gpu for gpu in gpus if name.startswith("GPU-") and gpu.uuid.startswith(name)]

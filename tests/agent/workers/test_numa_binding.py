@@ -9,6 +9,7 @@ import pytest
 
 from bagua_agent.base.errors import UserError
 from bagua_agent.config.job_config import CommandKind, WorkerCommand
+from bagua_agent.workers.start import numa_topology
 from bagua_agent.workers.start.numa_binding import Processor, Topology, processors_of_slot
 from bagua_agent.workers.start.numa_topology import cpu_list, read_topology
 from bagua_agent.workers.start.spawn import spawn_worker
@@ -94,29 +95,92 @@ def write(path: Path, text: str) -> None:
     path.write_text(text + "\n")
 
 
-def test_the_topology_is_read_from_sys(tmp_path: Path) -> None:
+@pytest.fixture
+def sys_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with one processor that this process may use, whose GPUs the tests add; there is no nvidia-smi."""
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"))
     cpu = min(os.sched_getaffinity(0))
-    write(tmp_path / "devices/system/node/node3/cpulist", f"{cpu}")
-    processor = tmp_path / f"devices/system/cpu/cpu{cpu}"
+    made = tmp_path / "sys"
+    write(made / "devices/system/node/node3/cpulist", f"{cpu}")
+    processor = made / f"devices/system/cpu/cpu{cpu}"
     write(processor / "topology/thread_siblings_list", f"{cpu},{cpu + 64}")
     write(processor / "topology/physical_package_id", "1")
     for index, (kind, level) in enumerate([("Data", 1), ("Instruction", 4), ("Unified", 3)]):
         write(processor / f"cache/index{index}/type", kind)
         write(processor / f"cache/index{index}/level", str(level))
         write(processor / f"cache/index{index}/shared_cpu_list", f"{cpu}-{cpu + level}")
-    for address, vendor, kind, node in [
+    return made
+
+
+def add_pci_devices(sys_dir: Path, *devices: tuple[str, str, str, str]) -> None:
+    for address, vendor, kind, node in devices:
+        for name, text in (("vendor", vendor), ("class", kind), ("numa_node", node)):
+            write(sys_dir / "bus/pci/devices" / address / name, text)
+
+
+def test_the_topology_is_read_from_sys(sys_dir: Path) -> None:
+    add_pci_devices(
+        sys_dir,
         ("0000:0a:00.0", "0x10de", "0x030200", "3"),
         ("0000:02:00.0", "0x10de", "0x030000", "-1"),
         ("0000:0b:00.0", "0x10de", "0x040300", "3"),
         ("0000:01:00.0", "0x8086", "0x030000", "0"),
-    ]:
-        for name, text in (("vendor", vendor), ("class", kind), ("numa_node", node)):
-            write(tmp_path / "bus/pci/devices" / address / name, text)
-    topology = read_topology({}, sys_dir=tmp_path)
+    )
+    cpu = min(os.sched_getaffinity(0))
+    topology = read_topology({}, sys_dir=sys_dir)
     assert topology == Topology((Processor(cpu, 3, 1, cpu, cpu),), (0, 3))
-    assert read_topology({"CUDA_VISIBLE_DEVICES": "1"}, sys_dir=tmp_path).gpu_numa_nodes == (3,)
+    assert read_topology({"CUDA_VISIBLE_DEVICES": "1"}, sys_dir=sys_dir).gpu_numa_nodes == (3,)
     with pytest.raises(UserError, match="GPU-abc"):
-        read_topology({"CUDA_VISIBLE_DEVICES": "GPU-abc"}, sys_dir=tmp_path)
+        read_topology({"CUDA_VISIBLE_DEVICES": "GPU-abc"}, sys_dir=sys_dir)
+
+
+def put_nvidia_smi(sys_dir: Path, script: str) -> None:
+    program = sys_dir.parent / "programs/nvidia-smi"
+    write(program, f"#!/bin/sh\n{script}")
+    program.chmod(0o755)
+
+
+@pytest.fixture
+def pod_of_two(sys_dir: Path) -> Path:
+    """The last two GPUs of a host of four, as a container or a step of Slurm has them: /sys lists all."""
+    nodes = ("0", "0", "3", "4")
+    add_pci_devices(
+        sys_dir, *((f"0000:{bus}a:00.0", "0x10de", "0x030200", node) for bus, node in enumerate(nodes, 1))
+    )
+    lines = ("GPU-2b10-77, 00000000:3A:00.0", "GPU-2c11-78, 00000000:4A:00.0")
+    put_nvidia_smi(sys_dir, "\n".join(f'echo "{line}"' for line in lines))
+    return sys_dir
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, (3, 4)), ("0,1", (3, 4)), ("1", (4,)), ("GPU-2c11-78,GPU-2b", (4, 3)), ("", ())],
+)
+def test_workers_are_bound_by_the_gpus_that_they_have_and_not_by_the_hosts(
+    pod_of_two: Path, visible: str | None, expected: tuple[int, ...]
+) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert read_topology(environ, sys_dir=pod_of_two).gpu_numa_nodes == expected
+
+
+@pytest.mark.parametrize("visible", ["2", "GPU-2", "GPU-3", "MIG-2b10-77", "-1"])
+def test_gpus_that_are_not_there_or_not_one_are_named(pod_of_two: Path, visible: str) -> None:
+    with pytest.raises(UserError, match=f"CUDA_VISIBLE_DEVICES={visible} does not name"):
+        read_topology({"CUDA_VISIBLE_DEVICES": visible}, sys_dir=pod_of_two)
+
+
+def test_a_driver_that_fails_leaves_what_sys_lists(pod_of_two: Path) -> None:
+    put_nvidia_smi(pod_of_two, "echo 'No devices were found'; exit 6")
+    assert read_topology({}, sys_dir=pod_of_two).gpu_numa_nodes == (0, 0, 3, 4)
+
+
+def test_a_driver_that_does_not_answer_is_one_clear_error(
+    pod_of_two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numa_topology, "NVIDIA_SMI_TIMEOUT_S", 0.2)
+    put_nvidia_smi(pod_of_two, "exec /bin/sleep 1000")
+    with pytest.raises(UserError, match="does not answer; leave the flag out"):
+        read_topology({}, sys_dir=pod_of_two)
 
 
 def test_a_machine_that_does_not_tell_is_one_clear_error(tmp_path: Path) -> None:
