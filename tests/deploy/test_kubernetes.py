@@ -189,6 +189,16 @@ def test_the_agent_accepts_its_arguments_and_has_time_to_leave(tmp_path: Path) -
     assert job["template"]["spec"]["terminationGracePeriodSeconds"] > config.shutdown_timeout_s
 
 
+def test_pages_say_what_keeps_a_pod_of_a_lost_machine_from_being_replaced() -> None:
+    """By this policy it has to fail first, which a machine that is away does not report."""
+    waiting = [p for p in BASE.parent.rglob("*.yaml") if "podReplacementPolicy: Failed" in p.read_text()]
+    assert len(waiting) == 3
+    for page in ("docs/guide/kubernetes.md", "deploy/README.md"):
+        text = (ROOT / page).read_text()
+        assert "`podReplacementPolicy" in text and "kubectl delete node NAME" in text
+        assert "node.kubernetes.io/out-of-service" in text
+
+
 def test_a_job_runs_once_and_one_that_is_made_anew_runs_again(tmp_path: Path) -> None:
     """The etcd of the namespace outlives the Job, and with it the result."""
     (container,) = one("Job", "trainer")["spec"]["template"]["spec"]["containers"]
