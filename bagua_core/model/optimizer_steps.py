@@ -2,12 +2,16 @@
 
 One count per engine. The gates on optimizers count, the wrapped models say when a step is committed or rolled back, and
 the reducers ask for the count of the step before. A count is valid only in the step right after its own: a rank that
-copied a state in between has no count for it.
+copied a state in between has no count for it. The gates also note each call within a micro-batch, for reducers that
+see a second backward in it (second_backward.py).
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
+
+import torch
 
 _of_engine: weakref.WeakKeyDictionary[object, OptimizerSteps] = weakref.WeakKeyDictionary()
 
@@ -19,6 +23,18 @@ class OptimizerSteps:
             None  # steps committed by then, and the count of the last of them
         )
         self._compared = True
+        self._micro_batch: object = None  # in which the calls were made
+        self._calls: list[torch.optim.Optimizer] = []
+
+    def called(self, optimizer: torch.optim.Optimizer, micro_batch: object) -> None:
+        """Notes that the script called optimizer.step() in `micro_batch`, whether that steps or not."""
+        if micro_batch is not self._micro_batch:
+            self._micro_batch, self._calls = micro_batch, []
+        self._calls.append(optimizer)
+
+    def calls_in(self, micro_batch: object) -> Sequence[torch.optim.Optimizer]:
+        """Returns the optimizers that were called in `micro_batch`, the newest micro-batch, in order."""
+        return self._calls if micro_batch is self._micro_batch else ()
 
     def stepped(self) -> None:
         """Counts a step of an optimizer that was due, whether this attempt takes it or an earlier one did."""

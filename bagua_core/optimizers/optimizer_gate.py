@@ -83,6 +83,7 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
         loss = closure() if closure is not None and is_called else None
         if engine.step_failed:
             return loss
+        optimizer_steps_of(engine).called(self, engine.micro_batch)
         if not engine.micro_batch.last:
             if closure is not None:
                 parts[:] = [engine.plan]

@@ -12,9 +12,11 @@ from bagua_core.communication.communicator import Communicator
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_layout import BucketLayout
 from bagua_core.communication.reduction.bucket_operation import BucketOperation
+from bagua_core.communication.reduction.earlier_backwards import EarlierBackwards
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.errors import UserError
+from bagua_core.model.optimizer_steps import OptimizerSteps
 from bagua_core.model.sharded_tensors import like, local
 
 
@@ -23,7 +25,7 @@ class SparseGradientError(UserError, TypeError):
 
 
 class Contributions(Exchange):
-    def __init__(self, layout: BucketLayout, operation: BucketOperation) -> None:
+    def __init__(self, layout: BucketLayout, operation: BucketOperation, steps: OptimizerSteps) -> None:
         self._layout = layout
         self._operation = operation
         self._frozen: list[torch.nn.Parameter] = []  # that have a place in a bucket and are not trained
@@ -31,6 +33,7 @@ class Contributions(Exchange):
         self._micro_batch = MicroBatch(1.0, True)
         self._weight = 0.0  # of this step's micro-batches so far that had a backward
         self._weighed: MicroBatch | None = None  # the newest of them
+        self._earlier = EarlierBackwards(steps)  # of that micro-batch
         self._has_parts = False  # the buckets hold gradients of micro-batches before the step's last one
         self._scale = 1.0  # of this step's contributions
         # by index: means that the script left in .grad and that are this rank's own
@@ -77,13 +80,16 @@ class Contributions(Exchange):
         its backwards."""
         self._micro_batch = micro_batch
         if micro_batch is not self._weighed:
-            if self._weighed is None or self._weighed.last:
+            begins_step = self._weighed is None or self._weighed.last
+            if begins_step:
                 self._weight = 0.0
+            self._earlier.micro_batch_begins(micro_batch, is_whole_step=begins_step and micro_batch.last)
             self._weight += micro_batch.weight
             self._weighed = micro_batch
 
     def _forget_parts(self) -> None:
         self._has_parts, self._weighed = False, None
+        self._earlier.forget()
         self._accumulated = bytearray(len(self._parameters))
         self._own_means.clear()
 

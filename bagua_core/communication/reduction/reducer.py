@@ -37,6 +37,7 @@ from bagua_core.communication.reduction.trained_parameters import (
     listed,
 )
 from bagua_core.communication.step_interface import StepReductions
+from bagua_core.model.optimizer_steps import optimizer_steps_of
 
 
 class Reducer(Contributions):
@@ -69,7 +70,7 @@ class Reducer(Contributions):
         self._first_bucket_bytes = first_bucket_bytes
         chosen = operation or Sum()
         layout = BucketLayout(attached, bucket_cap_bytes, first_bucket_bytes, chosen.carries_pair)
-        super().__init__(layout, chosen)
+        super().__init__(layout, chosen, optimizer_steps_of(engine))
         self._finds_unused = find_unused_parameters
         self._trained = TrainedParameters(self._layout.is_attached)
         self._tail = StepTail(engine, self._trained)
@@ -246,6 +247,8 @@ class Reducer(Contributions):
                 "a parameter received a gradient twice in one backward; if activation checkpointing is used, "
                 "pass use_reentrant=False"
             )
+        if self._earlier.stepped:
+            self._earlier.check_unused(self._parameters[index], self._trained)
         self._contribute(index, parameter)
         self.arrivals.came(parameter)
         self._ready[index] = 1
@@ -277,7 +280,9 @@ class Reducer(Contributions):
         self._backward_begins()
 
     def _backward_begins(self) -> None:
-        """Lets a subclass act once the step's values are set, before a gradient of this backward is taken."""
+        """Acts once the step's values are set, before a gradient of this backward is taken."""
+        if not self._skips:
+            self._earlier.backward_begins(self._trained)
 
     def _turn_is_taken(self) -> None:
         """Lets a subclass act when the first bucket of several models' is about to leave."""
@@ -345,6 +350,8 @@ class Reducer(Contributions):
                     self._set_mean_aside(index, parameter)
                 if last or parameter.grad is not None:
                     self._contribute(index, parameter)
+        taken = [p for p, ready in zip(self._parameters, self._ready, strict=True) if ready]
+        self._earlier.backward_ends(taken, changes=last or self._layout.has_shards)
         if not last:
             self._has_parts = True
             self._separate_mean()
@@ -434,14 +441,17 @@ class Reducer(Contributions):
 
     def _before_accumulation(self, parameter: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
         def gradient_computed(_: torch.Tensor) -> None:
-            if parameter.grad is None or not self.synced or not self._must_separate:
+            if not self.synced:
+                return
+            separates = parameter.grad is not None and self._must_separate
+            if not (separates or self._earlier.are_any):
                 return
             index = self._index_of.get(id(parameter))
             if index is None:
                 return
             with self._lock:
                 self._enter_backward()
-                if not self._skips:
+                if separates and not self._skips:
                     self._set_mean_aside(index, parameter)
 
         return gradient_computed

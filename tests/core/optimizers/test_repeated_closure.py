@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
+from bagua_core.communication.reduction.earlier_backwards import SecondBackwardError
 from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.elastic.step.engine import Engine
 from bagua_core.optimizers.optimizer_gate import gate_optimizer
@@ -324,16 +325,19 @@ def test_a_loss_of_a_peer_in_its_call_undoes_what_it_moved() -> None:
 
 def test_sam_and_micro_batches_do_not_go_together() -> None:
     worker = Worker(None, kind=SAM)
-    for last in (False, True):
-        worker.engine.current = MicroBatch(0.5, last)
-        worker.closure()
-        if last:
-            with pytest.raises(
-                RepeatedClosureError, match=r"after it has moved parameters.*max_local_batch_size"
-            ):
-                worker.step()
-        else:
-            worker.step()
+    worker.engine.current = MicroBatch(0.5, False)
+    worker.step()
+    worker.engine.current = MicroBatch(0.5, True)
+    with pytest.raises(RepeatedClosureError, match=r"after it has moved parameters.*max_local_batch_size"):
+        worker.step()
+
+
+def test_sam_behind_a_backward_of_the_script_is_refused_in_the_first_micro_batch() -> None:
+    worker = Worker(None, kind=SAM)
+    worker.engine.current = MicroBatch(0.5, False)
+    worker.closure()
+    with pytest.raises(SecondBackwardError, match="max_local_batch_size"):
+        worker.step()
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS, SAM])
