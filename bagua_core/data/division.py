@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import zlib
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
 
+from bagua_core.communication.step_interface import Stateful
 from bagua_core.data.partition import (
     BatchSplit,
     batch_count,
@@ -47,6 +49,16 @@ class DivisionSettings(NamedTuple):
 
 
 class Division(Protocol):
+    orders_ahead: bool = True
+    """Whether the order of an epoch is known before the epoch begins."""
+
+    orders_change: Callable[[], None] = staticmethod(lambda: None)
+    """Called when indices that were asked for may be other ones now."""
+
+    def travelling(self) -> Mapping[str, Stateful]:
+        """Returns what of the division is the job's state, by the name under which it is registered."""
+        return {}
+
     def prepare(self) -> None:
         """Does the slow preparation before any worker of the job waits for it."""
 

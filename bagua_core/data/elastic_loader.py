@@ -18,16 +18,14 @@ from typing import Any, cast
 from bagua_core.communication.step_interface import MicroBatch, StepEngine, StepPlan
 from bagua_core.data import loader_arguments, own_counters, stream_division
 from bagua_core.data.balancing.balance import Balance
-from bagua_core.data.balancing.balanced_division import BalancedDivision
-from bagua_core.data.division import NO_PIECE, Division, DivisionSettings, EvenDivision, indices_of_share
+from bagua_core.data.division import NO_PIECE, DivisionSettings, EvenDivision, indices_of_share
+from bagua_core.data.division_choice import choose_division
 from bagua_core.data.loader_shards import LoaderShards
 from bagua_core.data.prefetch import BatchKey, Prefetcher
 from bagua_core.data.replica_parts import ReplicaParts
 from bagua_core.data.rounds.open_round import Rounds
 from bagua_core.data.sample_seeding import has_no_randomness, own_process_seed
-from bagua_core.data.sampled_division import SampledDivision
 from bagua_core.data.stream_division import StreamDivision, is_stream
-from bagua_core.data.stream_reader import StreamReader
 from bagua_core.errors import TrainingOver
 
 
@@ -99,17 +97,9 @@ class ElasticDataLoader:
         draws = collate_fn is not None or not has_no_randomness(dataset)
         sample_seed = seed if seed_samples and draws else None
         settings = DivisionSettings(seed, shuffle, drop_last, global_batch_size, max_local_batch_size)
-        self._division: Division
-        self._stream: StreamReader | None = None
-        if self._length is None:
-            self._division = division = StreamDivision(dataset, settings, sample_seed)
-            self._stream = division.reader
-        elif sampler is not None:
-            self._division = SampledDivision(sampler, self._length, settings)
-        elif balance is None:
-            self._division = EvenDivision(self._length, settings)
-        else:
-            self._division = BalancedDivision(dataset, balance, settings)
+        self._division = division = choose_division(
+            dataset, self._length, sampler, balance, settings, sample_seed
+        )
         if sampler is None and self._length is not None:
             loader_arguments.require_batch(self._length, global_batch_size, drop_last)
         self._parts = ReplicaParts(divide_in_replica)
@@ -128,7 +118,7 @@ class ElasticDataLoader:
         self._iterator: Callable[[], Iterator[Any] | None] = lambda: None  # the newest one, while it lives
         self._looked_for_enumerate = False
         self._prefetcher = Prefetcher(
-            self._stream or dataset,
+            division.reader if isinstance(division, StreamDivision) else dataset,
             self,
             sample_seed=sample_seed,
             process_seed=seed if seed_samples else own_process_seed(seed),
@@ -140,6 +130,7 @@ class ElasticDataLoader:
             multiprocessing_context=multiprocessing_context,
             prefetch_factor=prefetch_factor,
         )
+        division.orders_change = self._prefetcher.forget
         self._engine = engine
         self._is_over = False
         self._attached = False  # the loader that is iterated, not one that is only made, is the job's
@@ -396,9 +387,9 @@ class ElasticDataLoader:
                 division = cast("EvenDivision", self._division)
                 self._rounds = Rounds(division.used_length, steps, self._global_batch_size, division.order)
             engine.attach_source(self)
-            for name, state in (("bagua.stream", self._stream), ("bagua.rounds", self._rounds)):
-                if state is not None:
-                    engine.register_state(name, state)
+            own = {} if self._rounds is None else {"bagua.rounds": self._rounds}
+            for name, state in {**self._division.travelling(), **own}.items():
+                engine.register_state(name, state)
             self._attached = True
         return engine
 
@@ -479,15 +470,19 @@ class ElasticDataLoader:
             indices = self._rounds.indices_of(key)
         return self._parts.of(indices)
 
-    def following(self, key: BatchKey) -> BatchKey:
-        """Returns the key to load after `key`, unless a membership change comes between them."""
+    def following(self, key: BatchKey) -> BatchKey | None:
+        """Returns the key to load after `key`, unless a membership change comes between them; None: it can't be loaded
+        ahead."""
         if self._rounds is not None:
             return self._rounds.following(key)
         index, count, epoch, batch, micro = key
         if micro + 1 < self._division.micro_batches(epoch, batch, count, index):
             return key._replace(micro=micro + 1)
+        after = self._after(epoch, batch)
+        if after[0] != epoch and not self._division.orders_ahead:
+            return None
         # a worker that heals now takes its share in the next step
-        return BatchKey(*self._steady, *self._after(epoch, batch), 0)
+        return BatchKey(*self._steady, *after, 0)
 
     def _after(self, epoch: int, batch: int) -> tuple[int, int]:
         return (epoch, batch + 1) if self._division.has_batch(epoch, batch + 1) else (epoch + 1, 0)

@@ -66,8 +66,8 @@ class Plan(Protocol):
 
     def indices_of(self, key: BatchKey) -> list[int]: ...
 
-    def following(self, key: BatchKey) -> BatchKey:
-        """Returns the next key if nothing changes."""
+    def following(self, key: BatchKey) -> BatchKey | None:
+        """Returns the next key if nothing changes; None if it can't be loaded ahead."""
 
 
 class Request(NamedTuple):
@@ -263,7 +263,7 @@ class _Requests(Sampler[Request]):
                 return requested == key
         return self.next_key == key
 
-    def restart_from(self, key: BatchKey) -> None:
+    def restart_from(self, key: BatchKey | None) -> None:
         self.serial += 1
         self.next_key = key
 
@@ -344,9 +344,7 @@ class Prefetcher:
         self.start()
         requests = self._requests
         if not requests.leads_to(key):
-            requests.restart_from(key)
-            if self._running.oldest_wanted is not None:
-                self._running.oldest_wanted.fill_(requests.serial)
+            self._restart_from(key)
         iterator = self._running.iterator
         assert iterator is not None
         while True:
@@ -365,6 +363,15 @@ class Prefetcher:
         if isinstance(data, LoadFailure):
             data.error.reraise()  # type: ignore[no-untyped-call]
         return data
+
+    def forget(self) -> None:
+        """Drops what was loaded ahead: the plan has other indices for its keys now."""
+        self._restart_from(None)
+
+    def _restart_from(self, key: BatchKey | None) -> None:
+        self._requests.restart_from(key)
+        if self._running.oldest_wanted is not None:
+            self._running.oldest_wanted.fill_(self._requests.serial)
 
     def _next(self, iterator: Iterator[Any]) -> Any:
         try:

@@ -1,18 +1,20 @@
 """Divides epochs whose order a sampler gives: the sampler says which samples, and the split stays the job's.
 
-Every worker draws the whole order by itself, under a seed that follows from (seed, epoch), so that nothing of it has to
-travel and a worker that joins has the same one. A sampler whose order does not follow from that is refused.
+Every worker draws the whole order by itself, under a seed that follows from (seed, epoch) and the sampler's state. The
+order of an epoch is drawn when its first step begins, and holds to its end. Its checksum travels to workers that join:
+they draw it again once they have the job's state, and raise SamplerError if theirs is another one.
 """
 
 from __future__ import annotations
 
-import functools
 import zlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DistributedSampler
 
+from bagua_core.communication.step_interface import Stateful
 from bagua_core.data.division import KEPT_EPOCHS, Division, DivisionSettings, EvenDivision
 from bagua_core.data.partition import batch_count, mixed_seed
 from bagua_core.data.sample_seeding import random_sources_kept, seed_random_sources
@@ -23,8 +25,17 @@ class SamplerError(UserError, ValueError):
     """A sampler gives an order that the workers of a job cannot have in common, or no usable one."""
 
 
+class _Begun(NamedTuple):
+    """The epoch whose steps have begun. crc: of its order."""
+
+    epoch: int
+    crc: int
+
+
 class SampledDivision(EvenDivision):
     """An EvenDivision in the order of `sampler`, which may leave samples out and name one several times."""
+
+    orders_ahead = False  # the script may change the sampler between two epochs
 
     def __init__(self, sampler: Any, length: int, settings: DivisionSettings) -> None:
         """Takes a sampler of a data set of `length` samples. Raises SamplerError, TypeError if it can't be used."""
@@ -33,15 +44,27 @@ class SampledDivision(EvenDivision):
         self._sampler = sampler
         self._seed = settings.seed
         self._drop_last = settings.drop_last
-        self._order = functools.lru_cache(KEPT_EPOCHS)(self._checked_order)
+        self._orders: dict[int, torch.LongTensor] = {}
+        self._order = self._kept_order  # type: ignore[assignment]
+        self._first_crc: int | None = None
+        self._begun: _Begun | None = None
 
     def prepare(self) -> None:
         """Checks the sampler. Raises SamplerError for one whose own random numbers give epoch 0 two orders."""
+        self.fingerprint()
         if not torch.equal(self._order(0), self._draw(0)):
             raise SamplerError(
                 f"{_kind(self._sampler)} gave two orders for epoch 0. Workers must agree on it, so it must follow "
                 "from torch's, NumPy's or Python's global generators, which are seeded here, or from set_epoch(epoch)"
             )
+
+    def read(self, epoch: int, batch: int) -> None:
+        """Draws the order of an epoch whose first step begins here: the one that was asked for before may be that of
+        another state of the sampler."""
+        if self._begun is None or self._begun.epoch != epoch:
+            self._orders.pop(epoch, None)
+            self._begun = None
+            self._begun = _Begun(epoch, _crc(self._order(epoch)))
 
     def batch_count(self, epoch: int) -> int:
         return batch_count(len(self._order(epoch)), self._size, self._drop_last)
@@ -53,16 +76,27 @@ class SampledDivision(EvenDivision):
         return Division.samples_before(self, epoch, batch)  # not known either
 
     def fingerprint(self) -> dict[str, str]:
-        return {
-            "sampler": _kind(self._sampler),
-            "order_of_epoch_0": f"{zlib.crc32(self._order(0).numpy().tobytes()):08x}",
-        }
+        if self._first_crc is None:  # once: later the sampler may have another state
+            self._first_crc = _crc(self._order(0))
+        return {"sampler": _kind(self._sampler), "order_of_epoch_0": f"{self._first_crc:08x}"}
 
     def samples(self, epoch: int, batch: int) -> int:
         return min(self._size, len(self._order(epoch)) - batch * self._size)
 
+    def _kept_order(self, epoch: int) -> torch.LongTensor:
+        if epoch not in self._orders:
+            order = self._checked_order(epoch)
+            self._orders = dict([*self._orders.items(), (epoch, order)][-KEPT_EPOCHS:])
+        return self._orders[epoch]
+
     def _checked_order(self, epoch: int) -> torch.LongTensor:
         order = self._draw(epoch)
+        if self._begun is not None and self._begun.epoch == epoch and self._begun.crc != _crc(order):
+            raise SamplerError(
+                f"{_kind(self._sampler)} gives another order for epoch {epoch} than the job's workers have. What its "
+                "order follows from must be the same on every worker: pass it to bagua.register_state(), and change "
+                "it only between two epochs"
+            )
         least = self._size if self._drop_last else 1
         if len(order) < least:
             raise SamplerError(
@@ -92,6 +126,32 @@ class SampledDivision(EvenDivision):
             ) from error
         assert isinstance(order, torch.LongTensor)
         return order
+
+    # -- the state that travels
+
+    def travelling(self) -> Mapping[str, Stateful]:
+        return {"bagua.sampler": self}
+
+    def state_dict(self) -> dict[str, int]:
+        return {} if self._begun is None else self._begun._asdict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Takes over the epoch that the job is in. Its order is drawn when it is needed: the sampler's own state may
+        come after this one."""
+        begun = _Begun(**state) if state else None
+        if begun == self._begun:
+            return
+        self._begun = begun
+        known = None if begun is None else self._orders.get(begun.epoch)
+        self._orders.clear()
+        if begun is not None and known is not None and _crc(known) == begun.crc:
+            self._orders[begun.epoch] = known
+        else:
+            self.orders_change()
+
+
+def _crc(order: torch.Tensor) -> int:
+    return zlib.crc32(order.numpy().tobytes())
 
 
 def _refuse(sampler: Any) -> None:

@@ -5,7 +5,10 @@ A shard's samples follow from the batch and the number of shards alone; only its
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from bagua_core.communication.shards.shard_tree import leaves_of
+from bagua_core.communication.step_interface import Stateful
 from bagua_core.data.division import Division, EvenDivision, Piece
 from bagua_core.data.partition import share
 from bagua_core.data.prefetch import BatchKey
@@ -16,10 +19,17 @@ class ShardDivision(Division):
 
     def __init__(self, inner: EvenDivision, most_shards: int) -> None:
         self._inner = inner
+        self.orders_ahead = inner.orders_ahead
         self._most_shards = most_shards
 
     def prepare(self) -> None:
         self._inner.prepare()
+
+    def travelling(self) -> Mapping[str, Stateful]:
+        return self._inner.travelling()
+
+    def read(self, epoch: int, batch: int) -> None:
+        self._inner.read(epoch, batch)
 
     def batch_count(self, epoch: int) -> int:
         return self._inner.batch_count(epoch)

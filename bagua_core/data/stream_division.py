@@ -7,10 +7,12 @@ that has not read the batch knows it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from bagua_core.communication.step_interface import Stateful
 from bagua_core.data.division import NO_PIECE, Division, DivisionSettings, Piece
 from bagua_core.data.partition import BatchSplit, batch_count, micro_batch_count
 from bagua_core.data.prefetch import BatchKey
@@ -59,6 +61,9 @@ class StreamDivision(Division):
         self._drop_last = settings.drop_last
         self._most_local = settings.max_local_batch_size
         self.reader = StreamReader(dataset, self._size, self._drop_last, sample_seed)
+
+    def travelling(self) -> Mapping[str, Stateful]:
+        return {"bagua.stream": self.reader}
 
     def prepare(self) -> None:
         self.reader.prepare()

@@ -17,7 +17,7 @@ from bagua_core.communication.step_interface import StepPlan
 from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.data.sampled_division import SamplerError
-from tests.core.data.fake_job import HISTORIES, FakeEngine, Job
+from tests.core.data.fake_job import HISTORIES, FakeEngine, Job, Worker
 
 LENGTH = 23
 
@@ -161,3 +161,108 @@ def test_reading_ahead_draws_no_epoch_that_the_job_does_not_have(num_workers: in
         assert len(processes) == num_workers
     finally:
         loader.close()
+
+
+# -- samplers with a state that the script changes between two epochs
+
+
+class Importance(Sampler[int]):
+    def __init__(self) -> None:
+        self.weights = torch.ones(LENGTH)
+
+    def learn(self, epoch: int) -> None:
+        self.weights = torch.arange(1.0, LENGTH + 1) ** (epoch + 1)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.multinomial(self.weights, LENGTH - 1).tolist())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights = state["weights"]
+
+
+class LearningEngine(FakeEngine):
+    sampler: Importance
+
+
+class LearningWorker(Worker):
+    engine: LearningEngine
+
+    def _loop(self) -> Iterator[tuple[int, Any]]:
+        for epoch in self.loader.epochs(self.epochs):
+            for data in self.loader:
+                yield epoch, data
+            self.engine.sampler.learn(epoch)
+
+
+class LearningJob(Job):
+    def __init__(self, workers: int, registered: bool = True, num_workers: int = 0) -> None:
+        self._registered, self._num_workers = registered, num_workers
+        super().__init__(None, 4, workers)
+
+    def _add(self) -> Worker:
+        engine = LearningEngine()
+        engine.sampler = Importance()
+        if self._registered:
+            engine.register_state("weights", engine.sampler)
+        loader = loader_of(engine.sampler, engine, num_workers=self._num_workers)
+        worker = LearningWorker(loader, engine, self.epochs)
+        self.workers.append(worker)
+        return worker
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.loader.close()
+
+
+def learned_alone() -> list[tuple[int, list[int]]]:
+    job = LearningJob(1)
+    job.play([])
+    return job.committed
+
+
+def quiet(steps: int) -> list[Any]:
+    return [(set(), 0, None)] * steps
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("before", [3, 4, 6, 7])
+def test_a_worker_that_joins_has_the_order_of_the_weights_that_it_copies(
+    num_workers: int, before: int
+) -> None:
+    job = LearningJob(2, num_workers=num_workers)
+    try:
+        job.play([*quiet(before), (set(), 1, None)])
+        fingerprints = {tuple(w.loader.fingerprint().items()) for w in job.workers}
+        assert job.committed == learned_alone()
+        assert len(job.workers) == 3 and len(fingerprints) == 1
+    finally:
+        job.close()
+
+
+@settings(max_examples=40)
+@given(workers=st.integers(1, 4), history=HISTORIES)
+def test_every_history_has_the_orders_of_the_weights_of_their_epochs(
+    workers: int, history: list[Any]
+) -> None:
+    job = LearningJob(workers)
+    job.play(history)
+    assert job.committed == learned_alone()
+
+
+def test_weights_that_do_not_travel_are_refused() -> None:
+    job = LearningJob(2, registered=False)
+    with pytest.raises(SamplerError, match=r"Importance gives another order for epoch 1.*register_state"):
+        job.play([*quiet(6), (set(), 1, None)])
+
+
+def test_the_fingerprint_is_that_of_the_beginning() -> None:
+    sampler = Importance()
+    loader = loader_of(sampler)
+    before = dict(loader.fingerprint())
+    for epoch in loader.epochs(4):
+        assert len(list(loader)) == 4
+        sampler.learn(epoch)
+    assert loader.fingerprint() == before
