@@ -41,6 +41,7 @@ from bagua_core.model.sharded_modules import (
 from bagua_core.model.sharded_tensors import is_sharded
 from bagua_core.optimizers.optimizer_gate import gate_optimizer
 from bagua_core.optimizers.script_checks import checks_of
+from bagua_core.optimizers.step_rates import StepRates
 from bagua_core.shard_model import ModelOfShards
 from bagua_core.sync_batchnorm import SyncBatchNorm
 
@@ -119,7 +120,8 @@ class DistributedDataParallel(nn.Module):
         tensors = [*module.parameters(), *module.buffers()]
         if any(is_sharded(t) for t in tensors):
             engine.share_in_replica([t for t in tensors if not is_sharded(t)])
-        self._shards = ModelOfShards(module, self.optimizers, chosen) if engine.virtual_shards else None
+        self._rates = StepRates(self.optimizers)
+        self._shards = ModelOfShards(module, chosen) if engine.virtual_shards else None
         self._bucket_cap_bytes = int(bucket_cap_mb * 1024 * 1024)
         self._settings = AS_SCRIPTED
         self._attachment = Attachment(
@@ -158,8 +160,7 @@ class DistributedDataParallel(nn.Module):
             if self._engine.in_step and not self._engine.step_failed:
                 self._take_turn(shares_buffers)
             if self._engine.in_step and not self._engine.step_failed:
-                if self._shards is not None:
-                    self._shards.check_rates(self._engine.plan, self._engine.micro_batch)
+                self._rates.check(self._engine.plan, self._engine.micro_batch)
                 self._exchange.forward_begins()
             if shares_buffers:
                 self._broadcast_buffers()

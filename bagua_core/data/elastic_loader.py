@@ -242,6 +242,14 @@ class ElasticDataLoader:
         return bool(self._parts.of(self.samples_of(self.position(), plan, plan.global_rank)))
 
     @property
+    def is_at_step_end(self) -> bool:
+        """Whether the current batch is the last one of its step on this worker, behind which the optimizer acts.
+
+        False before the last micro-batch of a step, and before a worker's last virtual shard in a deterministic job.
+        """
+        return not self._has_more_of_step
+
+    @property
     def is_at_last_batch(self) -> bool:
         """Whether the current batch is its epoch's last one.
 

@@ -17,6 +17,7 @@ from bagua_core.elastic.step.deterministic_worker import (
     threads_in,
 )
 from bagua_core.errors import NotDeterministicError
+from bagua_core.optimizers.step_rates import RateChangedWithinStep
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.worlds import FakeEngine
 
@@ -93,7 +94,7 @@ def test_a_rate_that_changes_between_two_shards() -> None:
     model(torch.ones(1, 2)).sum().backward()
     optimizer.param_groups[0]["lr"] /= 2
     engine.begin_micro_batch(MicroBatch(0.5, True, 1, 2))
-    with pytest.raises(NotDeterministicError, match=r"register_state"):
+    with pytest.raises(RateChangedWithinStep, match=r"register_state"):
         model(torch.ones(1, 2))
 
 

@@ -153,6 +153,12 @@ def test_a_step_does_not_end_between_its_micro_batches() -> None:
     assert next(batches) == [2, 3] and loader.end_step() and next(batches) == [4, 5]
 
 
+@pytest.mark.parametrize(("limit", "expected"), [(2, [False, True] * 2), (4, [True] * 2), (None, [True] * 2)])
+def test_the_end_of_a_step_is_its_last_micro_batch(limit: int | None, expected: list[bool]) -> None:
+    loader, _ = make_one(8, 4, shuffle=False, max_local_batch_size=limit)
+    assert [loader.is_at_step_end for _ in loader] == expected
+
+
 def test_a_plan_kept_over_an_evaluation_is_looked_at_again() -> None:
     loader, engine = make_one(8, 4, shuffle=False)
     used = []

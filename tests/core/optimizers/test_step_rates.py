@@ -1,0 +1,61 @@
+"""Learning rates stay as they are between the micro-batches of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from bagua_core.data.elastic_loader import ElasticDataLoader
+from bagua_core.elastic.step.engine import Engine
+from bagua_core.optimizers.step_rates import RateChangedWithinStep
+from bagua_core.parallel import DistributedDataParallel
+
+
+def rates(limit: int | None, step: Callable[[Any, ElasticDataLoader], None], registered: bool) -> list[float]:
+    """The learning rate of each forward, in two epochs of two steps with 8 samples."""
+    engine = Engine(None)
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    if registered:
+        engine.register_state("scheduler", scheduler)
+    model = DistributedDataParallel(net, optimizers=[optimizer], engine=engine)
+    loader = ElasticDataLoader(TensorDataset(torch.ones(16, 2)), 8, max_local_batch_size=limit, engine=engine)
+    seen = []
+    for _ in loader.epochs(2):
+        for (x,) in loader:
+            seen.append(optimizer.param_groups[0]["lr"])
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+            step(scheduler, loader)
+    return seen
+
+
+def each_time(scheduler: Any, loader: ElasticDataLoader) -> None:
+    scheduler.step()
+
+
+def at_step_end(scheduler: Any, loader: ElasticDataLoader) -> None:
+    if loader.is_at_step_end:
+        scheduler.step()
+
+
+def test_a_scheduler_that_is_not_the_jobs_is_refused_between_micro_batches() -> None:
+    with pytest.raises(
+        RateChangedWithinStep, match=r"from \[1\.0\] to \[0\.5\] within step 0.*is_at_step_end"
+    ):
+        rates(4, each_time, registered=False)
+    assert rates(8, each_time, registered=False) == [1.0, 0.5, 0.25, 0.125]
+
+
+@pytest.mark.parametrize(
+    ("step", "registered"), [(each_time, True), (at_step_end, False), (at_step_end, True)]
+)
+def test_one_that_acts_at_the_end_of_a_step_is_not(step: Any, registered: bool) -> None:
+    assert rates(4, step, registered) == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
