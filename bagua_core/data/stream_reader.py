@@ -165,12 +165,17 @@ class StreamReader:
 
     def _end_before(self, epoch: int) -> Mark | None:
         """Returns the mark at which the epoch before was left, if this epoch may follow from how that one ended: a
-        sampler in the data set may go on with its own generator."""
-        current, mark = self._pass, self._usable_mark(epoch - 1)
+        sampler in the data set may go on with its own generator, or count its iterations."""
+        current, mark, held = self._pass, self._mark, self._held
         is_behind = current is not None and (
             current.epoch == epoch or (current.epoch == epoch - 1 and current.is_over)
         )
-        return None if is_behind else mark
+        if is_behind or mark is None or mark.epoch != epoch - 1:
+            return None
+        # A stream without set_epoch that was left elsewhere is compared at the mark, and refused if it differs there.
+        is_new_here = held is None or held[:2] != mark[:2]
+        has_own_order = is_new_here and not hasattr(self._source.dataset, "set_epoch")
+        return mark if has_own_order or self._usable_mark(epoch - 1) else None
 
     def _read_to(self, epoch: int, batch: int) -> None:
         while not self._read_on(epoch, batch):

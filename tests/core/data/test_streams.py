@@ -152,6 +152,50 @@ def test_a_stream_that_differs_each_time_is_refused() -> None:
         read(new, 0, 11)
 
 
+class Counting(IterableDataset[int]):
+    """Counts its epochs by itself, and has another order in each."""
+
+    def __init__(self) -> None:
+        self._iterations = 0
+        self.drawn = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self._iterations += 1
+        for item in random.Random(self._iterations).sample(range(12), 12):
+            self.drawn += 1
+            yield item
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3])
+def test_a_joiner_at_an_epochs_end_reads_the_next_one_as_the_others_or_is_refused(epoch: int) -> None:
+    old = StreamReader(Counting(), 4, False, seed=7)
+    old.prepare()
+    for each in range(epoch + 1):
+        for batch in range(3):
+            read(old, each, batch)
+    new = StreamReader(Counting(), 4, False, seed=7)
+    new.prepare()
+    new.load_state_dict(old.state_dict())
+    if epoch > 1:
+        with pytest.raises(StreamError, match=f"Counting has other items in batch 2 of epoch {epoch}"):
+            read(new, epoch + 1, 0)
+    else:
+        assert read(new, epoch + 1, 0) == read(old, epoch + 1, 0)
+
+
+def test_a_joiner_at_an_epochs_end_reads_nothing_of_it_where_set_epoch_gives_the_order() -> None:
+    old = StreamReader(Places(12), 4, False, seed=7)
+    for batch in range(3):
+        read(old, 0, batch)
+    stream = Places(12)
+    new = StreamReader(stream, 4, False, seed=7)
+    new.prepare()
+    before = stream.drawn
+    new.load_state_dict(old.state_dict())
+    assert read(new, 1, 0) == read(old, 1, 0)
+    assert stream.drawn - before == 5
+
+
 def test_another_end_of_the_epoch_is_refused() -> None:
     old = StreamReader(Places(10), 4, False, seed=7)
     read(old, 0, 2)
