@@ -186,7 +186,7 @@ def get_rank() -> int:
 
 def get_world_size() -> int:
     """Returns the number of workers in the generation in force. See get_rank."""
-    return _runtime.engine().asked_place()[1]
+    return _runtime.engine().asked_size()
 
 
 def get_local_rank() -> int:

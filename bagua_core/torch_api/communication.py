@@ -121,7 +121,7 @@ def get_world_size() -> int:
     """Returns the number of workers that the job has now."""
     script = this_script()
     script.world.join()
-    return script.engine.asked_place()[1]
+    return script.engine.asked_size()
 
 
 def get_local_rank() -> int:

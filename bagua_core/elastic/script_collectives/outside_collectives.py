@@ -76,6 +76,9 @@ class Steps(StepReductions, Protocol):
     def newcomers(self) -> frozenset[int]:
         """Ranks that copy the state beside the first step of the generation, and take part in nothing before it."""
 
+    def joiner_left_out(self) -> None:
+        """Called when a collective of the step has left out what a worker in its first step brings."""
+
     def operation_done(self, index: int) -> None:
         """Commits collective `index` after the last step, which all members but joiners completed."""
 
@@ -236,6 +239,8 @@ class OutsideCollectives:
         if asked.tensor.shape != request.tensor.shape:
             return request.own(rank, world_size, root or 0)
         self.answered_in_step += 1
+        if some_heal and not own_heals:
+            steps.joiner_left_out()
         if divides:
             count = sum(1 for w in workers if w not in healing)
             for tensor in result:

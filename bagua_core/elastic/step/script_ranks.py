@@ -6,6 +6,7 @@ Each of these joins the job, if the worker has not joined: ranks are real from t
 from __future__ import annotations
 
 from bagua_contract.environment import WorkerEnvironment
+from bagua_core.communication.step_interface import StepPlan
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
 from bagua_core.elastic.step.round_end import RoundEnd
 
@@ -21,6 +22,10 @@ class ScriptRanks(RoundEnd):
         self._places_asked: set[tuple[int, int]] | None = None
         """By the script since next_step(); None in a loop with the loader, which divides the data itself."""
         self._says_places = True
+        self._size_asked_in: StepPlan | None = (
+            None  # of the newest step in which the script asked for the world size
+        )
+        self._says_left_out = True
 
     def asked_place(self) -> tuple[int, int]:
         """Returns place_of_script(), and notes that the script asked."""
@@ -28,6 +33,24 @@ class ScriptRanks(RoundEnd):
         if self._places_asked is not None:
             self._places_asked.add(place)
         return place
+
+    def asked_size(self) -> int:
+        """Returns the world size of asked_place(), by which the script may divide data."""
+        if self.in_step:
+            self._size_asked_in = self.plan
+        return self.asked_place()[1]
+
+    def joiner_left_out(self) -> None:
+        """Warns once of a collective in the step under way that leaves out what a joiner brings, if the script divides
+        data in the loop body: the world size counts the joiner."""
+        if self._says_left_out and self._size_asked_in is self.plan:
+            self._says_left_out = False
+            self._say(
+                f"warning: in step {self.plan.step} the script asked for the world size and called a collective, and a "
+                "worker joins in that step. The world size counts it, and the collective leaves out what it brings. If "
+                "the script divided data (an evaluation), the result lacks the joiner's part: call "
+                "loader.end_step(confirmed=True) before, or do it between two epochs"
+            )
 
     def _forward_in_step(self) -> None:
         """Warns once, as another forward of a step under way begins, of what a script loses that divided the data

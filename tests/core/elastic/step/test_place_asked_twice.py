@@ -1,4 +1,4 @@
-"""A script that divides data anew between two forwards of the step in which a worker joins."""
+"""A script that divides data within the step in which a worker joins."""
 
 from __future__ import annotations
 
@@ -53,4 +53,29 @@ def test_what_is_asked_behind_the_last_forward_counts_nowhere() -> None:
     places.place = (0, 2)
     places.asked_place()
     places.body([(0, 2), (0, 2)])
+    assert not places.said
+
+
+class InStep(Asked):
+    in_step = True  # type: ignore[assignment]
+
+
+def test_a_collective_that_leaves_a_joiner_out_is_said_once_of_data_divided_in_the_body() -> None:
+    places = InStep()
+    places.asked_place()  # the rank alone divides nothing
+    places.joiner_left_out()
+    assert not places.said
+    for _ in range(2):
+        assert places.asked_size() == 1
+        places.joiner_left_out()
+    [line] = places.said
+    assert line.startswith("warning: in step 7 the script asked for the world size")
+    assert "end_step(confirmed=True)" in line
+
+
+def test_nothing_is_said_of_a_world_size_asked_for_in_an_earlier_step() -> None:
+    places = InStep()
+    places.asked_size()
+    places.plan = StepPlan(1, 8, 0, 2, frozenset({1}))
+    places.joiner_left_out()
     assert not places.said
