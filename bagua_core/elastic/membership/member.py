@@ -132,6 +132,13 @@ class Member(ShardMember):
         """Whether there is a change of membership to follow, or the generation in force broke."""
         return decide(self._situation(self.session.news)).move is not Move.STAY
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the generation in force broke and none follows it, because the job is closing."""
+        news = self.session.news
+        ends = decide(self._situation(news)).move is Move.END
+        return self.broken and news.close and not news.leave and ends
+
     def _follow(self, outside: bool, given_up: Callable[[], bool]) -> None:
         while True:
             news = self.session.news  # before the question, so that nothing newer than it is overlooked

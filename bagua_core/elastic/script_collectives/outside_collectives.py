@@ -50,7 +50,8 @@ class MembersChanged(InfrastructureLost, RuntimeError):
 
 
 class PeerLostError(MembersChanged):
-    """A worker that the collective needs is lost. ranks: of the lost workers, as they were when it was called."""
+    """A worker that the collective needs is lost. ranks: of the lost workers, as they were when it was called; empty
+    after the end of the training, where it is not known which are lost."""
 
     def __init__(self, text: str, ranks: tuple[int, ...]) -> None:
         super().__init__(text)
@@ -322,7 +323,10 @@ class OutsideCollectives:
                 except CollectiveFailed as error:
                     if not member.broken:
                         member.break_generation(error)
-                    member.follow(outside=True, given_up=lambda: finishing and member.is_closed)
+                    if finishing or is_owed is not None:
+                        member.follow(outside=True, given_up=lambda: finishing and member.is_closed)
+                    else:
+                        self._follow(request)
                     continue
                 if member.generation is not None and member.generation.is_gathering:
                     # No commit, and nothing to run again: a loss from here on starts all first workers again.
@@ -337,6 +341,18 @@ class OutsideCollectives:
                 return result
         finally:
             log.is_running = False
+
+    def _follow(self, request: Request) -> None:
+        """Enters the next generation after a request of the script failed. Raises PeerLostError if none comes: training
+        is done, and the script may still save what it has. May raise SystemExit."""
+        member = self._member
+        member.follow(outside=True, given_up=lambda: member.is_over)
+        if member.is_over:
+            raise PeerLostError(
+                f"{request.asked(request.root)}: a worker is lost after the end of the training, and the workers that "
+                "are left can't repeat it: the job is closing. Call it before the loop over loader.epochs() ends",
+                (),
+            )
 
     def _attempt(
         self,
@@ -430,7 +446,7 @@ class OutsideCollectives:
         except CollectiveFailed as error:
             if not member.broken:
                 member.break_generation(error)
-            member.follow(outside=True)
+            self._follow(request)
             check_present(request, workers, needed, self._workers())
             raise MembersChanged(
                 f"{request.asked(request.root)}: members of the job changed meanwhile, so it may have happened on "

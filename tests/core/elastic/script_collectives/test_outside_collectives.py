@@ -77,6 +77,7 @@ def collectives(communicator: Communicator, steps: Steps) -> OutsideCollectives:
         ),
         broken=False,
         is_closed=False,
+        is_over=False,
         wait_unlearned=lambda pending: pending.wait(),
         trail=OperationTrail(),
         session=SimpleNamespace(news=SimpleNamespace(nonce="nonce-1")),
