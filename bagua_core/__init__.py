@@ -57,11 +57,8 @@ from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic.replica import torch_group as _torch_group
 from bagua_core.elastic.script_collectives.default_group import forbid_default_group as _forbid_default_group
-from bagua_core.elastic.script_collectives.outside_collectives import (
-    MembersChanged,
-    PeerLostError,
-    SourceHasNoState,
-)
+from bagua_core.elastic.script_collectives.members_changed import MembersChanged, PeerLostError
+from bagua_core.elastic.script_collectives.outside_collectives import SourceHasNoState
 from bagua_core.elastic.step import runtime as _runtime
 from bagua_core.elastic.waiting.operations import MismatchedCollective
 from bagua_core.function_launch import launch

@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as torch_groups
 
 from bagua_core.collectives import ask
 from bagua_core.communication.communicator import ReduceOp
-from bagua_core.elastic.script_collectives.outside_collectives import MembersChanged
+from bagua_core.elastic.script_collectives.members_changed import MembersChanged
 from bagua_core.elastic.script_collectives.requests import (
     Allgather,
     Allreduce,

@@ -27,6 +27,13 @@ from bagua_core.communication.step_interface import Rounds, StepReductions
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
+from bagua_core.elastic.script_collectives.members_changed import (
+    MembersChanged,
+    PeerLostError,
+    answered,
+    check_present,
+    placed,
+)
 from bagua_core.elastic.script_collectives.requests import (
     Allgather,
     Allreduce,
@@ -39,23 +46,9 @@ from bagua_core.elastic.script_collectives.worker_groups import WorkerGroup
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.waiting import operations
 from bagua_core.elastic.waiting.operation_trail import EPOCH_END, TRAINING_END
-from bagua_core.errors import InfrastructureLost, NotDeterministicError, UserError
+from bagua_core.errors import NotDeterministicError, UserError
 
 _MOST_DIMENSIONS = 64  # of a tensor: torch's own limit
-
-
-class MembersChanged(InfrastructureLost, RuntimeError):
-    """The members changed while this was under way. Among those that are left it means nothing, or it may have happened
-    on some and not on others. It is raised on all that took part; ranks are new ones from now on."""
-
-
-class PeerLostError(MembersChanged):
-    """A worker that the collective needs is lost. ranks: of the lost workers, as they were when it was called; empty
-    after the end of the training, where it is not known which are lost."""
-
-    def __init__(self, text: str, ranks: tuple[int, ...]) -> None:
-        super().__init__(text)
-        self.ranks = ranks
 
 
 class SourceHasNoState(UserError, RuntimeError):
@@ -303,7 +296,7 @@ class OutsideCollectives:
                 recorded = log.recorded(index)
                 if recorded is not None:
                     log.returned()
-                    return _answered(request, recorded, unconfirmed)
+                    return answered(request, recorded, unconfirmed)
                 if member.generation is None and is_owed is not None:
                     member.follow()
                     if not is_owed():
@@ -454,50 +447,3 @@ class OutsideCollectives:
             ) from error
         finally:
             log.is_running = False
-
-
-def _answered(request: Request, recorded: torch.Tensor, unconfirmed: list[Result]) -> Result:
-    """Returns this worker's result of a collective that the others completed. Raises MembersChanged if it has none."""
-    if request.is_common:
-        return [recorded.clone()]
-    if unconfirmed:
-        return unconfirmed[0]
-    raise MembersChanged(
-        f"{request.asked(request.root)}: this worker was away while the others completed it, so there is no part of "
-        "the result for it"
-    )
-
-
-def check_present(
-    request: Request, workers: Sequence[str], needed: Sequence[str], present: Sequence[str]
-) -> None:
-    """Checks that all of `needed` are in `present`. workers: by the rank that the script called them. Raises
-    PeerLostError if one is not."""
-    lost = tuple(r for r, w in enumerate(workers) if w in needed and w not in present)
-    if lost:
-        raise PeerLostError(
-            f"{request.asked(request.root)}: {_ranks(lost)} lost ({', '.join(workers[r] for r in lost)}). Begin anew "
-            f"with the ranks of now, and with a new group if there is one; {len(present)} workers are left",
-            lost,
-        )
-
-
-def placed(request: Request, workers: Sequence[str], present: Sequence[str]) -> int | None:
-    """Returns the place of the request's root among `present`, if it has one.
-
-    workers: those it was meant for, by the rank that the script knew. Raises PeerLostError, MembersChanged if it means
-    nothing among those that are present.
-    """
-    root = request.root
-    if root is not None:
-        check_present(request, workers, (workers[root],), present)
-    if request.is_cut and tuple(workers) != tuple(present):
-        check_present(request, workers, workers, present)
-        raise MembersChanged(
-            f"{request.asked(root)}: its parts were cut for other ranks; call it again with the ranks of now"
-        )
-    return None if root is None else present.index(workers[root])
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {list(ranks)} are"

@@ -12,12 +12,8 @@ import torch
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
-from bagua_core.elastic.script_collectives.outside_collectives import (
-    MembersChanged,
-    OutsideCollectives,
-    PeerLostError,
-    placed,
-)
+from bagua_core.elastic.script_collectives.members_changed import MembersChanged, PeerLostError, placed
+from bagua_core.elastic.script_collectives.outside_collectives import OutsideCollectives
 from bagua_core.elastic.script_collectives.requests import (
     Allgather,
     Allreduce,
