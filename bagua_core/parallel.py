@@ -40,7 +40,7 @@ from bagua_core.model.sharded_modules import (
 )
 from bagua_core.model.sharded_tensors import is_sharded
 from bagua_core.optimizers.optimizer_gate import gate_optimizer
-from bagua_core.optimizers.script_checks import checks_of
+from bagua_core.optimizers.script_checks import checked_optimizers, checks_of
 from bagua_core.optimizers.step_rates import StepRates
 from bagua_core.shard_model import ModelOfShards
 from bagua_core.sync_batchnorm import SyncBatchNorm
@@ -84,7 +84,7 @@ class DistributedDataParallel(nn.Module):
 
             engine = runtime.engine()
         self.module = module
-        self.optimizers = _checked(optimizers)
+        self.optimizers = checked_optimizers(optimizers)
         self.algorithm = chosen
         self.broadcast_buffers = broadcast_buffers
         self._module_buffers = ModuleBuffers(module)
@@ -458,20 +458,6 @@ class DistributedDataParallel(nn.Module):
             )
         except CollectiveFailed as error:
             engine.reduction_failed(error)  # if the step is lost, the script's forward goes on all the same
-
-
-def _checked(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """Returns the optimizers. One may be of another class: it has parameters and steps. Raises TypeError."""
-    if isinstance(optimizers, torch.optim.Optimizer):
-        raise TypeError(f"optimizers is one {type(optimizers).__name__}; pass optimizers=[optimizer]")
-    found = list(optimizers or ())
-    for each in found:
-        if not (hasattr(each, "step") and hasattr(each, "param_groups")):
-            raise TypeError(
-                f"optimizers contains {each!r}, which is no optimizer; pass optimizers=[optimizer], and schedulers to "
-                "bagua_core.register_state"
-            )
-    return found
 
 
 def _detached(module: nn.Module, training: bool) -> DistributedDataParallel:

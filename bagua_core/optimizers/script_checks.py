@@ -169,6 +169,20 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
+def checked_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
+    """Returns the optimizers. One may be of another class: it has parameters and steps. Raises TypeError."""
+    if isinstance(optimizers, torch.optim.Optimizer):
+        raise TypeError(f"optimizers is one {type(optimizers).__name__}; pass optimizers=[optimizer]")
+    found = list(optimizers or ())
+    for each in found:
+        if not (hasattr(each, "step") and hasattr(each, "param_groups")):
+            raise TypeError(
+                f"optimizers contains {each!r}, which is no optimizer; pass optimizers=[optimizer], and schedulers to "
+                "bagua_core.register_state"
+            )
+    return found
+
+
 _of_engine: weakref.WeakKeyDictionary[object, ScriptChecks] = weakref.WeakKeyDictionary()
 
 
