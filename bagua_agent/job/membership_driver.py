@@ -30,7 +30,7 @@ from bagua_agent.leadership.reports import (
 from bagua_agent.membership import actions as do
 from bagua_agent.membership import ended_before_joining, spare_wait
 from bagua_agent.membership import events as ev
-from bagua_agent.membership.failures.root_cause import casualties_line, root_cause
+from bagua_agent.membership.failures.root_cause import casualties_line, of_one_time, root_cause
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.replica_groups import groups
 from bagua_agent.membership.state_machine.machine import State, new_state, step_all
@@ -182,9 +182,7 @@ class JobMembership:
         """Returns one line about the failures that the shown one explains, as far as they are known by now."""
         if failure is None:
             return ""
-        found = root_cause(
-            f for f in self._state.view.failures.values() if f.generation == failure.generation
-        )
+        found = root_cause(of_one_time(failure, self._state.view.failures.values()))
         return casualties_line(found) if found is not None and found.casualties else ""
 
     # -- leading

@@ -29,6 +29,7 @@ NO_ANSWER = "does not answer this host"
 
 MOST_OTHERS = 3
 TAIL_LINES = 12
+ONE_TIME_S = 60.0  # a lost host's peers end within the time-outs of their collectives' connections
 
 
 class Kind(IntEnum):
@@ -186,6 +187,18 @@ def beside(cause: FailureView, endings: Iterable[FailureView]) -> RootCause:
         (casualties if explains(cause, ending) else others).append(ending)
     why = classify(cause.summary, cause.traceback_tail).why
     return RootCause(cause, why, tuple(others), tuple(casualties))
+
+
+def of_one_time(cause: FailureView, endings: Iterable[FailureView]) -> list[FailureView]:
+    """Returns the endings of the cause's generation; in a live job, whose failures all have generation 0, those that
+    were seen within ONE_TIME_S of the cause."""
+
+    def belongs(ending: FailureView) -> bool:
+        if ending.generation or ending.seen_since_s == cause.seen_since_s:
+            return ending.generation == cause.generation
+        return not cause.generation and abs(ending.seen_since_s - cause.seen_since_s) <= ONE_TIME_S
+
+    return [ending for ending in endings if belongs(ending)]
 
 
 def lines(found: RootCause, *, is_shown: bool = False) -> Iterator[str]:

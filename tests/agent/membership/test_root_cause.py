@@ -14,6 +14,7 @@ from bagua_agent.membership.failures.root_cause import (
     first_cause,
     is_casualty,
     lines,
+    of_one_time,
     root_cause,
 )
 from bagua_agent.membership.view import FailureView
@@ -175,6 +176,16 @@ def test_casualties_alone_leave_the_cause_uncertain() -> None:
     assert found is not None and found.cause.order == 1 and not is_certain(found)
     alone = root_cause([failure(1, "ConnectionResetError: [Errno 104] Connection reset by peer")])
     assert alone is not None and is_certain(alone), "alone it is the script's own"
+
+
+def test_of_a_live_job_only_failures_of_one_time_belong_together() -> None:
+    cause = replace(failure(9, "ValueError: boom"), seen_since_s=90_000.0)
+    beside, days_ago = failure(8, CLOSED), failure(1, CLOSED)
+    beside, days_ago = replace(beside, seen_since_s=89_990.0), replace(days_ago, seen_since_s=30.0)
+    assert of_one_time(cause, [days_ago, beside, cause]) == [beside, cause]
+    restarted = replace(cause, generation=3)
+    slow, other = replace(days_ago, generation=3), replace(beside, generation=2)
+    assert of_one_time(restarted, [slow, other, beside, restarted]) == [slow, restarted]
 
 
 def test_no_failure_has_no_cause() -> None:
