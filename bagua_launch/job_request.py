@@ -263,7 +263,7 @@ _PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
     "label_output": ("labels_output", scalar_values.switch),
     "local_addr": ("local_addr", scalar_values.text),
     "master_addr": ("master_addr", scalar_values.text),
-    "master_port": ("master_port", scalar_values.port),
+    "master_port": ("master_port", scalar_values.port_or_any),
     "node_rank": ("node_rank", scalar_values.count),
     "dashboard": ("dashboard", scalar_values.listening),
     "metrics_port": ("metrics_port", scalar_values.port_or_any),

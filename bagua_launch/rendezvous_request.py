@@ -167,7 +167,10 @@ def _at_master(
     values: Values, label: str, node_rank: int | None, node: NodeFacts, is_host: bool | None
 ) -> Rendezvous:
     address = values["master_addr"]
-    port = scalar_values.port(values["master_port"]) if "master_port" in values else STATIC_MASTER_PORT
+    said = values.get("master_port")
+    port = STATIC_MASTER_PORT if said is None else scalar_values.port_or_any(said)
+    if said is not None and port == 0:
+        raise refuse(said, "the nodes meet beside this port, so all must know it", "a number from 1 to 65535")
     host = address.text.strip("[]")
     # The port itself is the workers': a script may name it. Every node finds etcd beside it.
     beside = port + 1 if port < LARGEST_PORT else port - 1

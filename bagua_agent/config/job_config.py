@@ -139,7 +139,7 @@ class JobConfig:
     node_name: str | None = None  # None: the host's
     local_addr: str | None = None
     master_addr: str | None = None
-    master_port: int | None = None
+    master_port: int | None = None  # 0: a free one
     node_rank: int | None = None
 
     metrics_port: int | None = None  # None: no endpoint; 0: a free port

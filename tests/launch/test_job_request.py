@@ -239,6 +239,15 @@ def test_a_master_address_of_one_node_is_the_workers() -> None:
     assert (made.endpoints, made.master_addr, made.master_port) == (None, "127.0.0.1", 29501)
 
 
+def test_a_master_port_of_0_is_a_free_one_except_where_nodes_meet_beside_it() -> None:
+    assert config(standalone="1", master_port="0").master_port == 0
+    assert config(nnodes="2", rdzv_endpoint="e1:1", rdzv_id="a", master_port="0").master_port == 0
+    met = refusal(nnodes="2", master_addr="10.0.0.1", master_port="0", node_rank="0", rdzv_id="a")
+    assert met == (
+        "--master-port '0': the nodes meet beside this port, so all must know it; use a number from 1 to 65535"
+    )
+
+
 def test_etcd_v2_is_etcd_with_a_note() -> None:
     request = asked(rdzv_backend="etcd-v2", rdzv_endpoint="e1:2379", rdzv_id="a")
     assert request.config.endpoints == ("e1:2379",) and not request.config.hosts_store
