@@ -36,7 +36,7 @@ class Worker:
         self.communicator: InProcessCommunicator | None = None
         self.generation: Any = None
         self.broken = False
-        self.is_closed = False
+        self.is_closed = self.is_over = False
         self.replica: OwnReplica | None = None
         self.lane: InProcessCommunicator | None = None
         self.jointly: Callable[[], Any] = nullcontext
@@ -87,6 +87,9 @@ class Worker:
 
     def operation_done(self, index: int) -> None:
         self.operations.append(index)
+
+    def joiner_left_out(self) -> None:
+        """As an engine whose script has not asked for the world size."""
 
     def have(self, replica: OwnReplica) -> None:
         self.replica = replica
