@@ -94,7 +94,7 @@ def _key(view: JobView, event: ev.Event) -> JobView:
             suspicion = _suspicion(view, event.suspicion, event.now_s)
             return replace(view, suspicions=_with(view.suspicions, suspicion.worker_id, suspicion))
         case ev.SuspicionCleared():
-            # also that of a worker which is gone; nothing reads it
+            # also that of a worker which is gone; its time is read only while it is a member
             went_on = _with(view.went_on, event.worker_id, event.now_s)
             return replace(view, suspicions=_without(view.suspicions, event.worker_id), went_on=went_on)
         case ev.HangOrderSeen():
@@ -207,28 +207,28 @@ def _waiting_since_s(known: SuspicionView, told: SuspicionView, now_s: float) ->
 def _ordered(view: JobView, order: HangOrder | None, now_s: float) -> JobView:
     if order == view.hang_order:
         return view  # put again
-    replacements = view.replacements
-    if order is not None and order.outcome is HangOutcome.REPLACE:
-        # an order that only grows or shrinks lists again workers that were counted with the one before
-        counted = _replaced_by(view.hang_order, order.generation)
-        replacements += sum(worker_id not in counted for worker_id in order.workers)
-        spared = (w for w in counted if w not in order.workers and _goes_on(view, w, order.generation))
-        replacements = max(0, replacements - sum(1 for _ in spared))
+    before, after = _replaced_by(view.hang_order), _replaced_by(order)
+    # Those of both orders were counted with the one before. An order's workers are killed only once their stacks are
+    # saved, so some come back before that.
+    spared = sum(_goes_on(view, worker_id, generation) for generation, worker_id in before - after)
+    replacements = max(0, view.replacements - spared) + len(after - before)
     return replace(view, hang_order=order, hang_order_since_s=now_s, replacements=replacements)
 
 
 def _goes_on(view: JobView, worker_id: str, generation: int) -> bool:
-    """Tells whether a worker that was to be replaced has shown life since then: it came to the others' collective."""
+    """Tells whether a worker that was to be replaced lives and has come to the others' collective since the order."""
+    if worker_id not in view.members:
+        return False
     told = view.suspicions.get(worker_id)
     waits = told is not None and told.kind is SuspicionKind.STALLED and told.generation == generation
     return waits or view.went_on.get(worker_id, float("-inf")) >= view.hang_order_since_s
 
 
-def _replaced_by(order: HangOrder | None, generation: int) -> tuple[str, ...]:
-    """Returns the workers of `generation` that `order` replaces."""
-    if order is None or order.outcome is not HangOutcome.REPLACE or order.generation != generation:
-        return ()
-    return order.workers
+def _replaced_by(order: HangOrder | None) -> frozenset[tuple[int, str]]:
+    """Returns the workers that `order` replaces, each with the generation in which it hangs."""
+    if order is None or order.outcome is not HangOutcome.REPLACE:
+        return frozenset()
+    return frozenset((order.generation, worker_id) for worker_id in order.workers)
 
 
 def _committed(view: JobView, number: int) -> JobView:

@@ -305,6 +305,16 @@ def test_workers_that_come_back_while_their_stacks_are_saved_were_not_replaced()
     view = seen(running(), four, waits, *went_on, replacing("d0", "e0"))
     assert view.replacements == 2, "d0 and e0, which still hang"
     assert seen(view, replacing("e0")).replacements == 2, "d0 was killed meanwhile"
+    over = ev.HangOrderSeen(now_s=8.0, order=None)
+    named = ev.HangOrderSeen(now_s=8.0, order=HangOrder(2, Hang.NAME, ("a0",), "late"))
+    came_back = seen(running(), replacing("b0", "c0"), waits, *went_on)
+    assert seen(came_back, over).replacements == 0
+    assert seen(came_back, named).replacements == 0
+    assert seen(came_back, replacing("a0", generation=3)).replacements == 1, "another hang"
+    killed = ev.MemberGone(now_s=7.5, worker_id="b0")
+    cleared = ev.SuspicionCleared(now_s=7.5, worker_id="b0")
+    gone = seen(running(), replacing("b0"), waits, killed, cleared, over)
+    assert gone.replacements == 1, "it waited, but was killed before its agent knew"
 
 
 def test_four_workers_that_hang_together_are_replaced() -> None:
