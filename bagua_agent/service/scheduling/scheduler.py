@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import islice
 
 from bagua_agent.base.background import Failed, OperationEnd, background_thread, describe
-from bagua_agent.base.errors import BaguaError, InfrastructureLost, OutcomeUnknown
+from bagua_agent.base.errors import BaguaError, InfrastructureLost, OutcomeUnknown, StoreFull
 from bagua_agent.base.failpoints import Failpoints
 from bagua_agent.base.plain_text import shortened
 from bagua_agent.cluster.cluster_plan import Plan
@@ -173,7 +173,7 @@ class Scheduler:
             fence = create_revision_is(cluster_keys.SCHEDULER, won)
             retention = JobRetention(self._store, picture, mirror, fence, self._policy, self._say)
             again_s: float | None = 0.0
-            overtaken = 0
+            overtaken, is_full = 0, False
             while not self._stopping.is_set():
                 due_s = retention.due_s if again_s is None else min(again_s, retention.due_s)
                 changed = self._hear(news, picture, due_s)
@@ -187,8 +187,17 @@ class Scheduler:
                     return
                 retention.tidy(time.monotonic())
                 if changed or (again_s is not None and time.monotonic() >= again_s):
-                    written, again_s = self._decide(picture, won)
-                    tidied = self._remove_key_pairs(picture, won, tidied)
+                    try:
+                        written, again_s = self._decide(picture, won)
+                        tidied = self._remove_key_pairs(picture, won, tidied)
+                    except StoreFull as error:
+                        # Not the end of this scheduler: its successor would not be elected, and would know no
+                        # revision that is old enough to compact to.
+                        if not is_full:
+                            self._say(f"{error}; jobs stay as they are until it has room")
+                        is_full, again_s = True, time.monotonic() + TRY_AGAIN_S
+                        continue
+                    is_full = False
                     overtaken = 0 if written else overtaken + 1
                     if overtaken == MOST_OVERTAKEN:
                         self._say(f"orders were refused {overtaken} times in a row; the cluster is read anew")

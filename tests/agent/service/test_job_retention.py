@@ -416,24 +416,33 @@ def test_the_scheduler_compacts_and_all_watchers_go_on(plain_store: Store) -> No
 
 
 class WithoutRoom(Store):
-    """Refuses to remove a job, since that writes a removal."""
+    """Refuses what needs room: every write but that of the scheduler's key, which was there before."""
+
+    is_full = True
 
     def transact(self, conditions: Any, puts: Any = (), *args: Any, **more: Any) -> Any:
-        if any(put.key.startswith(cluster_keys.REMOVALS) for put in puts):
+        if self.is_full and any(put.key != cluster_keys.SCHEDULER for put in puts):
             raise StoreFull("its database is full")
         return super().transact(conditions, puts, *args, **more)
 
 
-def test_it_compacts_an_etcd_without_room_for_a_removal(plain_store: Store) -> None:
+def test_it_compacts_an_etcd_without_room_for_a_removal_or_orders(plain_store: Store) -> None:
+    submit(plain_store, "old")
+    end(plain_store, "old", 40.0)
     submit(plain_store, "demo")
-    end(plain_store, "demo", 40.0)
+    plain_store.put(cluster_keys.node("n0"), node("n0"))
     first = plain_store.put("/bagua/v1/x", b"1")
     plain_store.put("/bagua/v1/x", b"2")
     full = WithoutRoom(plain_store.config)
     try:
         with scheduling(full, compact_every_s=0.1, history_kept_s=0.3) as said:
             eventually(lambda: is_compacted(plain_store, "/bagua/v1/x", first), DEADLINE_S, lambda: f"{said}")
+            await_line(said, "its database is full; jobs stay as they are until it has room")
+            full.is_full = False
+            eventually(lambda: ordered(plain_store) == ["demo"], DEADLINE_S, lambda: f"it decides; {said}")
+            await_line(said, "job old is removed")
         assert said.count("this node schedules the cluster's jobs") == 1, said
+        assert sum("is full" in line for line in said) == 1, said
     finally:
         full.close()
 
