@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bagua_agent.base.errors import BaguaError, StoreUnavailable, UserError
 from bagua_agent.config.etcd_credentials import store_config
-from bagua_agent.config.job_config import JobConfig
+from bagua_agent.config.job_config import JobConfig, StoreCredentials
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.endpoints import DEFAULT_PORT, parse_endpoint
 from bagua_agent.etcd.known_defects import warning
@@ -63,7 +63,7 @@ def open_store(
     """
     if config.endpoints is None:
         listen = "unix" if config.max_nodes == 1 else joined(address, _free_port(address))
-        return _hosted(config, listen, directory)
+        return _hosted(listen, directory)
     store = Store(store_config(config.endpoints, config.store_credentials))
     if config.hosts_store:
         try:
@@ -135,7 +135,7 @@ def _host(config: JobConfig, store: Store, directory: Path) -> JobStore:
     else:
         return answers
     try:
-        hosted = _hosted(config, listening_target(target), directory, target)
+        hosted = _hosted(listening_target(target), directory, target)
     except PortTaken as taken:
         # Another agent of this host may have begun to host it in the same moment.
         try:
@@ -147,11 +147,11 @@ def _host(config: JobConfig, store: Store, directory: Path) -> JobStore:
     return hosted
 
 
-def _hosted(config: JobConfig, listen: str, directory: Path, reached_at: str | None = None) -> JobStore:
+def _hosted(listen: str, directory: Path, reached_at: str | None = None) -> JobStore:
     """Starts an etcd here and returns it, connected. reached_at: what the others write, if it is not where it
     listens."""
     server = HostedEtcd.start(listen, directory=directory)
-    store = Store(store_config((server.endpoint,), config.store_credentials))
+    store = Store(store_config((server.endpoint,), StoreCredentials()))  # those of `config` are a cluster's
     try:
         store.connect(_IS_ANYONE_THERE_S)
     except BaseException:

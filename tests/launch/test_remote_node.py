@@ -137,9 +137,12 @@ def test_a_typed_standalone_leaves_out_hosts_that_were_not_typed(launch: Launche
         called.unlink()
 
 
-def test_standalone_needs_no_certificate_of_the_cluster(launch: Launcher) -> None:
+@pytest.mark.parametrize(
+    "credentials", ['etcd-ca = "nowhere"\n', 'etcd-user = "u"\netcd-password-file = "nowhere"\n']
+)
+def test_standalone_needs_no_credentials_of_the_cluster(launch: Launcher, credentials: str) -> None:
     path = launch.directory / "launch.toml"
-    path.write_text('rdzv-endpoint = "etcd:2379"\netcd-ca = "nowhere"\n')
+    path.write_text(f'rdzv-endpoint = "etcd:2379"\n{credentials}')
     env = {"BAGUA_CONFIG": str(path)}
     assert launch.config("--standalone", env=env).endpoints is None
     refused = "'nowhere': No such file or directory; use a readable file"

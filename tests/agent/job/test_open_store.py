@@ -78,6 +78,12 @@ def test_a_job_of_one_node_has_a_private_store(opened: Open) -> None:
         os.kill(pid, 0)
 
 
+def test_an_etcd_of_the_job_itself_needs_no_credentials(opened: Open) -> None:
+    of_a_cluster = StoreCredentials(user="u", password_file="/no/such/file")
+    for nodes in (1, 2):
+        assert serves(opened(max_nodes=nodes, store_credentials=of_a_cluster))
+
+
 def test_a_job_of_more_nodes_hosts_its_store_for_them(opened: Open) -> None:
     host = opened(max_nodes=3)
     assert serves(host)
