@@ -245,7 +245,7 @@ class NodeDaemon:
                 self._step(event)
 
     def _step(self, event: ms.Event) -> None:
-        now = Now(time.monotonic(), time.time(), self._touch.may_put_back)
+        now = Now(time.monotonic(), time.time(), self._touch.may_put_back, self._in_touch)
         self._state, actions = step(self._state, event, now)
         for action in actions:
             self._perform(action)

@@ -359,8 +359,9 @@ class _Turn:
             self._do(ms.LookForUnits())
             self._do(*self.state.to_put_back.values())
         if self.state.logs_due_s is None or self.now_s >= self.state.logs_due_s:
-            # not at the start: by the first time records were read, and what etcd had lost was put back
-            if self.state.logs_due_s is not None:
+            # Not at the start: by the first time records were read, and what etcd had lost was put back. Not out of
+            # touch: a job that was removed meanwhile would count as known.
+            if self.state.logs_due_s is not None and self.now.in_touch:
                 self._do(ms.TidyLogs(self._known_submissions()))
             self._know(logs_due_s=self.now_s + self.state.policy.logs_tidied_every_s)
         made = plan_units(self._situation(), self.now_s, self.state.policy)

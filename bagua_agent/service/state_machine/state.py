@@ -15,11 +15,12 @@ from bagua_contract import cluster_pb2 as pb
 @dataclass(frozen=True, slots=True)
 class Now:
     """The time of a step. may_put_back: this daemon was not out of touch with etcd for so long that it may remember
-    removed jobs."""
+    removed jobs. in_touch: etcd's watch is connected now."""
 
     monotonic_s: float
     unix_s: float
     may_put_back: bool = True
+    in_touch: bool = True
 
 
 @dataclass(frozen=True, slots=True)

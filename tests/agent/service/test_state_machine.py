@@ -52,13 +52,13 @@ class Daemon:
     """The machine, one event at a time; checks that a step changes nothing in the state before it."""
 
     def __init__(self, *events: ms.Event) -> None:
-        self.state, self.now_s, self.may_put_back = EMPTY, 100.0, True
+        self.state, self.now_s, self.may_put_back, self.in_touch = EMPTY, 100.0, True, True
         for event in events:
             self.take(event)
 
     def take(self, event: ms.Event) -> tuple[ms.Action, ...]:
         before, kept = self.state, copy.deepcopy(self.state)
-        now = Now(self.now_s, UNIX_S, self.may_put_back)
+        now = Now(self.now_s, UNIX_S, self.may_put_back, self.in_touch)
         self.state, actions = step(before, event, now)
         assert before == kept, event
         return actions
@@ -266,6 +266,10 @@ def test_logs_are_tidied_long_after_the_start_and_again_and_again() -> None:
         daemon.now_s += daemon.state.policy.logs_tidied_every_s
         [tidy] = of(ms.TidyLogs, daemon.take(DRAINED))
         assert tidy == ms.TidyLogs(frozenset([(JOB, NONCE), ("ended", "nonce-2"), ("old", "")]))
+    daemon.in_touch = False
+    daemon.now_s += daemon.state.policy.logs_tidied_every_s
+    assert not of(ms.TidyLogs, daemon.take(DRAINED)), "what is known may have been removed"
+    assert daemon.state.wake_at_s > daemon.now_s
 
 
 # -- the node
