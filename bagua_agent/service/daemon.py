@@ -363,7 +363,7 @@ class NodeDaemon:
             timeout_s = request.config.shutdown_timeout_s
             nonce = nonce_of(submission)
             self._logs.begin(job_id, nonce)
-            note = UnitNote(start.order, start.slots, start.failures, timeout_s, nonce)
+            note = UnitNote(start.order, start.slots, start.failures, timeout_s, nonce, time.time())
             self._runner.start(job_id, self._folders.make(request, note))
             return timeout_s
 

@@ -236,6 +236,8 @@ class _Turn:
         """Takes a unit of an earlier daemon. One that has ended counts as alive until UnitsSeen, which comes once
         records are known: its failure is counted and told as that of any other."""
         found, note = event.found, event.note
+        # as far as the clock tells; of one that has ended, at most this long
+        ran_s = max(0.0, self.now.unix_s - note.started_unix_s) if note.started_unix_s > 0 else 0.0
         unit = OwnUnit(
             found.job_id,
             True,
@@ -246,7 +248,7 @@ class _Turn:
             asked_since_s=self.now_s if event.was_asked else None,
             failures=note.failures,
             nonce=note.nonce,
-            started_s=self.now_s,
+            started_s=self.now_s - ran_s,
         )
         self._set(unit)
         if found.is_alive:

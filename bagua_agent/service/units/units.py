@@ -48,7 +48,7 @@ class UnitNote:
     """The note that the daemon that starts a unit leaves for itself, or for its successor.
 
     order: number of the order it follows. failures: in a row before this start. shutdown_timeout_s: the job's own.
-    nonce: of the submission.
+    nonce: of the submission. started_unix_s: when it started; 0: not known, as of an earlier version.
     """
 
     order: int = 0
@@ -56,6 +56,7 @@ class UnitNote:
     failures: int = 0
     shutdown_timeout_s: float = 0.0
     nonce: str = ""
+    started_unix_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,9 @@ def read_note(folder: Path) -> UnitNote:
             slots=tuple(map(int, read["slots"])),
             failures=int(read["failures"]),
             shutdown_timeout_s=float(read["shutdown_timeout_s"]),
-            nonce=str(read.get("nonce", "")),  # an earlier version's has none
+            # an earlier version's note has neither
+            nonce=str(read.get("nonce", "")),
+            started_unix_s=float(read.get("started_unix_s", 0.0)),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return UnitNote()

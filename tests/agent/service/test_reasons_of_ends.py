@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from bagua_agent.service.units.units import (
     UnitFolders,
     UnitNote,
     UnitRequest,
+    read_note,
     units_folder,
 )
 from bagua_contract import cluster_pb2 as pb
@@ -178,12 +180,13 @@ class StartsUnheard:
 
     def __init__(self) -> None:
         self.alive = False
+        self.note = UnitNote()
 
     def found(self) -> list[FoundUnit]:
         return [FoundUnit("job", os.getpid(), None)] if self.alive else []
 
     def start(self, job_id: str, folder: Path) -> None:
-        self.alive = True
+        self.alive, self.note = True, read_note(folder)
         raise InfrastructureLost("systemd did not start it: timed out")
 
 
@@ -191,7 +194,8 @@ def test_a_unit_that_was_started_after_all_has_no_such_reason(
     plain_etcd: EmbeddedEtcd, plain_store: Store, tmp_path: Path
 ) -> None:
     order_job(plain_store, tmp_path)
-    with running_daemon(plain_etcd, plain_store, tmp_path, units=StartsUnheard()) as said:
+    units, before_s = StartsUnheard(), time.time()
+    with running_daemon(plain_etcd, plain_store, tmp_path, units=units) as said:
         eventually(lambda: any("timed out" in line for line in said), DEADLINE_S, lambda: f"{said}")
         eventually(
             lambda: (unit := told_unit(plain_store)).state == pb.Unit.RUNNING and not unit.reason,
@@ -199,6 +203,7 @@ def test_a_unit_that_was_started_after_all_has_no_such_reason(
             lambda: f"it runs: {told_unit(plain_store)}",
         )
     assert told_events(plain_store) == []
+    assert before_s <= units.note.started_unix_s <= time.time(), "for the next daemon"
 
 
 def test_an_agent_that_meets_a_bug_leaves_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

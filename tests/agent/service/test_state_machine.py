@@ -249,6 +249,18 @@ def test_the_failure_of_a_unit_that_ended_without_a_daemon_is_counted_and_told()
     assert isinstance(report, ms.Report) and report.units[0].failures == 3
 
 
+@pytest.mark.parametrize(
+    ("ran_s", "failures"),
+    [(36000.0, 1), (1.0, 3), (-36000.0, 3)],
+    ids=["long", "short", "the clock was set back"],
+)
+def test_the_time_that_a_unit_ran_under_an_earlier_daemon_counts(ran_s: float, failures: int) -> None:
+    note = UnitNote(1, (1,), 2, 5.0, NONCE, started_unix_s=UNIX_S - ran_s)
+    daemon = Daemon(ms.UnitKept(LIVES, note, was_asked=False), DRAINED, SUBMITTED, ORDERED)
+    daemon.take(ms.UnitsSeen((EXITED,)))
+    assert daemon.state.units[JOB].failures == failures
+
+
 def test_the_end_of_a_unit_that_was_asked_to_leave_is_no_failure_without_a_daemon() -> None:
     kept = ms.UnitKept(EXITED, UnitNote(1, (1,), 2, 5.0, NONCE), was_asked=True)
     daemon = Daemon(kept, DRAINED, SUBMITTED, ORDERED)

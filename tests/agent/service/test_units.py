@@ -43,6 +43,7 @@ def check(told: dict[str, object]) -> None:
         "failures": 2,
         "shutdown_timeout_s": 30.0,
         "nonce": "n1",
+        "started_unix_s": 1e9,
     }
     assert told["folder"] == "0o700" and told["command lines"] == [False, False]
     assert told["left with"] == 128 + 15, "the only node of a job was told to go"

@@ -80,7 +80,9 @@ def main(kind: str, place: Path) -> dict[str, object]:
             max_restarts=0,
             start_method=start_method,
         )
-        return folders.make(UnitRequest(config, environment, directory), UnitNote(7, (0,), 2, 30.0, "n1"))
+        return folders.make(
+            UnitRequest(config, environment, directory), UnitNote(7, (0,), 2, 30.0, "n1", 1e9)
+        )
 
     def unit(job_id: str) -> FoundUnit | None:
         return next((u for u in runner().found() if u.job_id == job_id), None)
