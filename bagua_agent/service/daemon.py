@@ -397,7 +397,7 @@ class NodeDaemon:
     def _put_back(self, put: ms.PutBack) -> ms.StandsAgain:
         unchanged = [mod_revision_is(put.key, put.over_revision)]
         unchanged += [absent(cluster_keys.removal(put.nonce))] if put.nonce else []
-        return ms.StandsAgain(put.key, self._store.transact(unchanged, [Put(put.key, put.value)]).succeeded)
+        return ms.StandsAgain(put, self._store.transact(unchanged, [Put(put.key, put.value)]).succeeded)
 
     def _tell_failure(self, told: ms.TellFailure) -> None:
         event = agent_failed(self._config.node_name, told.failures, told.reason)

@@ -104,12 +104,13 @@ class _Turn:
                 self._say(f"looking at the node failed: {reason}")
             case ms.Noted(text):
                 self._know(note=text)
-            case ms.StandsAgain(key, was_put):
-                put = self.state.to_put_back.get(key)
-                self._know(to_put_back=_without(self.state.to_put_back, key))
+            case ms.StandsAgain(put, was_put):
+                # else it is to be put over a newer value by now, and that answer follows
+                if self.state.to_put_back.get(put.key) == put:
+                    self._know(to_put_back=_without(self.state.to_put_back, put.key))
                 if was_put:
-                    what = "held an earlier" if put is not None and put.over_revision else "has lost"
-                    self._say(f"etcd {what} {key}; it is put back as this node remembers it")
+                    what = "held an earlier" if put.over_revision else "has lost"
+                    self._say(f"etcd {what} {put.key}; it is put back as this node remembers it")
             case ms.ActFailed():
                 self._take_act_failed(event)
             case ms.NotDone(reason):

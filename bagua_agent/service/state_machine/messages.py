@@ -89,10 +89,10 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class StandsAgain:
-    """A key that the store had lost, or held as of earlier. was_put: by this node; else it was written meanwhile, or
-    its job was removed."""
+    """A key that the store had lost, or held as of earlier. put: the attempt that this answers. was_put: by this node;
+    else it was written meanwhile, or its job was removed."""
 
-    key: str
+    put: PutBack
     was_put: bool
 
 

@@ -81,7 +81,7 @@ def test_a_key_that_etcd_lost_is_put_back_until_it_stands_again(
     daemon.take(ms.NotDone(f"putting {key} back failed: etcd is away"))
     daemon.now_s += TRY_AGAIN_S
     assert of(ms.PutBack, daemon.take(DRAINED)) == [put]
-    assert daemon.said(ms.StandsAgain(key, True)) == [
+    assert daemon.said(ms.StandsAgain(put, True)) == [
         f"etcd has lost {key}; it is put back as this node remembers it"
     ]
     assert not daemon.state.to_put_back
@@ -146,10 +146,23 @@ def test_orders_of_a_backup_end_no_unit_and_are_written_over() -> None:
     daemon.take(ms.NotDone("putting it back failed: etcd is away"))
     daemon.now_s += TRY_AGAIN_S
     assert of(ms.PutBack, daemon.take(DRAINED)) == [put]
-    assert daemon.said(ms.StandsAgain(ORDERS_KEY, True)) == [
+    assert daemon.said(ms.StandsAgain(put, True)) == [
         f"etcd held an earlier {ORDERS_KEY}; it is put back as this node remembers it"
     ]
     assert not of(ms.ActOnUnit, daemon.take(DRAINED))
+
+
+def test_the_answer_to_an_earlier_attempt_ends_no_later_one() -> None:
+    daemon = running_since_a_backup()
+    [first] = of(ms.PutBack, daemon.take(changed(ORDERS_KEY, orders(), 40)))
+    [second] = of(ms.PutBack, daemon.take(changed(ORDERS_KEY, orders("other"), 41)))
+    assert isinstance(first, ms.PutBack) and isinstance(second, ms.PutBack)
+    daemon.take(ms.StandsAgain(first, False))
+    daemon.take(ms.NotDone("putting it back failed: etcd is away"))
+    daemon.now_s += TRY_AGAIN_S
+    assert of(ms.PutBack, daemon.take(DRAINED)) == [second]
+    daemon.take(ms.StandsAgain(second, True))
+    assert not daemon.state.to_put_back
 
 
 def test_what_a_scheduler_decides_after_the_orders_are_put_back_is_followed() -> None:

@@ -107,7 +107,7 @@ def test_looks_at_a_unit_that_is_starting_end_nothing() -> None:
         ms.WatchFailed(JOB, 77, "no descriptor"),
         ms.UnitsSeen((LIVES,), {JOB: "an error"}),
         ms.UnitsSeen((EXITED,)),
-        ms.StandsAgain(SUBMISSION_KEY, False),
+        ms.StandsAgain(ms.PutBack(SUBMISSION_KEY, b"", NONCE), False),
         changed(SUBMISSION_KEY, None),
         changed(OUTCOME_KEY, None),
         changed(ORDERS_KEY, None),
