@@ -57,7 +57,7 @@ from bagua_core.data.balancing.balance import Balance
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic.replica import torch_group as _torch_group
 from bagua_core.elastic.script_collectives.default_group import forbid_default_group as _forbid_default_group
-from bagua_core.elastic.script_collectives.members_changed import MembersChanged, PeerLostError
+from bagua_core.elastic.script_collectives.members_changed import JobClosing, MembersChanged, PeerLostError
 from bagua_core.elastic.script_collectives.outside_collectives import SourceHasNoState
 from bagua_core.elastic.step import runtime as _runtime
 from bagua_core.elastic.waiting.operations import MismatchedCollective
@@ -83,6 +83,7 @@ __all__ = [
     "DistributedDataParallel",
     "ElasticDataLoader",
     "Group",
+    "JobClosing",
     "MembersChanged",
     "MismatchedCollective",
     "PeerLostError",
@@ -236,10 +237,10 @@ def replica_group() -> ProcessGroup:
 
     Its rank and size are replica_rank() and replica_count(), and follow the generation. Its collectives are those of
     the script (docs/collectives.md): every worker of the job makes the same calls. In a step they are part of the step;
-    outside steps they are repeated if a worker is lost, or raise PeerLostError or MembersChanged. They are complete
-    when they return. Without --replica-size they are among all workers. docs/sharded-models.md lists the calls of torch
-    that it has. Joins the job as init_process_group() does, and makes torch's default group if there is none, as
-    shard_mesh() does. Raises MixedModesError if the script has made a default process group by itself.
+    outside steps they are repeated if a worker is lost, or raise PeerLostError, MembersChanged or JobClosing. They are
+    complete when they return. Without --replica-size they are among all workers. docs/sharded-models.md lists the calls
+    of torch that it has. Joins the job as init_process_group() does, and makes torch's default group if there is none,
+    as shard_mesh() does. Raises MixedModesError if the script has made a default process group by itself.
     """
     _runtime.engine().join_before_loop()
     _forbid_default_group()

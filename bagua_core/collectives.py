@@ -6,7 +6,8 @@ get_world_size() rows, or the size of `group`. Outside steps a collective of all
 worker is lost meanwhile the others run it again from the input that was kept. Inside a step it is part of the step and
 fails with it.
 
-All raise ValueError or TypeError before any peer is asked, and MismatchedCollective if workers ask for different ones.
+All raise ValueError or TypeError before any peer is asked, MismatchedCollective if workers ask for different ones, and
+JobClosing outside steps if a worker is lost after the end of the training.
 Before its first step a worker is a world of one.
 """
 
@@ -85,7 +86,7 @@ def allreduce(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: Group | 
 
     tensor: any shape, the same on every worker. A worker in its first step counts with what changes nothing.
     group: the workers that take part; None: all. See new_group.
-    Returns a new tensor of the same shape and dtype. Raises PeerLostError or MembersChanged for a group only.
+    Returns a new tensor of the same shape and dtype. Raises PeerLostError, MembersChanged for a group only; JobClosing.
     """
     return ask(Allreduce(tensor, op), group)[0]
 
@@ -206,7 +207,7 @@ def allgather_rows(tensor: torch.Tensor, group: Group | None = None) -> torch.Te
     the others; so does a worker in its first step. In a step that fails the result is this worker's own rows, once for
     each worker. If a worker is lost meanwhile outside steps, the result is without its rows.
     Raises ValueError for a tensor without dimensions, MismatchedCollective for rows of different shapes or dtypes,
-    PeerLostError or MembersChanged for a group only.
+    PeerLostError, MembersChanged for a group only, JobClosing.
     """
     return ask(AllgatherRows(tensor, is_filler=runtime.engine().has_fillers), group)[0]
 
@@ -326,7 +327,7 @@ def barrier(group: Group | None = None) -> None:
     """Returns when every worker has called it.
 
     group: the workers that take part; None: all. See new_group.
-    Raises PeerLostError or MembersChanged for a group only.
+    Raises PeerLostError, MembersChanged for a group only; JobClosing.
     """
     ask(Barrier(torch.zeros(1, dtype=torch.float32, device="cpu"), ReduceOp.SUM), group)
 

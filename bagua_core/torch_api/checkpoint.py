@@ -33,8 +33,9 @@ def save_checkpoint(
 ) -> None:
     """Saves rank 0's states and returns on every worker when they are written. All workers must call it.
 
-    If rank 0 is lost before it has written them, the next rank 0 does. Where the algorithm lets replicas differ, what
-    is saved is rank 0's. Raises OSError.
+    If rank 0 is lost before it has written them, the next rank 0 writes them. After the end of the training the workers
+    that are left raise JobClosing instead, and the states may not be saved. Where the algorithm lets replicas differ,
+    what is saved is rank 0's. Raises OSError, JobClosing.
     """
     parts = {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
     is_saved = False

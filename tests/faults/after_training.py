@@ -32,7 +32,7 @@ while bagua.get_rank() == 1:
 for attempt in range(2):
     try:
         bagua.allreduce(torch.ones(1))
-    except bagua.PeerLostError as error:
+    except bagua.JobClosing as error:
         (out / f"lost-{attempt}").write_text(str(error))
 torch.save(net.state_dict(), out / "model.pt")
 (out / "saved").touch()

@@ -20,12 +20,16 @@ class MembersChanged(InfrastructureLost, RuntimeError):
 
 
 class PeerLostError(MembersChanged):
-    """A worker that the collective needs is lost. ranks: of the lost workers, as they were when it was called; empty
-    after the end of the training, where it is not known which are lost."""
+    """A worker that the collective needs is lost. ranks: of the lost workers, as they were when it was called."""
 
     def __init__(self, text: str, ranks: tuple[int, ...]) -> None:
         super().__init__(text)
         self.ranks = ranks
+
+
+class JobClosing(InfrastructureLost, RuntimeError):
+    """A worker is lost after the end of the training, when the job forms no generation any more. It is no
+    MembersChanged: every later collective raises it too, so to repeat the call is of no use."""
 
 
 def answered(request: Request, recorded: torch.Tensor, unconfirmed: list[Result]) -> Result:

@@ -28,8 +28,8 @@ from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
 from bagua_core.elastic.script_collectives.members_changed import (
+    JobClosing,
     MembersChanged,
-    PeerLostError,
     answered,
     check_present,
     placed,
@@ -97,8 +97,8 @@ class OutsideCollectives:
     def request(self, request: Request, group: WorkerGroup | None = None) -> Result:
         """Does what a script asks for, among all that take part or those of `group`.
 
-        Raises ValueError, TypeError (before any peer is asked), MembersChanged, PeerLostError, SourceHasNoState,
-        MismatchedCollective, NotDeterministicError.
+        Raises ValueError, TypeError (before any peer is asked), MembersChanged, PeerLostError, JobClosing,
+        SourceHasNoState, MismatchedCollective, NotDeterministicError.
         """
         self._before_loop.join()
         if request.across_replicas and self._member.replica is None:  # each worker is one
@@ -336,15 +336,14 @@ class OutsideCollectives:
             log.is_running = False
 
     def _follow(self, request: Request) -> None:
-        """Enters the next generation after a request of the script failed. Raises PeerLostError if none comes: training
-        is done, and the script may still save what it has. May raise SystemExit."""
+        """Enters the next generation after a request of the script failed. Raises JobClosing if none comes: the
+        training is over, and the script may still save what it has. May raise SystemExit."""
         member = self._member
         member.follow(outside=True, given_up=lambda: member.is_over)
         if member.is_over:
-            raise PeerLostError(
+            raise JobClosing(
                 f"{request.asked(request.root)}: a worker is lost after the end of the training, and the workers that "
-                "are left can't repeat it: the job is closing. Call it before the loop over loader.epochs() ends",
-                (),
+                "are left can't repeat it: the job is closing. Call it before the loop over loader.epochs() ends"
             )
 
     def _attempt(

@@ -12,7 +12,12 @@ import torch
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
-from bagua_core.elastic.script_collectives.members_changed import MembersChanged, PeerLostError, placed
+from bagua_core.elastic.script_collectives.members_changed import (
+    JobClosing,
+    MembersChanged,
+    PeerLostError,
+    placed,
+)
 from bagua_core.elastic.script_collectives.outside_collectives import OutsideCollectives
 from bagua_core.elastic.script_collectives.requests import (
     Allgather,
@@ -24,6 +29,7 @@ from bagua_core.elastic.script_collectives.requests import (
     ReduceScatter,
     Request,
     Scatter,
+    Send,
 )
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.step.engine import Engine
@@ -74,6 +80,8 @@ def collectives(communicator: Communicator, steps: Steps) -> OutsideCollectives:
         broken=False,
         is_closed=False,
         is_over=False,
+        break_generation=lambda error: None,
+        follow=lambda outside, given_up: None,
         wait_unlearned=lambda pending: pending.wait(),
         trail=OperationTrail(),
         session=SimpleNamespace(news=SimpleNamespace(nonce="nonce-1")),
@@ -181,3 +189,15 @@ def test_parts_for_other_ranks_mean_nothing_either() -> None:
     with pytest.raises(MembersChanged, match="cut for other ranks") as caught:
         placed(Alltoall(torch.ones(3)), THREE, ("b", "a", "c"))
     assert not isinstance(caught.value, PeerLostError)
+
+
+@pytest.mark.parametrize(
+    "request_", [Allreduce(PART, ReduceOp.SUM), Send(PART, 0, root=1)], ids=lambda r: r.name
+)
+def test_a_loss_after_the_end_of_the_training_is_no_reason_to_call_again(request_: Request) -> None:
+    world = build_in_process(2)
+    outside = collectives(world[0], Steps(world[0], in_step=False))
+    outside._member.broken = outside._member.is_over = True  # type: ignore[misc]
+    with pytest.raises(JobClosing, match="the job is closing") as caught:
+        outside.request(request_)
+    assert not isinstance(caught.value, MembersChanged)
