@@ -26,9 +26,8 @@ from tests.lab.launched import environment
 LIMIT_S = 60.0
 HANG_S = 300.0
 CELLS = "cells.py"
-RESUMES = (
-    "spot_nodes.py"  # its first run is preempted, and the second one goes on: both together are the example
-)
+# its first run is preempted, and the second one goes on: both together are the example
+RESUMES = "spot_nodes.py"
 
 
 class Taken(TypedDict):

@@ -99,9 +99,8 @@ class Study:
     generation: int = 0  # of the last measurement that was counted
     steps: int = 0
     seconds: float = 0.0
-    window_steps: int = (
-        0  # with the current settings, since they came into force or since the last look at drift
-    )
+    # with the current settings, since they came into force or since the last look at drift
+    window_steps: int = 0
     window_s: float = 0.0
     drifts: tuple[
         float, ...

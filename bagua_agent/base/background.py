@@ -80,9 +80,8 @@ def perform(what: str, operation: Callable[[], T], on_end: Callable[[OperationEn
     end: OperationEnd[T]
     try:
         end = Succeeded(operation())
-    except (
-        BaseException
-    ) as error:  # SystemExit and MemoryError too must not end an operation without an event
+    except BaseException as error:
+        # SystemExit and MemoryError too must not end an operation without an event
         end = Failed(error)
         if end.is_bug:
             log.error("bug: %s raised %s", what, end.reason, exc_info=error)

@@ -72,9 +72,8 @@ class ClusterPicture:
         self._removals: dict[str, RemovalView] = {}
         self._newest_revision = 0
         self.scheduler_revision: int | None = None
-        self.was_set_back = (
-            False  # etcd: since this picture began it has told of a revision before the newest one
-        )
+        # etcd: since this picture began it has told of a revision before the newest one
+        self.was_set_back = False
 
     def order_revision(self, node_name: str) -> int:
         """Returns the mod revision of a node's orders as read; 0: there is no key."""

@@ -113,9 +113,8 @@ class JobConfig:
 
     max_restarts: int = _POLICY.max_restarts
     role: str = "default"
-    start_method: str = (
-        "warm"  # fork from a process that has torch imported; "spawn": start an interpreter each
-    )
+    # fork from a process that has torch imported; "spawn": start an interpreter each
+    start_method: str = "warm"
     signals_to_handle: tuple[str, ...] = DEFAULT_SIGNALS
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
     numa_binding: str | None = None

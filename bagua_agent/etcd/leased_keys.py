@@ -95,9 +95,8 @@ class LeasedKeys:
         self._lease_id = 0
         self._renewal_due = 0.0
         self._checks_left = 0
-        self._values_due = (
-            False  # a check reads the keys' values too: after an outage they may be those of a backup
-        )
+        # a check reads the keys' values too: after an outage they may be those of a backup
+        self._values_due = False
         self._store_revision = 0
         self._away = False
         self._closing = False

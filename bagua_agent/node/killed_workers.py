@@ -12,9 +12,8 @@ from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.workers.process.process_status import held_in_kernel
 
-ENDS_WITHIN_S = (
-    10.0  # a killed process is gone within a second, one that has to free a large memory within a few
-)
+# a killed process is gone within a second, one that has to free a large memory within a few
+ENDS_WITHIN_S = 10.0
 
 
 class KilledWorkers:

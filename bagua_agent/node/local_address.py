@@ -50,9 +50,8 @@ def _resolved(host: str, flag: str) -> str:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except socket.gaierror as error:
         raise UserError(f"{flag} {host!r} can't be resolved ({error.strerror}); give an address") from error
-    except (
-        UnicodeError
-    ) as error:  # an empty label, as of a variable that was not set, or one of over 63 characters
+    except UnicodeError as error:
+        # an empty label, as of a variable that was not set, or one of over 63 characters
         raise UserError(
             f"{flag} {host!r} is no host name ({error.__cause__ or error}); give an address"
         ) from error

@@ -16,9 +16,8 @@ from bagua_agent.etcd.client import KeyValue, Store
 from bagua_agent.observation.agent_calls import JobAgents
 from bagua_contract import control_pb2
 
-BUDGET_S = (
-    2.0  # of one round; an agent that does not answer may take CALL_TIMEOUT_S of agent_calls.py beyond it
-)
+# of one round; an agent that does not answer may take CALL_TIMEOUT_S of agent_calls.py beyond it
+BUDGET_S = 2.0
 ASK_EVERY_S = 5.0
 MOST_JOBS = 32  # others show no progress
 MOST_PASSED_OVER = 4  # agents of a job in a round

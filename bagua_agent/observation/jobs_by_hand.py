@@ -58,9 +58,8 @@ def _state(
         return "starting", f"{len(nodes)} of {counted(desired.min_nodes, 'node')} are present"
     spec = read_message(pb.JobSpec, values.get(keys.spec, b"")) or pb.JobSpec()
     size, workers = spec.replica_size, len(generation.members)
-    is_whole = not generation.HasField(
-        "parts"
-    )  # else it is the head of a large record, which lists no worker
+    # else it is the head of a large record, which lists no worker
+    is_whole = not generation.HasField("parts")
     replicas = f"{counted(workers // size, 'replica')} of {size} workers; " if size > 1 and is_whole else ""
     return "running", f"generation {generation.number}; {replicas}{counted(len(nodes), 'node')} present"
 

@@ -257,12 +257,8 @@ def _issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bo
     try:
         constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints).value
         certificate.verify_directly_issued_by(authority)
-    except (
-        x509.ExtensionNotFound,
-        InvalidSignature,
-        ValueError,
-        TypeError,
-    ):  # other name, other key, other kind
+    except (x509.ExtensionNotFound, InvalidSignature, ValueError, TypeError):
+        # other name, other key, other kind
         return False
     return constraints.ca and certificate != authority
 

@@ -343,9 +343,8 @@ class NodeDaemon:
             case ms.UnitAct.ASK_TO_LEAVE:
                 try:
                     self._folders.mark_asked(job_id)
-                except (
-                    OSError
-                ) as error:  # a full disk must not keep it here; at worst a later daemon asks again
+                except OSError as error:
+                    # a full disk must not keep it here; at worst a later daemon asks again
                     self._say(f"job {job_id}: that it is asked to leave was not noted: {error}")
                 self._runner.ask_to_leave(job_id)
             case ms.UnitAct.KILL:

@@ -82,9 +82,8 @@ class Hook(Algorithm):
     ) -> None:
         self._function = function
         self._state = None if state is None else HookState(state, tuple(local))
-        self._name = (
-            f"hook {next(_numbers)}"  # of its registered state; workers make their hooks in one order
-        )
+        # of its registered state; workers make their hooks in one order
+        self._name = f"hook {next(_numbers)}"
         self._serves: weakref.ref[Reducer] | None = None
 
     @property

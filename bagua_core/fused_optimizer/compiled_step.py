@@ -88,9 +88,8 @@ class CompiledStep:
         self._checked = 0  # compilations whose results were compared
         self._carriers: dict[Hashable, _Carrier] = {}
         self._representatives: dict[Hashable, _Representative] = {}
-        self._before: BlockOptimizer | None = (
-            None  # options, attributes and shared state at the beginning of this step
-        )
+        # options, attributes and shared state at the beginning of this step
+        self._before: BlockOptimizer | None = None
         self._loss: Any = None
         self._refusal = ""  # why the last graph was not compiled
 

@@ -19,9 +19,8 @@ _of_engine: weakref.WeakKeyDictionary[object, OptimizerSteps] = weakref.WeakKeyD
 class OptimizerSteps:
     def __init__(self) -> None:
         self._count = 0  # in the step under way
-        self._committed: tuple[int, int] | None = (
-            None  # steps committed by then, and the count of the last of them
-        )
+        # steps committed by then, and the count of the last of them
+        self._committed: tuple[int, int] | None = None
         self._compared = True
         self._micro_batch: object = None  # in which the calls were made
         self._calls: list[torch.optim.Optimizer] = []

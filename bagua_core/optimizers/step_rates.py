@@ -23,9 +23,8 @@ class StepRates:
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers
-        self._began: tuple[StepPlan, MicroBatch, list[float]] | None = (
-            None  # None: no part of a step is known
-        )
+        # None: no part of a step is known
+        self._began: tuple[StepPlan, MicroBatch, list[float]] | None = None
 
     def check(self, plan: StepPlan, micro_batch: MicroBatch) -> None:
         """Checks the learning rates as a forward in `micro_batch` begins. Raises RateChangedWithinStep."""

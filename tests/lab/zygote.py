@@ -35,9 +35,8 @@ from bagua_agent.workers.start.worker_command import PREIMPORT, beside_runner
 from tests.lab.wait import patiently
 
 REAL_START_VARIABLE = "BAGUA_TESTS_REAL_START"
-IMPORTS_VARIABLE = (
-    "BAGUA_TESTS_IMPORTS"  # of an agent: further modules that its warm parent imports, with commas
-)
+# of an agent: further modules that its warm parent imports, with commas
+IMPORTS_VARIABLE = "BAGUA_TESTS_IMPORTS"
 _PROGRAM = Path(__file__).with_name("zygote_main.py")
 _ROOT = Path(__file__).resolve().parents[2]
 # Its frames are below every worker's script, so they have no file's name: a traceback's last frame is the script's.

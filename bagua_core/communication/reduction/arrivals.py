@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-WATCHED = (
-    3  # the backward of a generation that is recorded: first ones may allocate, compile, or be a joiner's
-)
+# the backward of a generation that is recorded: first ones may allocate, compile, or be a joiner's
+WATCHED = 3
 
 
 class Arrivals:

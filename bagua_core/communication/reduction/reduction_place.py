@@ -13,9 +13,8 @@ from bagua_core.communication.reduction import step_counts
 from bagua_core.errors import UserError
 
 NO_PLACE = (-1, -1)
-_CYCLE = (
-    8  # how many steps, and reductions in one, have places of their own: within step_counts.LARGEST_COUNT
-)
+# how many steps, and reductions in one, have places of their own: within step_counts.LARGEST_COUNT
+_CYCLE = 8
 
 
 class BackwardsDiffer(UserError, RuntimeError):

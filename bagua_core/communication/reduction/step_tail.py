@@ -51,9 +51,8 @@ class StepTail:
         self._engine = engine
         self._trained = trained
         self._optimizer_steps = optimizer_steps_of(engine)
-        self._read_in: tuple[int, int] | None = (
-            None  # generation and step of the newest reduction that is complete
-        )
+        # generation and step of the newest reduction that is complete
+        self._read_in: tuple[int, int] | None = None
         self._read = 0  # reductions that are complete in it
 
     def write(self, tail: torch.Tensor) -> None:

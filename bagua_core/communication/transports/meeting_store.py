@@ -25,9 +25,8 @@ from bagua_core.errors import InfrastructureLost
 
 GENERATIONS_KEPT = 16
 MOST_UNREAD_BYTES = 16 << 20  # of answers that a client has asked for and does not take
-MOST_QUESTIONS = (
-    1024  # of one client that wait for a value; a MeetingStore has one at a time, a MeetingSignal three
-)
+# of one client that wait for a value; a MeetingStore has one at a time, a MeetingSignal three
+MOST_QUESTIONS = 1024
 ACCEPT_AGAIN_S = 0.1  # callers wait in the backlog meanwhile
 _NOTHING_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 

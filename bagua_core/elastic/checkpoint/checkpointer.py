@@ -98,9 +98,8 @@ class Checkpointer:
         self._looked_in_generation = 0
         self._look_at_step = 0
         self._last_due_s = clock()
-        self._failed_step = (
-            0  # of the checkpoint before the one that is due, if a part of it could not be written
-        )
+        # of the checkpoint before the one that is due, if a part of it could not be written
+        self._failed_step = 0
         self._last_look: tuple[int, float] | None = None
         self._pace = due.Pace()
         self._refused: frozenset[Place] = frozenset()

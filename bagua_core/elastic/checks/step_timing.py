@@ -9,9 +9,8 @@ from collections import deque
 from statistics import median_low
 
 LEAST_STALL_S = 0.25  # below it a report is noise: a scheduler's hiccup, a page cache flush
-MOST_STALL_S = (
-    20.0  # who waits longer than that without a word counts as being outside the step's collectives
-)
+# who waits longer than that without a word counts as being outside the step's collectives
+MOST_STALL_S = 20.0
 USUAL_FACTOR = 3.0
 REPORT_AGAIN_FACTOR = 2.0  # each further report of one wait comes after twice the time
 SMOOTHING = 0.2

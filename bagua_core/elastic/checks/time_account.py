@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from bagua_contract.records import Generation, GenerationKind
 from bagua_contract.time_use import LOST_TO_CHANGES, STEP_TIME_BOUNDS_S, TimeUse
 
-HANG_FROM_S = (
-    2.0  # twice the recovery from a host that vanishes; a cut link is acted on from here on (hang_cut_s)
-)
+# twice the recovery from a host that vanishes; a cut link is acted on from here on (hang_cut_s)
+HANG_FROM_S = 2.0
 
 
 def use_of_entry(aside: TimeUse | None, entered: Generation) -> TimeUse:

@@ -32,9 +32,8 @@ from bagua_core.errors import UserError
 
 MEETING_TIMEOUT_S = 60.0
 ALL = "all"  # the generation's main communicator, in the store
-CONNECT_TIMEOUT_S = (
-    20.0  # to each member, once all have said where they listen; a pending generation waits for it
-)
+# to each member, once all have said where they listen; a pending generation waits for it
+CONNECT_TIMEOUT_S = 20.0
 MOST_DESCRIPTORS = 65536
 CHOICES_KEPT = 1024  # a pending generation may be made anew often before the one in force ends
 # A rank may compute for as long as it likes before it comes to a collective: what bounds a wait is the

@@ -33,9 +33,8 @@ class StateGuard:
         self._script_knows = False  # the script's thread has met the leave, and needs no signal
         self.stepping = False  # an optimizer is changing parameters
         self.provisional = False  # an exchange has changed weights in the step under way
-        self._work: Handover | None = (
-            None  # what the script's stream had been given when the guard was let go
-        )
+        # what the script's stream had been given when the guard was let go
+        self._work: Handover | None = None
 
     # -- the script's thread
 

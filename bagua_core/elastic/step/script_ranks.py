@@ -22,9 +22,8 @@ class ScriptRanks(RoundEnd):
         self._places_asked: set[tuple[int, int]] | None = None
         """By the script since next_step(); None in a loop with the loader, which divides the data itself."""
         self._says_places = True
-        self._size_asked_in: StepPlan | None = (
-            None  # of the newest step in which the script asked for the world size
-        )
+        # of the newest step in which the script asked for the world size
+        self._size_asked_in: StepPlan | None = None
         self._says_left_out = True
 
     def asked_place(self) -> tuple[int, int]:
