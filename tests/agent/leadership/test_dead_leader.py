@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from bagua_agent.base.timers import Timers
+from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.job.membership_driver import JobMembership
 from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.job_state.context import JoinedJob
@@ -39,12 +40,14 @@ def generation(*agents: str) -> Generation:
 
 
 class Agent:
-    """One that does not lead; stands for the leader's side of it too. removed: what was asked to be removed."""
+    """One that does not lead; stands for the leader's side of it too. removed: what was asked to be removed. results:
+    what was asked to be written as the job's result."""
 
     def __init__(self, *, restarts: bool = False, replica_size: int = 1) -> None:
         self.asked: list[tuple[Question, int]] = []
         self.touched: list[dict[str, str]] = []
         self.removed: list[tuple[object, ...]] = []
+        self.results: list[tuple[object, ...]] = []
         self.told: list[str] = []
         mode = pb.JobSpec.RESTART if restarts else pb.JobSpec.LIVE
         self.seen = seen = LocalJobState(
@@ -55,6 +58,7 @@ class Agent:
             agent_id="me",
             seen=seen,
             timers=self.timers,
+            keys=JobKeys("job"),
             terminal=JobTerminal(lambda line: self.told.append(line.partition(" | ")[2]), "me"),
             history=SimpleNamespace(leader_is=lambda agent_id, leading: None),
         )
@@ -80,6 +84,9 @@ class Agent:
 
     def remove_dead_leader(self, *what: object) -> None:
         self.removed.append(what)
+
+    def write_result(self, *what: object) -> None:
+        self.results.append(what)
 
     def sees_agent(self, name: str, revision: int, node_name: str = "") -> None:
         self.membership.advance(
