@@ -63,7 +63,7 @@ class Shown:
 
 def show(store: Store, job_id: str) -> Shown:
     """Reads the settings of a job's steps. Raises UserError if there is no such job, InfrastructureLost."""
-    keys = JobKeys(job_id)
+    keys, without_parts = JobKeys(job_id), 0
     for _ in range(_MOST_ATTEMPTS):
         found, _ = store.get_and_count([keys.spec, keys.settings, keys.generation, keys.study], keys.agents)
         if keys.spec not in found:
@@ -77,6 +77,7 @@ def show(store: Store, job_id: str) -> Shown:
                 _pinned(found.get(keys.settings), keys),
                 _tuning(found.get(keys.study)),
             )
+        without_parts = _replaced(job_id, found[keys.generation], without_parts)
     raise _changes_too_often(job_id, "read")
 
 
@@ -117,7 +118,7 @@ def pin(store: Store, job_id: str, asked: Mapping[str, object], *, forgets: bool
     job's trials have found, and what is kept of earlier jobs of the same model. Raises UserError for a value or a job
     that can't have them, InfrastructureLost.
     """
-    keys, forgotten = JobKeys(job_id), 0
+    keys, forgotten, without_parts = JobKeys(job_id), 0, 0
     for _ in range(_MOST_ATTEMPTS):
         found, _ = store.get_and_count([keys.spec, keys.result, keys.settings, keys.generation], keys.agents)
         spec = found.get(keys.spec)
@@ -125,6 +126,7 @@ def pin(store: Store, job_id: str, asked: Mapping[str, object], *, forgets: bool
             raise unknown_job(store, job_id)
         record = _generation(store, keys, found.get(keys.generation))
         if record is None:
+            without_parts = _replaced(job_id, found[keys.generation], without_parts)
             continue
         _check(job_id, found, keys, record)
         before = found.get(keys.settings)
@@ -153,6 +155,17 @@ def _changes_too_often(job_id: str, what: str) -> InfrastructureLost:
     return InfrastructureLost(
         f"job {job_id!r} changed {_MOST_ATTEMPTS} times while it was to be {what}; try again"
     )
+
+
+def _replaced(job_id: str, head: KeyValue, before: int) -> int:
+    """Returns the mod revision of a head whose parts are gone, as when a newer record replaces it. before: of the head
+    that was read before. Raises InfrastructureLost if it is the same: no record has replaced it."""
+    if head.mod_revision == before:
+        raise InfrastructureLost(
+            f"job {job_id!r}: parts of its newest generation's record are missing in etcd; its next generation "
+            "writes a new record"
+        )
+    return head.mod_revision
 
 
 def _check(job_id: str, found: Mapping[str, KeyValue], keys: JobKeys, record: pb.Generation) -> None:

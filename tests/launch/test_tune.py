@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from bagua_agent.autotune.study import Phase, Study, Trial
 from bagua_agent.autotune.tuned_records import PREFIX, Place, Tuned
 from bagua_agent.autotune.tuned_store import keep_tuned, read_tuned
 from bagua_agent.base.errors import InfrastructureLost, UserError
+from bagua_agent.cluster_client import tune
 from bagua_agent.cluster_client.tune import pin, show
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import StoreCredentials
@@ -22,6 +24,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import stored
+from bagua_agent.large_jobs.stored_record import whole_value
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
 from bagua_contract.step_settings import StepSettings, frozen_note
@@ -124,8 +127,33 @@ def test_a_large_job_shows_its_settings_and_is_refused_what_it_cannot_have(store
     with pytest.raises(UserError, match="deterministic"):
         pin(store, "demo", {"bucket_bytes": 4096})
     store.delete_prefix(KEYS.records)
-    with pytest.raises(InfrastructureLost, match="changed 10 times while it was to be read"):
+    missing = "parts of its newest generation's record are missing"
+    with pytest.raises(InfrastructureLost, match=missing):
         show(store, "demo")
+    with pytest.raises(InfrastructureLost, match=missing):
+        pin(store, "demo", {"bucket_bytes": 4096})
+
+
+def test_a_record_that_is_replaced_while_it_is_read_is_read_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(store)
+    settings = StepSettings(4 << 20)
+    put_in_parts(store, Generation(3, 2, GenerationKind.PLANNED, (), "n", settings=settings))
+    store.delete_prefix(KEYS.records)
+    reads = 0
+
+    def replaced_at_first(*arguments: Any) -> bytes | None:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            newer = Generation(4, 3, GenerationKind.PLANNED, (), "n", settings=settings)
+            put_in_parts(store, newer)
+            return None
+        return whole_value(*arguments)
+
+    monkeypatch.setattr(tune, "whole_value", replaced_at_first)
+    assert (show(store, "demo").generation, reads) == (4, 2)
 
 
 @pytest.mark.parametrize("large", [False, True])
