@@ -24,12 +24,12 @@ def give_all(ledger: Ledger, holding: Holding, count: int) -> Found:
         return Found(False, len(best_free(ledger, holding, count, among)))
     chosen = best_free(ledger, holding, count, among)
     free = set(chosen)
-    gifts = for_another(ledger, holding, count - len(chosen), [n for n in among if n not in free])
-    chosen += [gift.node_name for gift in gifts]
+    releases = for_another(ledger, holding, count - len(chosen), [n for n in among if n not in free])
+    chosen += [release.node_name for release in releases]
     if len(chosen) < count:
-        for gift in reversed(gifts):
-            for order in reversed(gift.orders):
-                ledger.put_back(gift.node_name, order)
+        for release in reversed(releases):
+            for order in reversed(release.orders):
+                ledger.put_back(release.node_name, order)
         return Found(False, len(chosen))
     for node_name in chosen:
         ledger.give(holding, node_name)

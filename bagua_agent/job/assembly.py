@@ -67,7 +67,7 @@ class NodeParts:
 
 @dataclass(frozen=True, slots=True)
 class JobParts:
-    """The parts that an agent has of its job, and by which it takes part. sight: not started yet."""
+    """The parts that an agent has of its job, and by which it takes part. subscription: not started yet."""
 
     job: JoinedJob
     identity: JobIdentity

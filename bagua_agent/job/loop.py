@@ -166,7 +166,7 @@ class JobLoop:
         self._job, self._seen = parts.job, parts.job.seen
         self._membership, self._scope, self._own_key = parts.membership, parts.scope, parts.own_key
         self._lifecycle = lifecycle_of_workers(node, parts)
-        self._news = ChangeApplier(
+        self._changes = ChangeApplier(
             self._job,
             self._lifecycle,
             self._membership.follow_leader,
@@ -192,7 +192,7 @@ class JobLoop:
         new generation."""
         self._terminal.tell("the script follows membership in its process: workers stay from now on")
         self._lifecycle = lifecycle_of_workers(self._node, self._parts)
-        self._news.follow_with(self._lifecycle)
+        self._changes.follow_with(self._lifecycle)
         self._lifecycle.begin()
 
     # -- the loop
@@ -292,7 +292,7 @@ class JobLoop:
         judges = not self._scope.too_little_to_judge()
         if judges:
             self._parts.lost_keys.notice(changes, now_s)
-        happened = self._news.take(changes, now_s) + self._membership.answers(probes, now_s)
+        happened = self._changes.take(changes, now_s) + self._membership.answers(probes, now_s)
         if happened:
             self._membership.advance(*happened)
             if self._seen.replica_size > 1:

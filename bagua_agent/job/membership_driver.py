@@ -76,7 +76,7 @@ class JobMembership:
         self._told_dead = ""  # the leader whose end was told
         self._host_watch = HostWatch(job.agent_id)
         self._touching_since_s: float | None = None  # a round is under way
-        self._mates = ReplicaPeers(job.agent_id)
+        self._replica_peers = ReplicaPeers(job.agent_id)
         # agent_id, now_s: an agent that holds a part of a replica of this node does not answer this host
         self.on_silent_mate: Callable[[str, float], None] = lambda agent_id, now_s: None
         # agents whose hosts do not answer this one, of those that hold parts of this node's replicas, or did
@@ -233,7 +233,7 @@ class JobMembership:
     def follow_replicas(self, now_s: float) -> None:
         """Follows replicas, which may have changed. Agents of a new one are touched at once: only a host that has
         answered is missed, so a link that is cut before the next round would never be."""
-        if self._addresses_of_mates().keys() - self._host_watch.met:
+        if self._addresses_of_peers().keys() - self._host_watch.met:
             self._job.timers.set("hosts", now_s, self._watch_hosts)
 
     def _watch_hosts(self, now_s: float) -> None:
@@ -244,7 +244,7 @@ class JobMembership:
         if not watches or seen.result is not None or self._touching_since_s is not None:
             return
         if not seen.restarts:
-            addresses, watchers = self._addresses_of_mates(), 1
+            addresses, watchers = self._addresses_of_peers(), 1
         elif self._state.leading:
             addresses, watchers = self._others_addresses(), 1
         else:
@@ -260,10 +260,10 @@ class JobMembership:
         others = (a for a in self._state.view.agents.values() if a.agent_id != self._job.agent_id)
         return {a.agent_id: a.control_address for a in others}
 
-    def _addresses_of_mates(self) -> dict[str, str]:
+    def _addresses_of_peers(self) -> dict[str, str]:
         view = self._state.view
         records = groups(view).records.values()
-        return self._mates.addresses(
+        return self._replica_peers.addresses(
             records, view.agents, whole=self._job.seen.whole, met=self._host_watch.met
         )
 

@@ -1,7 +1,7 @@
-"""Decides how much of the job this agent must subscribe to now, and whether it may lead yet.
+"""Keeps the subscription at the scope that the situation calls for, and holds back an election until the whole state
+was read.
 
-The leader of a large job must first see all of it: the election is held back until the whole state was read. Called
-from the loop's thread only.
+large_jobs/scope.py decides the scope. Called from the loop's thread only.
 """
 
 from __future__ import annotations

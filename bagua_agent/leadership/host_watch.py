@@ -1,8 +1,10 @@
-"""Decides which agents are touched in a round of restart mode, and which of them are then suspected.
+"""Decides which agents are touched in a round, and which of them are then suspected.
 
-In restart mode a worker may wait without end for a lost peer and report nothing, so agents watch each other: all touch
-the leader, and the leader touches the others. An agent that has never answered is not suspected: its port may be closed
-to this host. A suspicion only leads to a probe. Pure: no IO, no clock. docs/design/restart-mode.md has the rules.
+In restart mode, and in the collectives within a replica, a worker may wait without end for a lost peer and report
+nothing, so agents watch each other. Restart mode: all touch the leader, and the leader touches the others. Jobs with
+replicas: the agents of one replica touch each other. An agent that has never answered is not suspected: its port may
+be closed to this host. A suspicion only leads to a probe. Pure: no IO, no clock. docs/design/restart-mode.md has the
+rules.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Chooses the nodes that the next generation leaves out, and for how long.
 
-It does so when all live and a generation does not work. Workers report which hosts they can't reach. Those are hints: a
-transport may name a peer that merely gave up first, or no peer. So this gives ways out in order of preference, and
-decision.py takes the first that keeps the minimum and a holder. A node that is left out may come back after a
-quarantine that grows each time.
+It does so when all agents live and a generation does not work. Workers report which hosts they can't reach. A report
+is a hint: a transport may name a peer that merely gave up first, or no peer. So exclusion_options lists sets of nodes
+in order of preference, and decision.py takes the first that keeps the minimum and a holder. A node that is left out
+may come back after a quarantine that grows each time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def exclusion_options(
     def preference(node: SuspectNode, weight: int) -> tuple[int, bool, bool, int, int]:
         return (-weight, node.holder, not node.reports, node.times_left_out, -place[node.agent_id])
 
-    ways: list[ExclusionOption] = []
+    options: list[ExclusionOption] = []
     mutual = {frozenset((a, b)) for a, b in edges if (b, a) in edges}
     out: set[str] = set()
     while cut := [pair for pair in mutual if not pair & out]:
@@ -70,12 +70,12 @@ def exclusion_options(
         pairs = sorted((sorted(pair, key=place.__getitem__) for pair in mutual if pair & out), key=str)
         shown = ", ".join(f"{names[a]} and {names[b]}" for a, b in pairs[:3])
         more = f" and {len(pairs) - 3} more pairs" if len(pairs) > 3 else ""
-        ways.append(ExclusionOption(frozenset(out), f"{shown}{more} can't reach each other"))
+        options.append(ExclusionOption(frozenset(out), f"{shown}{more} can't reach each other"))
     for node in sorted(allowed, key=lambda n: preference(n, len(named_by[n.agent_id]))):
-        way = frozenset({node.agent_id})
-        if len(nodes) > 1 and all(w.agent_ids != way for w in ways):
-            ways.append(ExclusionOption(way, _complaint(node, nodes, named_by[node.agent_id])))
-    return ways
+        alone = frozenset({node.agent_id})
+        if len(nodes) > 1 and all(option.agent_ids != alone for option in options):
+            options.append(ExclusionOption(alone, _complaint(node, nodes, named_by[node.agent_id])))
+    return options
 
 
 def _complaint(node: SuspectNode, nodes: Sequence[SuspectNode], named_by: Collection[str]) -> str:

@@ -112,7 +112,7 @@ class LiveWorkers:
         ] = {}  # worker -> newest generation that listed it, its world size
         self._answered: set[str] = set()  # workers that a job that trained answered before their loops
         self._last_checkpoints: dict[str, pb.LastCheckpoint] = {}  # of workers that left, as they said
-        self._company: dict[str, CoWorkers] = {}  # of this node's workers
+        self._co_workers: dict[str, CoWorkers] = {}  # of this node's workers
         self._interrupted = False  # workers here got SIGINT in the middle of a step
 
     # -- what the job says
@@ -142,8 +142,8 @@ class LiveWorkers:
         self._told_kinds.clear()
         for member in generation.members:
             if self._workers.get(member.worker_id) is not None:
-                known = self._company.get(member.worker_id, NO_CO_WORKERS)
-                self._company[member.worker_id] = co_workers_after(known, member.worker_id, generation)
+                known = self._co_workers.get(member.worker_id, NO_CO_WORKERS)
+                self._co_workers[member.worker_id] = co_workers_after(known, member.worker_id, generation)
                 self._listed[member.worker_id] = (generation.number, generation.world_size)
         self._exits.records_came()
         # While a planned one is pending, what breaks the generation before it is still the leader's concern.
@@ -182,8 +182,8 @@ class LiveWorkers:
         """Records which workers share the replica with each worker here. So their ends explain each other before a
         generation lists them."""
         for worker_id in replica.worker_ids:
-            if self._workers.get(worker_id) is not None and worker_id not in self._company:
-                self._company[worker_id] = co_workers_in(replica, worker_id)
+            if self._workers.get(worker_id) is not None and worker_id not in self._co_workers:
+                self._co_workers[worker_id] = co_workers_in(replica, worker_id)
 
     def close_joins(self) -> None:
         self._sessions.tell_close()
@@ -252,7 +252,7 @@ class LiveWorkers:
             generation=progress.generation if progress is not None else 0,
             steps=progress.step if progress is not None else 0,
             joining=progress.joining if progress is not None else False,
-            co_workers=self._company.pop(worker_id, NO_CO_WORKERS),
+            co_workers=self._co_workers.pop(worker_id, NO_CO_WORKERS),
             listed=self._listed.pop(worker_id, (0, 0)),
             last_checkpoint=self._last_checkpoints.pop(worker_id, None),
             left_alone=self._replicas.leaves_alone(worker_id),

@@ -10,7 +10,7 @@ import pytest
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from benchmarks.fault_victims import NoLeaderError, leading_host, pick
-from tests.lab.etcd import EtcdCluster, JobCondition
+from tests.lab.etcd import EtcdCluster, StoredValue
 from tests.lab.network import Host
 
 HOSTS = ("one", "two", "three")
@@ -38,7 +38,7 @@ def test_where_none_leads_none_is_picked_in_its_place(leader: str | None) -> Non
 def test_who_leads_is_what_the_leader_key_says_now(address: str, found: int | None) -> None:
     key = JobKeys("job").leader
     value = pb.Leader(agent_id="a", control_address=address).SerializeToString()
-    standing = {key: JobCondition(value, 1)} if address else {}
+    standing = {key: StoredValue(value, 1)} if address else {}
     cluster = SimpleNamespace(standing=lambda prefix: standing if prefix == key else {})
     hosts = [cast(Host, SimpleNamespace(address=f"10.0.0.{n}")) for n in (1, 2)]
     leads = leading_host(cast(EtcdCluster, cluster), "job", hosts)

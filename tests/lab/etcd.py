@@ -38,8 +38,8 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class JobCondition:
-    """What a key holds. lease: 0 for none."""
+class StoredValue:
+    """The value of a key, and its lease. lease: 0 for none."""
 
     value: bytes
     lease: int
@@ -244,12 +244,12 @@ class EtcdCluster:
         leader = self.leader
         return [m for m in self.members if m is not leader]
 
-    def standing(self, prefix: str) -> dict[str, JobCondition]:
+    def standing(self, prefix: str) -> dict[str, StoredValue]:
         """By key, all that begin with `prefix`. Raises OSError if etcd does not answer, LabError if it refuses."""
         end = base64.b64encode(end_of_prefix(prefix)).decode()
         found = self.leader.call("kv/range", key=_base64(prefix), range_end=end).get("kvs", [])
         return {
-            base64.b64decode(kv["key"]).decode(): JobCondition(
+            base64.b64decode(kv["key"]).decode(): StoredValue(
                 base64.b64decode(kv.get("value", "")), int(kv.get("lease", 0))
             )
             for kv in found

@@ -51,11 +51,11 @@ def copied(holders: int = 1) -> list[Side]:
     """The holders, and the newcomer."""
     sides = [Side(index) for index in range(1, holders + 2)]
     newcomer, ends = sides[-1], build_in_process(holders + 1)
-    sources, landing = range(holders), InPlace(newcomer.state, lambda: None)
+    sources, received = range(holders), InPlace(newcomer.state, lambda: None)
 
     def act(rank: int) -> None:
         if rank == holders:
-            newcomer.in_step(lambda: heal.receive_state(ends[rank], sources, landing))
+            newcomer.in_step(lambda: heal.receive_state(ends[rank], sources, received))
         else:
             sides[rank].in_step(lambda: heal.send_state(ends[rank], sides[rank].state(), sources, [holders]))
 

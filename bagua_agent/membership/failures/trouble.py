@@ -1,4 +1,4 @@
-"""Finds ways out of a generation that does not work: without some of its survivors, or of its joiners.
+"""Finds the exclusion options of a generation that does not work: some of its survivors, or of its joiners.
 
 Reads from the picture what exclusion.py decides on.
 """

@@ -1,1 +1,1 @@
-"""Decides which generation follows, from offers, standings and losses. Without IO."""
+"""Decides which generation follows, from the job's condition and the workers that are ready. Without IO."""

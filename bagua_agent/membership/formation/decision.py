@@ -259,14 +259,16 @@ def _without_somebody(case: Case, tried: str) -> Decision:
     """Decides on a FAILOVER generation of the survivors without a node that is in trouble, if there is a way to do
     without one."""
     view = case.view
-    for way in trouble.of_survivors(view, case.condition, case.evidence):
-        waiters = case.offers((s.worker_id for s in case.condition.survivors), without=way.agent_ids)
+    for option in trouble.of_survivors(view, case.condition, case.evidence):
+        waiters = case.offers((s.worker_id for s in case.condition.survivors), without=option.agent_ids)
         for ready in (waiters.ready, waiters.every):
-            target = targets.survivors(view, case.desired, case.condition, ready, way.agent_ids)
+            target = targets.survivors(view, case.desired, case.condition, ready, option.agent_ids)
             if _may_be_written(case, target):
-                reason = f"{tried}; {_left_out(case, way)}"
+                reason = f"{tried}; {_left_out(case, option)}"
                 decision = written(case, GenerationKind.FAILOVER, target.workers, _base(case), reason)
-                return replace(decision, leaves_out=tuple(sorted(way.agent_ids)), leaves_out_why=way.why)
+                return replace(
+                    decision, leaves_out=tuple(sorted(option.agent_ids)), leaves_out_why=option.why
+                )
     return _at_once(case, f"{tried}; no node can be left out", broken=True)
 
 
@@ -286,28 +288,28 @@ def _built_again(case: Case, record: Generation) -> Decision:
         return Decision(None, f"waiting before generation {record.number} is written again: {tried}", again_s)
     inside = {m.worker_id for m in record.members}
     leaves_out = attempts.count + 1 >= policy.rebuilds_before_leaving_out
-    ways = trouble.of_newcomers(view, case.condition, case.evidence) if leaves_out else []
-    for way in (*ways, None):
-        without = frozenset() if way is None else way.agent_ids
+    options = trouble.of_newcomers(view, case.condition, case.evidence) if leaves_out else []
+    for option in (*options, None):
+        without = frozenset() if option is None else option.agent_ids
         waiters = case.offers(inside, without)
         for ready in (waiters.ready, waiters.every):
             target = targets.planned(view, record, case.room, case.condition, ready, without)
             if not _may_be_written(case, target):
                 continue
             why = targets.changes(record, target)
-            reason = f"{tried}{'; ' + why if why else ''}{'; ' + _left_out(case, way) if way else ''}"
+            reason = f"{tried}{'; ' + why if why else ''}{'; ' + _left_out(case, option) if option else ''}"
             decision = written(case, GenerationKind.PLANNED, target.workers, _base(case), reason)
             return replace(
                 decision,
                 leaves_out=tuple(sorted(without)),
-                leaves_out_why="" if way is None else f"{way.why}; {tried}",
+                leaves_out_why="" if option is None else f"{option.why}; {tried}",
             )
     return _planned(case, record)
 
 
-def _left_out(case: Case, way: ExclusionOption) -> str:
-    names = some(case.view.agents[a].node_name for a in sorted(way.agent_ids))
-    return f"{way.why}, so {names} is left out for a while"
+def _left_out(case: Case, option: ExclusionOption) -> str:
+    names = some(case.view.agents[a].node_name for a in sorted(option.agent_ids))
+    return f"{option.why}, so {names} is left out for a while"
 
 
 def _planned(case: Case, record: Generation) -> Decision:

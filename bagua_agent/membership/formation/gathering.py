@@ -173,17 +173,19 @@ def _broken(case: Case) -> Decision:
     if case.now_s < again_s:
         return Decision(None, f"waiting before the first workers start again: {why}", again_s)
     if attempts.count >= policy.rebuilds_before_leaving_out:
-        for way in trouble.of_survivors(case.view, case.condition, case.evidence):
-            if _remain(case, way) >= case.desired.min_nodes:
-                decision = _restart(case, f"{why}; {way.why}")
+        for option in trouble.of_survivors(case.view, case.condition, case.evidence):
+            if _remain(case, option) >= case.desired.min_nodes:
+                decision = _restart(case, f"{why}; {option.why}")
                 return replace(
-                    decision, leaves_out=tuple(sorted(way.agent_ids)), leaves_out_why=f"{way.why}; {why}"
+                    decision,
+                    leaves_out=tuple(sorted(option.agent_ids)),
+                    leaves_out_why=f"{option.why}; {why}",
                 )
     return _restart(case, why)
 
 
-def _remain(case: Case, way: ExclusionOption) -> int:
-    return len({s.agent_id for s in case.condition.survivors} - set(way.agent_ids))
+def _remain(case: Case, option: ExclusionOption) -> int:
+    return len({s.agent_id for s in case.condition.survivors} - set(option.agent_ids))
 
 
 def _restart(case: Case, why: str, *, again: bool | None = None) -> Decision:

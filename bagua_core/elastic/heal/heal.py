@@ -70,13 +70,13 @@ def send_state(
 def receive_state(
     communicator: Communicator,
     holders: Sequence[int],
-    landing: ReceivedState | None = None,
+    received: ReceivedState | None = None,
 ) -> Any:
-    """Returns the state that `holders` send, landed (default: in staging).
+    """Returns the state that `holders` send, written to `received` (default: Staging).
 
     Blocks; raises CollectiveFailed, HealMismatch.
     """
-    where: ReceivedState = Staging() if landing is None else landing
+    received = Staging() if received is None else received
     header = torch.zeros(3, dtype=torch.int64, device="cpu")
     communicator.receive(header, holders[0], TAG).wait()
     began_s = time.monotonic()  # after the wait for the holders' scripts and for other receivers
@@ -91,7 +91,7 @@ def receive_state(
     expected_bytes = state_codec.announced_bytes(text)
     if total_bytes != expected_bytes:
         raise HealMismatch(f"{total_bytes} bytes were announced for a state of {expected_bytes}")
-    where.open(text, total_bytes)
+    received.open(text, total_bytes)
     layout = state_codec.layout_of(text)
 
     failures: list[Exception] = []
@@ -100,7 +100,7 @@ def receive_state(
     def stripe(part: int) -> None:
         try:
             with handover.taken_over():
-                _receive_stripe(communicator, where, total_bytes, holders, part, layout, failures)
+                _receive_stripe(communicator, received, total_bytes, holders, part, layout, failures)
         except Exception as error:  # noqa: BLE001 (handed to the caller below)
             failures.append(error)
 
@@ -116,12 +116,12 @@ def receive_state(
     if failures:
         raise failures[0]
     traffic.copied.received(total_bytes, time.monotonic() - began_s)
-    return where.state()
+    return received.state()
 
 
 def _receive_stripe(
     communicator: Communicator,
-    where: ReceivedState,
+    received: ReceivedState,
     total_bytes: int,
     holders: Sequence[int],
     part: int,
@@ -134,10 +134,10 @@ def _receive_stripe(
     _receive(communicator, announced, holders[part], is_limited=lambda: part == 0 or bool(failures))
     checksum = 0
     for at in range(begin, end, CHUNK_BYTES):
-        chunk = where.chunk(at, min(at + CHUNK_BYTES, end))
+        chunk = received.chunk(at, min(at + CHUNK_BYTES, end))
         _receive(communicator, chunk, holders[part])
         checksum = zlib.crc32(chunk.numpy().data, checksum)
-        where.put(at, chunk)
+        received.put(at, chunk)
         traffic.state_arrived.add(chunk.numel())
     expected = torch.zeros(1, dtype=torch.int64, device="cpu")
     _receive(communicator, expected, holders[part])

@@ -24,6 +24,9 @@ from bagua_core.elastic.state.heal_memory import is_out_of_memory
 
 
 class ReceivedState(Protocol):
+    """Memory that receives a copied state: Staging, InPlace or Fitting. Used in the order `open`, `chunk` and `put` for
+    each piece, `state`."""
+
     def open(self, manifest: bytes, total_bytes: int) -> None:
         """Prepares for the state, before the first byte of a tensor.
 

@@ -149,7 +149,8 @@ class ShardWatch:
         self._thread.start()
 
     def say(self, shard_rank: int, word: Word, number: int) -> None:
-        """Sends a word to a mate, from any thread. One that is gone does not get it, for it is reported."""
+        """Sends a word to another shard, from any thread. A shard that is gone does not get it; its loss is
+        reported."""
         _say(self._links[shard_rank], word, number)
 
     def close(self, *, in_order: bool) -> None:

@@ -81,7 +81,7 @@ class Copying:
         self._staging_failed = False
         self._stages = True
         self._transfer: heal.Transfer | None = None
-        self._landing: ReceivedState | None = None
+        self._memory: ReceivedState | None = None
         self._beside: tuple[Communicator, HealPlan] | None = None  # a copy that the first step begins
         self._rest: LateValue | None = None
 
@@ -188,13 +188,13 @@ class Copying:
         return heal.Transfer(send, self._member.changed)
 
     def _receiving(self, communicator: Communicator, plan: HealPlan) -> heal.Transfer:
-        landing = self._landing = self._choose_landing(plan)
+        received = self._memory = self._choose_memory(plan)
 
         def receive() -> Any:
             try:
-                bulk = heal.receive_state(communicator, plan.sources, landing)
+                bulk = heal.receive_state(communicator, plan.sources, received)
             except (MemoryError, RuntimeError) as error:
-                if not (isinstance(landing, Staging) and heal_memory.is_out_of_memory(error)):
+                if not (isinstance(received, Staging) and heal_memory.is_out_of_memory(error)):
                     raise
                 # The others rely on the state that is here: tell them first, by entering anew.
                 self._staging_failed = True
@@ -205,7 +205,7 @@ class Copying:
         self._reach("heal.receive")
         return transfer
 
-    def _choose_landing(self, plan: HealPlan) -> ReceivedState:
+    def _choose_memory(self, plan: HealPlan) -> ReceivedState:
         in_place = InPlace(
             lambda: self._state.bulk(with_gradients=False),
             lambda: self._declare_stateless(plan),
@@ -229,11 +229,11 @@ class Copying:
 
     def drop(self) -> None:
         """Gives up the transfer under way, which belongs to a step or a generation that is over."""
-        if self._landing is not None:
-            self._landing.give_up()
+        if self._memory is not None:
+            self._memory.give_up()
         if self._rest is not None:
             self._rest.give_up()
-        self._transfer = self._landing = self._beside = self._rest = None
+        self._transfer = self._memory = self._beside = self._rest = None
 
     @property
     def is_under_way(self) -> bool:

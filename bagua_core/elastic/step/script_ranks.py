@@ -1,6 +1,7 @@
 """The place of this worker in the job, as its script sees it: its rank, its replica's, and its shard's.
 
-Each of these joins the job, if the worker has not joined: ranks are real from then on.
+A call that returns a rank or a size first joins the job if the worker has not joined, so it never returns a
+provisional one.
 """
 
 from __future__ import annotations

@@ -60,12 +60,12 @@ MATES = {name: agent(name) for name in "abc"}
 
 
 def test_where_all_keys_are_seen_they_alone_say_which_agents_there_are() -> None:
-    mates = ReplicaPeers("me")
-    assert mates.addresses([replica("b")], {}, whole=True, met=()) == {}, "it is gone"
-    assert mates.addresses([replica("b")], MATES, whole=True, met=()) == {"b": "b:9"}
-    assert mates.addresses([replica("c")], MATES, whole=True, met=()) == {"b": "b:9", "c": "c:9"}
-    assert mates.addresses([], {"c": MATES["c"]}, whole=True, met={"b", "c"}) == {"c": "c:9"}
-    assert mates.addresses([], MATES, whole=True, met={"b", "c"}) == {"c": "c:9"}, "b was forgotten"
+    peers = ReplicaPeers("me")
+    assert peers.addresses([replica("b")], {}, whole=True, met=()) == {}, "it is gone"
+    assert peers.addresses([replica("b")], MATES, whole=True, met=()) == {"b": "b:9"}
+    assert peers.addresses([replica("c")], MATES, whole=True, met=()) == {"b": "b:9", "c": "c:9"}
+    assert peers.addresses([], {"c": MATES["c"]}, whole=True, met={"b", "c"}) == {"c": "c:9"}
+    assert peers.addresses([], MATES, whole=True, met={"b", "c"}) == {"c": "c:9"}, "b was forgotten"
 
 
 def test_replicas_of_other_nodes_are_not_its_concern() -> None:
@@ -79,18 +79,18 @@ def test_a_record_of_an_older_leader_has_no_address() -> None:
 
 
 def test_in_a_large_job_former_mates_are_remembered_if_they_have_answered() -> None:
-    mates = ReplicaPeers("me")
+    peers = ReplicaPeers("me")
     listed = [replica("b"), replica("c")]
-    assert mates.addresses(listed, {}, whole=False, met=()) == {"b": "b:1", "c": "c:1"}
-    assert mates.addresses([], {}, whole=False, met={"c"}) == {"c": "c:1"}
-    assert mates.addresses([replica("b")], {}, whole=False, met={"c"}) == {"b": "b:1", "c": "c:1"}
+    assert peers.addresses(listed, {}, whole=False, met=()) == {"b": "b:1", "c": "c:1"}
+    assert peers.addresses([], {}, whole=False, met={"c"}) == {"c": "c:1"}
+    assert peers.addresses([replica("b")], {}, whole=False, met={"c"}) == {"b": "b:1", "c": "c:1"}
 
 
 def test_in_a_large_job_the_newest_former_mates_are_remembered() -> None:
     """No key says that an agent is gone."""
-    mates, names = ReplicaPeers("me"), [f"n{number}" for number in range(MOST_FORMER + 3)]
+    peers, names = ReplicaPeers("me"), [f"n{number}" for number in range(MOST_FORMER + 3)]
     for name in names:
-        mates.addresses([replica(name)], {}, whole=False, met=names)
-    assert list(mates.addresses([], {}, whole=False, met=names)) == names[-MOST_FORMER:]
-    held = mates.addresses([replica(name) for name in names], {}, whole=False, met=names)
+        peers.addresses([replica(name)], {}, whole=False, met=names)
+    assert list(peers.addresses([], {}, whole=False, met=names)) == names[-MOST_FORMER:]
+    held = peers.addresses([replica(name) for name in names], {}, whole=False, met=names)
     assert sorted(held) == sorted(names), "those that records list are not limited"

@@ -100,7 +100,7 @@ class Worker:
         return own if self.replica is None else self.replica.agree(own, lambda pending: pending.wait())
 
     def replica_place(self) -> tuple[int, int]:
-        """As Places has it."""
+        """As ScriptRanks.replica_place."""
         shards, own = self.collectives._workers(across_replicas=True), self.collectives._own_id
         return (shards.index(own), len(shards)) if own in shards else (0, 1)
 

@@ -92,16 +92,16 @@ def check_a_copy_beside_a_step_lands_in_place(rank: int) -> None:
     source.registry.find_changed()
     manifest, tensors = state_codec.encode(source.registry.bulk())
     declared: list[bool] = []
-    landing = InPlace(target.registry.bulk, lambda: declared.append(True))
-    landing.open(manifest, tensors.size_bytes)
+    received = InPlace(target.registry.bulk, lambda: declared.append(True))
+    received.open(manifest, tensors.size_bytes)
     live = {t.data_ptr() for t in target.registry.parameters() if t.numel()}
-    assert declared and live <= {t.data_ptr() for t in landing._targets}
+    assert declared and live <= {t.data_ptr() for t in received._targets}
     run = torch.empty(tensors.size_bytes, dtype=torch.uint8)
     tensors.read(0, run)
     for at in range(0, run.numel(), 100):
-        landing.put(at, run[at : at + 100])
+        received.put(at, run[at : at + 100])
     rest = through_the_wire(source.registry.rest(at_resume_point=False))
-    target.registry.restore_parts(landing.state(), rest)
+    target.registry.restore_parts(received.state(), rest)
     assert same(source.tensors(), target.tensors())
     target.registry.roll_back()
     assert same(source.tensors(), target.tensors())
