@@ -318,7 +318,8 @@ class StateRegistry:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes over a captured state of the same models, or `bulk` and `rest` together.
+        """Takes over a captured state of the same models, or `bulk` and `rest` together. Where it has no
+        gradients .grad becomes None.
 
         Its tensors may become the optimizers' own, so they must own their memory. Raises KeyError or ValueError if it
         does not fit, OptimizerStateMismatch if an optimizer does not take it.
@@ -334,8 +335,10 @@ class StateRegistry:
                 optimizer_state.load(optimizer, optimizer_state_dict)
         for name, value in state["registered"].items():
             self.registered[name].load_state_dict(value)
-        for model, gradients in zip(self.models, state.get("gradients", ()), strict=False):
+        none: list[dict[str, torch.Tensor]] = [{} for _ in self.models]  # capture leaves the key out for it
+        for model, gradients in zip(self.models, state.get("gradients", none), strict=False):
             model.take_gradients(gradients)
+        self._moved_last = set()
 
     def _placed(self, state: dict[str, Any]) -> dict[str, Any]:
         """Returns `state` with its sharded tensors on the meshes of the models. Raises UnknownMesh."""
@@ -356,6 +359,7 @@ class StateRegistry:
                 "modules": modules,
                 "optimizers": optimizers,
                 "registered": rest["registered"],
+                # () in the middle of a step: .grad is then this worker's part of it
                 "gradients": rest.get("gradients") or bulk.get("gradients", ()),
             }
         )

@@ -187,6 +187,22 @@ def test_workers_that_were_left_out_go_on_from_a_checkpoint(tmp_path: Path) -> N
     assert {worker.state.half for worker in here} == {HalfCopy.NONE}
 
 
+def test_a_worker_that_was_left_out_brings_no_gradients_to_the_state_of_a_checkpoint(tmp_path: Path) -> None:
+    (writer,) = trained(tmp_path, 1)
+    writer.checkpoints.step_aside(writer.record, 0, 1, NO_LIMIT)
+    assert written_by([writer]) == [True]
+    ended([writer])
+    here = workers(settings(tmp_path), 2, number=7)
+    commit_step(here[0])
+    left_out(here[:1])
+    run_ranks(here, Worker.enter)
+    states = [worker.training.registry.gradients() for worker in here]
+    assert states == [[{}], [{}]]
+    for worker in here:  # samples under no_sync() of the next step
+        worker.training.model(torch.ones(8, 4)).sum().backward()
+    assert all("gradients" in worker.training.registry.capture_for_checkpoint() for worker in here)
+
+
 def test_a_later_generation_from_a_checkpoint_takes_nothing_of_what_was_kept(tmp_path: Path) -> None:
     together(world(tmp_path, 2), 4, begin=True)
     here = workers(settings(tmp_path), 2, number=7)
