@@ -85,7 +85,7 @@ def export(storage: Storage, found: list[Found], output: Path, step: int | None)
     if len(found) > 1:
         print(shown(found), file=sys.stderr)
     try:
-        restored = restore.load(storage, chosen)
+        restored = restore.load_first(storage, catalogue.whole_sets(storage, chosen.place)[0] or [chosen])
     except (CorruptPart, OSError) as error:
         if isinstance(error, OSError) and may_be_whole(error) and error.errno not in _OF_ONE_FILE:
             raise ExportError(f"{storage}/{chosen.place.directory_name} can't be read: {error}") from error

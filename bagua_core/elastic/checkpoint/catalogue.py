@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from bagua_contract.records import StateName
@@ -48,6 +48,10 @@ class Place:
             return None
         run, step, generation, operations = map(int, match.groups())
         return Place(run, StateName(generation, step, operations))
+
+
+PartSet = tuple[Place, str]
+"""The parts of a state that one replica has written, see Header; "": of replicas that agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,9 @@ def is_void(place: Place, runs: Sequence[Run]) -> bool:
     return any(run.number > place.run and run.resumed_at_step < place.name.step for run in runs)
 
 
-def find(storage: Storage) -> list[Found]:
-    """Returns all checkpoints, newest first. Headers and lengths are looked at, bytes are not.
+def find(storage: Storage, refused: Collection[PartSet] = ()) -> list[Found]:
+    """Returns all checkpoints, newest first. Headers and lengths are looked at, bytes are not. refused: sets that don't
+    count.
 
     Raises OSError if the root can't be listed or a run's file can't be read, UnreadableRun, OldFormat.
     """
@@ -107,7 +112,7 @@ def find(storage: Storage) -> list[Found]:
             found.append(Found(place, (), "a later run went on from before it"))
         else:
             try:
-                found.append(look_into(storage, place))
+                found.append(look_into(storage, place, refused))
             except StoreError as error:
                 found.append(Found(place, (), f"can't be read: {error}", error))
     return sorted(found, key=lambda f: f.place, reverse=True)
@@ -126,12 +131,22 @@ def newest_complete(found: Iterable[Found]) -> Found | None:
     return None
 
 
-def look_into(storage: Storage, place: Place, replica: str | None = None) -> Found:
-    """Looks for the parts of the checkpoint at `place`, without regard to runs.
-
-    replica: see Header; only its parts count. None: those of any replica.
+def look_into(storage: Storage, place: Place, refused: Collection[PartSet] = ()) -> Found:
+    """Looks for the parts of the checkpoint at `place`, without regard to runs. refused: sets that don't count.
 
     Raises OldFormat, and StoreError: what cannot be seen may be complete.
+    """
+    whole, reason = whole_sets(storage, place)
+    usable = (found for found in whole if (place, found.headers[0].replica) not in refused)
+    return next(usable, Found(place, (), "no member could read it" if whole else reason))
+
+
+def whole_sets(storage: Storage, place: Place, replica: str | None = None) -> tuple[list[Found], str]:
+    """Returns each set of parts at `place` that is a whole checkpoint, and a reason if there is none.
+
+    The same state may have been written by more workers later, after too few were left for a while, and by replicas
+    that differ. A bad part spoils its own set alone. replica: see Header; only its parts count. None: those of any
+    replica. Raises as look_into.
     """
     directory = place.directory_name
     try:
@@ -142,31 +157,36 @@ def look_into(storage: Storage, place: Place, replica: str | None = None) -> Fou
                 "this version does not read. Start with another --checkpoint-dir, or go on with that version"
             )
         names = sorted(filter(_PART.fullmatch, there))
-        if not names:
-            return Found(place, (), "no part was finished")
-        read = read_each(lambda name: _read_header(storage, place, name), names)
-        headers = dict(zip(names, read, strict=True))
-        reason = ""
-        # The same state may have been written by more workers later, after too few were left for a while.
-        for count, writer in sorted({(header.parts, header.replica) for header in headers.values()}):
-            if replica is not None and writer != replica:
-                continue
-            wanted = [part_file.file_name(part, count, writer) for part in range(count)]
-            missing = next((part for part, name in enumerate(wanted) if name not in headers), None)
-            if missing is None:
-                whole = tuple(headers[name] for name in wanted)
-                _require_one_checkpoint(whole, place)
-                return Found(place, whole)
-            reason = reason or f"part {missing} of {count} is missing"
-        return Found(place, (), reason or "no part of the chosen replica was finished")
+        read = dict(
+            zip(names, read_each(lambda name: _read_header(storage, place, name), names), strict=True)
+        )
     except StoreError:
         raise
     except OSError as error:
         if may_be_whole(error):
             raise StoreError(f"{storage}/{directory}: {error}") from error
-        return Found(place, (), str(error))
-    except CorruptPart as error:
-        return Found(place, (), str(error))
+        return [], str(error)
+    headers = {name: header for name, header in read.items() if isinstance(header, Header)}
+    whole, reasons = [], []
+    for count, writer in sorted({(header.parts, header.replica) for header in headers.values()}):
+        if replica not in (None, writer):
+            continue
+        wanted = [part_file.file_name(part, count, writer) for part in range(count)]
+        missing = next((part for part, name in enumerate(wanted) if name not in headers), None)
+        if missing is not None:
+            bad = read.get(wanted[missing])
+            reasons.append(f"part {missing} of {count} is missing" if bad is None else str(bad))
+            continue
+        one = tuple(headers[name] for name in wanted)
+        try:
+            _require_one_checkpoint(one, place)
+        except CorruptPart as error:
+            reasons.append(str(error))
+        else:
+            whole.append(Found(place, one))
+    reasons += [str(bad) for bad in read.values() if not isinstance(bad, Header)]
+    nothing = "no part was finished" if not names else "no part of the chosen replica was finished"
+    return whole, next(iter(reasons), nothing)
 
 
 def _require_one_checkpoint(headers: Sequence[Header], place: Place) -> None:
@@ -184,12 +204,17 @@ def _require_one_checkpoint(headers: Sequence[Header], place: Place) -> None:
         raise CorruptPart(problem)
 
 
-def _read_header(storage: Storage, place: Place, name: str) -> Header:
-    """Reads the header of the part `name`. Raises CorruptPart with the file's name, OSError."""
+def _read_header(storage: Storage, place: Place, name: str) -> Header | Exception:
+    """Reads the header of the part `name`. Returns an error with the file's name if it is corrupt or no part at all.
+    Raises OSError if it may be whole."""
     try:
         return part_file.read_header(storage, f"{place.directory_name}/{name}")
     except CorruptPart as error:
-        raise CorruptPart(f"{name}: {error}") from error
+        return CorruptPart(f"{name}: {error}")
+    except OSError as error:
+        if may_be_whole(error):
+            raise
+        return error
 
 
 def removable(found: Sequence[Found], kept: int = KEPT) -> list[Place]:

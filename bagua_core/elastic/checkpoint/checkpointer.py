@@ -20,7 +20,7 @@ from bagua_contract.records import StateName
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checkpoint import due, layout, restore
 from bagua_core.elastic.checkpoint.assembly import Reader
-from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.catalogue import PartSet, Place
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.restore import CheckpointsUnreadable, Choice, Restored
 from bagua_core.elastic.checkpoint.state_agreement import NOT_KNOWN, difference
@@ -102,7 +102,7 @@ class Checkpointer:
         self._failed_step = 0
         self._last_look: tuple[int, float] | None = None
         self._pace = due.Pace()
-        self._refused: frozenset[Place] = frozenset()
+        self._refused: frozenset[PartSet] = frozenset()
         self._unseen: OSError | None = None  # why the chosen one was not read; it may be whole
         self._script: Mapping[str, str] | None = None
         self.writer = Writer(settings.storage, say, at_edge)
@@ -144,7 +144,7 @@ class Checkpointer:
             return None
 
     def could_not_read(self, choice: Choice) -> None:
-        """Excludes a checkpoint that no member could read from the next choice.
+        """Excludes parts that no member could read from the next choice.
 
         Raises CheckpointsUnreadable if it may be whole: to go on from an older one would undo this one.
         """
@@ -154,7 +154,7 @@ class Checkpointer:
             raise CheckpointsUnreadable(
                 f"no member could read the checkpoint {choice.place.directory_name}, which may be whole: {self._unseen}"
             ) from self._unseen
-        self._refused |= {choice.place}
+        self._refused |= {(choice.place, choice.replica)}
 
     # -- every commit
 

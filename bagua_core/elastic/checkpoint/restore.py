@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checkpoint import catalogue, part_file
 from bagua_core.elastic.checkpoint.assembly import Assembly, OtherShards, Reader
-from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, Place, Run, UnreadableRun
+from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, PartSet, Place, Run, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.reading import read_each
 from bagua_core.elastic.checkpoint.storage import Storage
@@ -66,7 +66,7 @@ class Restored:
     state: dict[str, Any]
 
 
-def choose(storage: Storage, job: str, refused: frozenset[Place], say: Callable[[str], None]) -> Choice:
+def choose(storage: Storage, job: str, refused: frozenset[PartSet], say: Callable[[str], None]) -> Choice:
     """Makes rank 0's choice, and writes down the run that begins.
 
     Raises CheckpointsUnreadable: to begin anew or from an older checkpoint, where newer ones only can't be seen, would
@@ -75,9 +75,8 @@ def choose(storage: Storage, job: str, refused: frozenset[Place], say: Callable[
     try:
         if not _is_there(storage):
             return Choice(1, None)  # it could not be made, which was said
-        found = catalogue.find(storage)
-        usable = [f for f in found if f.place not in refused]
-        newest = catalogue.newest_complete(usable)
+        found = catalogue.find(storage, refused)
+        newest = catalogue.newest_complete(found)
         run = catalogue.next_run(storage)
     except OldFormat as error:
         raise CheckpointsUnreadable(str(error)) from error
@@ -85,7 +84,7 @@ def choose(storage: Storage, job: str, refused: frozenset[Place], say: Callable[
         raise CheckpointsUnreadable(
             f"{storage} can't be read: {error}. Mend it, or start with another --checkpoint-dir"
         ) from error
-    for one in itertools.takewhile(lambda f: f is not newest, usable):
+    for one in itertools.takewhile(lambda f: f is not newest, found):
         say(f"checkpoint {one.place.directory_name} is not used: {one.reason}")
     choice = Choice(run, None)
     if newest is not None:
@@ -125,18 +124,28 @@ def read(
     replica: str | None = None,
 ) -> Restored:
     """Reads the state and checks every digest of what is read. reader: None: whole tensors. replica: whose parts are
-    read, see catalogue.look_into.
+    read, see catalogue.whole_sets.
 
     Raises CheckpointMismatch if it is another script's, CorruptPart or OSError if it can't be used.
     """
-    found = catalogue.look_into(storage, place, replica)
-    if not found.is_complete:
-        raise CorruptPart(found.reason)
-    _require_fit(storage, place, found.headers[0], fingerprint, 0 if reader is None else reader.shards)
+    whole, reason = catalogue.whole_sets(storage, place, replica)
+    if not whole:
+        raise CorruptPart(reason)
+    _require_fit(storage, place, whole[0].headers[0], fingerprint, 0 if reader is None else reader.shards)
     try:
-        return load(storage, found, reader)
+        return load_first(storage, whole, reader)
     except OtherShards as error:
         raise CheckpointMismatch(f"checkpoint {storage}/{place.directory_name}: {error}") from error
+
+
+def load_first(storage: Storage, whole: Sequence[Found], reader: Reader | None = None) -> Restored:
+    """Reads the state from the first of these whole sets of its parts that is not corrupt. Raises as `load`."""
+    for found in whole[:-1]:
+        try:
+            return load(storage, found, reader)
+        except CorruptPart:  # bytes; what its headers say was seen before
+            continue
+    return load(storage, whole[-1], reader)
 
 
 def load(storage: Storage, found: Found, reader: Reader | None = None) -> Restored:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from bagua_contract.checkpoint_every import CheckpointEvery
 from bagua_contract.records import StateName
+from bagua_core.checkpoint import main
 from bagua_core.communication import traffic
 from bagua_core.elastic.checkpoint import catalogue, layout, part_file, restore
 from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.checkpointer import Checkpointer, Settings
 from bagua_core.elastic.checkpoint.local_storage import EDGES, LocalStorage
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.reading import READERS, read_each
@@ -152,6 +156,58 @@ def test_a_writer_killed_at_any_edge_leaves_no_wrong_checkpoint(tmp_path: Path, 
     other = Training("sgd", 2)
     other.registry.restore(read(tmp_path, training).state)
     assert wire_form(other.registry.capture()) == wire_form(training.registry.capture())
+
+
+def spoil_header(path: Path) -> None:
+    path.write_bytes(b"\xff" * 9)
+
+
+def spoil_data(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+
+
+def write_twice(root: Path, replicas: tuple[str, str]) -> tuple[list[Training], Path]:
+    """Returns two states of one name, written in one part and in two, and the part of the first."""
+    states = [Training("adam", seed) for seed in (1, 1 if len(set(replicas)) == 1 else 2)]
+    for training, replica, parts in zip(states, replicas, (1, 2), strict=True):
+        for part in range(parts):
+            header, data = part_of(training, PLACE, part, parts)
+            write(root, PLACE, (replace(header, replica=replica), data))
+    return states, root / PLACE.directory_name / part_file.file_name(0, 1, replicas[0])
+
+
+@pytest.mark.parametrize("replicas", [("", ""), ("a", "b")])
+@pytest.mark.parametrize("spoil", [spoil_header, spoil_data])
+def test_a_bad_part_spoils_its_own_set_alone(
+    tmp_path: Path, replicas: tuple[str, str], spoil: Callable[[Path], None]
+) -> None:
+    states, bad = write_twice(tmp_path, replicas)
+    spoil(bad)
+    said: list[str] = []
+    script = states[0].registry.fingerprint()
+    checkpointer = Checkpointer(
+        Settings(LocalStorage(tmp_path), CheckpointEvery.decode("1")), said.append, lambda: script
+    )
+    restored = None
+    while restored is None:
+        choice = checkpointer.choose(None, "job", lambda pending: None)
+        assert choice.place == PLACE
+        restored = checkpointer.read(choice)
+        if restored is None:
+            checkpointer.could_not_read(choice)
+    checkpointer.close(10.0)
+    other = Training("adam", 3)
+    other.registry.restore(restored.state)
+    assert wire_form(other.registry.capture()) == wire_form(states[1].registry.capture())
+
+
+def test_an_export_reads_the_set_that_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    _, bad = write_twice(tmp_path / "saved", ("a", "b"))
+    spoil_data(bad)
+    assert main(["export", str(tmp_path / "saved"), str(tmp_path / "out.pt")]) == 0
+    spoil_data(bad.with_name(part_file.file_name(1, 2, "b")))
+    assert main(["export", str(tmp_path / "saved"), str(tmp_path / "out.pt")]) == 1
 
 
 def test_which_may_go(tmp_path: Path) -> None:
