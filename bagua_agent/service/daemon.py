@@ -124,7 +124,7 @@ class NodeDaemon:
         self._look_for_trouble = look_for_trouble
         self._look_for_notes = look_for_notes
         self._state = State(config.node_name, facts.slots, policy or config.cluster_policy)
-        self._touch = EtcdContact(self._state.policy.put_back_within_s, _clock_s())
+        self._etcd_contact = EtcdContact(self._state.policy.put_back_within_s, _clock_s())
         self._in_touch = False  # whether etcd's watch is connected
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._hands = Background("bagua-hands")
@@ -208,13 +208,13 @@ class NodeDaemon:
             message = self._inbox.get(
                 timeout=min(LONGEST_SLEEP_S, self._notifier.feed_every_s or LONGEST_SLEEP_S, due_s)
             )
-            self._touch.passed(_clock_s())
+            self._etcd_contact.passed(_clock_s())
             while not isinstance(message, _Stop):
                 self._take(message)
                 message = self._inbox.get_nowait()
             return False
         except queue.Empty:
-            self._touch.passed(_clock_s())
+            self._etcd_contact.passed(_clock_s())
             return True
 
     def _take(
@@ -233,7 +233,7 @@ class NodeDaemon:
                     with self._odd.passing_over(change.key, follows):
                         self._step(ms.RecordChanged(change))
             case _StoreInTouch(up):
-                self._touch.connected(up, _clock_s())
+                self._etcd_contact.connected(up, _clock_s())
                 self._in_touch = up
             case HealthAsked():
                 message.answered.set()
@@ -245,7 +245,7 @@ class NodeDaemon:
                 self._step(event)
 
     def _step(self, event: ms.Event) -> None:
-        now = Now(time.monotonic(), time.time(), self._touch.may_put_back, self._in_touch)
+        now = Now(time.monotonic(), time.time(), self._etcd_contact.may_put_back, self._in_touch)
         self._state, actions = step(self._state, event, now)
         for action in actions:
             self._perform(action)

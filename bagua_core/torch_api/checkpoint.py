@@ -43,7 +43,7 @@ def save_checkpoint(
         saves = get_rank() == 0
         if saves:
             _save(iteration, Path(checkpoints_path), parts)
-        is_saved = bool(allreduce(torch.tensor(saves, device="cpu"), ReduceOp.MAX))
+        is_saved = bool(allreduce(torch.tensor(saves, dtype=torch.bool, device="cpu"), ReduceOp.MAX))
         if this_script().engine.in_step:
             return  # a loss fails the step, and the script comes here again
 

@@ -78,7 +78,7 @@ class ScriptWorld:
                 "init_process_group(elastic=True)"
             )
         # The step's random numbers follow from the script's seed, where it has set one.
-        engine.given.seed = torch.initial_seed()
+        engine.inputs.seed = torch.initial_seed()
         engine.attach_model(BeforeModels(engine, self))
         await_beginning(member, environment.worker_id)
         engine.boundary()

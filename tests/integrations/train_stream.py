@@ -38,7 +38,7 @@ class Stage:
 
     def step_begins(self) -> None:
         engine = runtime.engine()
-        place = engine.given.source.position()
+        place = engine.inputs.source.position()
         self.began_at = self.began_at or [place["epoch"], place["batch"]]
         if not self._dies or place["epoch"]:
             return

@@ -65,7 +65,7 @@ class Engine(ScriptRanks):
         self._late_leave: LateLeave | None = None
         self._leaving: Leaving | None = None
         member = self.member = None if environment is None else Member(environment, self)
-        self.given = ScriptInputs(self.state, member, self.virtual_shards)
+        self.inputs = ScriptInputs(self.state, member, self.virtual_shards)
         if environment is not None and member is not None:
             self.copying = Copying(self.state, member, self._swap_in, self.reach, self._say)
             self._before_loop = BeforeLoop(member)
@@ -84,14 +84,14 @@ class Engine(ScriptRanks):
             )
         self._checks = ReplicaChecks(
             environment.digest_every_steps if environment else 0,
-            self.given.parameters,
+            self.inputs.parameters,
             lambda pending: self._wait_in(pending, COMPARISON),
             self._reports,
         )
         if self.member is not None:  # last: its thread may begin at once
             assert self._checkpoints is not None
             self._leaving = Leaving(
-                self, self.member, self._checkpoints, self.given.models, self._commit_here
+                self, self.member, self._checkpoints, self.inputs.models, self._commit_here
             )
             if self.replica_size_asked == 1:  # a shard leaves with its replica, at a boundary
                 self._late_leave = LateLeave(self._leaving, self.state.guard, self.member.session)
@@ -111,8 +111,8 @@ class Engine(ScriptRanks):
     def attach_source(self, source: DataSource) -> None:
         """Makes `source` the loader that defines the job's steps. Raises SecondLoaderError, NotForReplicas."""
         if source.place_in_replica[1] > 1:
-            refusals.check_divided(m.module for m in self.given.models)
-        self.given.attach_source(source, has_begun=self.in_step or self.state.name.step > 0)
+            refusals.check_divided(m.module for m in self.inputs.models)
+        self.inputs.attach_source(source, has_begun=self.in_step or self.state.name.step > 0)
         self.rounds = source.rounds
         self._lines.source = source
 
@@ -121,9 +121,9 @@ class Engine(ScriptRanks):
         refusals.check_assembled(self.replica_size_asked, self.replica_size > 1)
         if self.replica_size > 1:
             refusals.check_model(model.algorithm_name, model.module.parameters(), self.replica_size)
-            if self.given.place_in_replica[1] > 1:
+            if self.inputs.place_in_replica[1] > 1:
                 refusals.check_divided([model.module])
-        self.given.attach_model(model)
+        self.inputs.attach_model(model)
 
     def share_in_replica(self, tensors: Sequence[torch.Tensor]) -> None:
         """Gives all workers of this worker's replica shard 0's values of `tensors`. See StepEngine."""
@@ -133,16 +133,16 @@ class Engine(ScriptRanks):
 
     def detach_model(self, model: Model) -> None:
         """Removes `model`, which takes part in no step from now on. See StepEngine."""
-        self.given.detach_model(model)
+        self.inputs.detach_model(model)
 
     def seed(self, seed: int) -> None:
         """Sets what a step's random numbers follow from, unless a loader brings a seed of its own."""
-        if self.given.source is None:
-            self.given.seed = seed
+        if self.inputs.source is None:
+            self.inputs.seed = seed
 
     def fingerprint(self) -> dict[str, str]:
         """Returns the fingerprint of this worker's model and script."""
-        return self.given.fingerprint()
+        return self.inputs.fingerprint()
 
     def register_state(self, name: str, stateful: Stateful) -> None:
         self.registry.register(name, stateful)
@@ -164,12 +164,12 @@ class Engine(ScriptRanks):
             self._end_step()
             if self.state.name.step > step and (confirmed or (goes_on and self._is_to_save_and_step_aside())):
                 self.state.owes_epoch_end = self.member is not None
-        if self.given.seed is None:
-            self.given.seed = torch.initial_seed()
+        if self.inputs.seed is None:
+            self.inputs.seed = torch.initial_seed()
         if self.member is not None:
             forbid_default_group()
             if not self.member.rendezvous.gpus or self.member.generation is None or self._is_gathered:
-                self.given.prepare_entry(self.member)
+                self.inputs.prepare_entry(self.member)
             with self._may_leave():
                 self._follow(self.member)
         self._plan_step()
@@ -238,7 +238,7 @@ class Engine(ScriptRanks):
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         if micro_batch.part != 1.0:
-            refusals.check_scaled(len(self.given.models))
+            refusals.check_scaled(len(self.inputs.models))
         self._micro_batch, self.in_forward = micro_batch, False
         if self.in_step:
             if micro_batch.shards:
@@ -257,7 +257,7 @@ class Engine(ScriptRanks):
                 self._fail(CollectiveAborted("the generation changed before the step began"))
             elif self.copying is not None:
                 if self.newcomers and not self._is_newcomer:
-                    for model in self.given.models:
+                    for model in self.inputs.models:
                         model.copy_begins()
                 self.copying.step_begins()
         self.reach("step.begin")
@@ -276,7 +276,7 @@ class Engine(ScriptRanks):
             self.state.resume_point_is_current = True
 
     def _seed_generators(self) -> None:
-        seed_micro_batch(self.given.seed or 0, self.plan, self._micro_batch, self.given.place_in_replica)
+        seed_micro_batch(self.inputs.seed or 0, self.plan, self._micro_batch, self.inputs.place_in_replica)
 
     def next_step(self, resumes_here: bool = True) -> int:
         """Makes the boundary of loops without the loader, and returns the number of steps committed so far.
@@ -297,9 +297,9 @@ class Engine(ScriptRanks):
         self._announced = MicroBatch(weight, True)
         if resumes_here:
             self._resume_point()
-        if self.given.models:
-            seed = announced_seed(self.given.seed or 0)
-            seed_micro_batch(seed, self.plan, self._announced, self.given.place_in_replica)
+        if self.inputs.models:
+            seed = announced_seed(self.inputs.seed or 0)
+            seed_micro_batch(seed, self.plan, self._announced, self.inputs.place_in_replica)
             self.states.take(Event.ANNOUNCE)
         else:
             self.begin_micro_batch(self._announced)
@@ -325,7 +325,7 @@ class Engine(ScriptRanks):
                 self._reports.set_aside(keeps_state=keeps_state)
             self._leaving.stepped_out(left, keeps_state=keeps_state, together=together)
             self.newcomers = frozenset()
-        for model in self.given.models:
+        for model in self.inputs.models:
             model.communicator_changed()
 
     def before_leaving(self) -> membership_pb2.LastCheckpoint | None:
@@ -349,7 +349,7 @@ class Engine(ScriptRanks):
             # It may have trained before it was left out, in a round whose samples others have used since
             if self.rounds is not None:
                 self.rounds.drop()
-            for model in self.given.models:
+            for model in self.inputs.models:
                 model.state_replaced()
         self._checks.generation_entered()
         # those with this shard, by replica rank
@@ -372,9 +372,9 @@ class Engine(ScriptRanks):
         if self._reports is not None and plan.rounds:
             self._reports.spent(TimeUse.HEAL, begin_s)
         self.state.position = position
-        if self.given.source is not None:
-            self.given.source.seek(position)
-        self.given.generation_entered(generation.settings)
+        if self.inputs.source is not None:
+            self.inputs.source.seek(position)
+        self.inputs.generation_entered(generation.settings)
         if not self.joining:
             self.member.trail.at(self.state.name.step)
         if self._reports is not None:
@@ -385,7 +385,7 @@ class Engine(ScriptRanks):
         self._lines.write(self.state.restore(copied, self.worker_id, self._roster))
         if "bulk" in copied or "modules" in copied:
             self._checks.state_replaced(self.state.name.step)
-            for model in self.given.models:
+            for model in self.inputs.models:
                 model.state_replaced()
 
     # -- collectives outside steps
@@ -439,7 +439,7 @@ class Engine(ScriptRanks):
                 self.states.take(Event.FINISH)
                 return True
             outside = self._outside
-            for model in self.given.models:
+            for model in self.inputs.models:
                 model.finish(
                     lambda tensor: outside.operate(tensor, ReduceOp.AVG, finishing=True, across_replicas=True)
                 )
@@ -464,7 +464,7 @@ class Engine(ScriptRanks):
         if member is None or (member.generation is not None and not self._is_gathered):
             while not self.finish():
                 continue  # left out and taken in again meanwhile: the members that it meets now end as well
-        self.given.release(self)
+        self.inputs.release(self)
 
     def shutdown(self, exit_code: int) -> bool:
         """Ends this process's part in the job, and tells whether it must end by os._exit. See runtime.shutdown."""

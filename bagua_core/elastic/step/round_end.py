@@ -49,7 +49,7 @@ class RoundEnd(StepEnd):
     @property
     def round_steps(self) -> int | None:
         """The number of local steps of a round; None if the models have no rounds. Raises UnequalRounds."""
-        found = {model.round_steps for model in self.given.models}
+        found = {model.round_steps for model in self.inputs.models}
         if len(found) > 1:
             raise UnequalRounds(
                 f"the job's models have rounds of {sorted(found, key=str)} steps (None: no rounds), but a round is "
@@ -110,7 +110,7 @@ class RoundEnd(StepEnd):
             used = self._used = [own] if communicator is None else self._exchanged(communicator, own)
             samples = sum(one.count for one in used)
             if samples:
-                for model in self.given.models:
+                for model in self.inputs.models:
                     model.close_round(communicator, own.count / samples)
         except CollectiveFailed as error:
             self.reduction_failed(error)
@@ -150,7 +150,7 @@ class RoundEnd(StepEnd):
             state.guard.stepping = state.guard.provisional = False
             # without work of its own this worker begins the round anew, and has what the script does until then
             state.resume_point_is_current = state.resume_point_is_current and self.rounds.has_work
-            for model in self.given.models:
+            for model in self.inputs.models:
                 model.step_rolled_back()
             self.newcomers = frozenset()
             self._drop_copy()

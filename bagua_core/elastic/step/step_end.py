@@ -30,7 +30,7 @@ class UnfinishedBackward(UserError, RuntimeError):
 class StepEnd(CurrentStep):
     """Adds the end of a step to CurrentStep: commit and roll-back."""
 
-    given: ScriptInputs
+    inputs: ScriptInputs
     _checks: ReplicaChecks
 
     def __init__(self, environment: WorkerEnvironment | None) -> None:
@@ -45,7 +45,7 @@ class StepEnd(CurrentStep):
         self._checkpoints: JobCheckpoints | None = None
 
     def _end_step(self) -> None:
-        if not self.step_failed and any(model.is_unfinished for model in self.given.models):
+        if not self.step_failed and any(model.is_unfinished for model in self.inputs.models):
             # Peers may be in the middle of its buckets: no other collective can follow.
             self.reduction_failed(UnfinishedBackward("a backward pass of this step was not finished"))
         if self.states.phase is Phase.RUNNING:
@@ -89,11 +89,11 @@ class StepEnd(CurrentStep):
         with guard.held():
             self.state.resume_point_is_current = guard.stepping = guard.provisional = False
             unknown = self.registry.roll_back()
-            for model in self.given.models:
+            for model in self.inputs.models:
                 model.step_rolled_back()
             self.registry.roll_back_gradients()
-            if self.given.source is not None:
-                self.given.source.seek(self.state.position)
+            if self.inputs.source is not None:
+                self.inputs.source.seek(self.state.position)
             self.newcomers = frozenset()
             self._drop_copy()
             self.states.take(Event.ROLL_BACK)
@@ -117,7 +117,7 @@ class StepEnd(CurrentStep):
         state = self.state
         if self._reports is None or self.member is None:
             return
-        source = self.given.source
+        source = self.inputs.source
         samples = 0 if source is None else source.sample_count(position)
         self._reports.step_committed(time.monotonic() - self._step_from_s, self.member.waited_s, samples)
         self._reports.entered(state.name.step)
@@ -132,7 +132,7 @@ class StepEnd(CurrentStep):
         state = self.state
         state.resume_point_is_current = state.guard.stepping = False
         self.most_parts = max(self.most_parts, self.part, state.final_parts)
-        if self._micro_batch.weight == 0.0 and any(m.has_local_gradients for m in self.given.models):
+        if self._micro_batch.weight == 0.0 and any(m.has_local_gradients for m in self.inputs.models):
             # under no_sync(): the next reduction would count what lies in .grad
             self.registry.take_back_fillers()
         self.registry.step_committed()
@@ -151,14 +151,14 @@ class StepEnd(CurrentStep):
         )
         epoch = self._committed_epoch = state.position["epoch"]
         self._round_committed()
-        if self.given.source is not None:
-            state.position = dict(self.given.source.after(state.position))
-            self.given.source.seek(state.position)
+        if self.inputs.source is not None:
+            state.position = dict(self.inputs.source.after(state.position))
+            self.inputs.source.seek(state.position)
         state.step_committed(self.generation_number)
         if self.member is not None:
             self.member.trail.at(state.name.step)
         state.owes_epoch_end = self.member is not None and state.position["epoch"] != epoch
-        for model in self.given.models:
+        for model in self.inputs.models:
             model.step_committed()
         state.guard.provisional = False  # what the models' exchanges changed is final
         self.newcomers = frozenset()
@@ -174,10 +174,10 @@ class StepEnd(CurrentStep):
                 self.state.position["epoch"] if self._committed_epoch is None else self._committed_epoch,
                 # what a joiner computed beside the copy, with parameters of its own, says nothing of the job
                 {} if self.plan.global_rank in self.plan.healing else self.metrics,
-                self.given.source,
-                self.given.models,
-                self.given.new_order(),
-                self.given.new_bucket_times(),
+                self.inputs.source,
+                self.inputs.models,
+                self.inputs.new_order(),
+                self.inputs.new_bucket_times(),
                 job_loss=self.job_loss,
                 checkpoint_step=saved.step,
                 checkpoint_trouble=saved.trouble,

@@ -62,14 +62,14 @@ def view_of(record_: Generation, *failures: FailureView, finished: str = "", age
 # -- co-workers
 
 
-def test_fellows_are_those_of_all_records_that_list_the_worker() -> None:
+def test_co_workers_are_those_of_all_records_that_list_the_worker() -> None:
     found = co_workers(BOTH, WITHOUT_B, ANOTHER_B)
     assert {f.worker_id: f.last_listed for f in found.co_workers} == {"b0": 1, "c0": 3, "b0x": 3}
     assert found.newest == 3
     assert str(found.co_workers[0]) == "global rank 1 on host-b"
 
 
-def test_records_without_the_worker_tell_of_no_fellows() -> None:
+def test_records_without_the_worker_tell_of_no_co_workers() -> None:
     assert co_workers(record(1, "b0 c0"), worker="a0") == NO_CO_WORKERS
     assert co_workers(BOTH, record(2, "b0 c0 d0"), worker="a0") == co_workers(BOTH)
 
@@ -109,7 +109,7 @@ def test_a_long_life_does_not_fill_the_memory() -> None:
         (PEER_LOST, KILLED, [], False),
     ],
 )
-def test_an_end_explains_that_of_a_fellow(
+def test_an_end_explains_that_of_a_co_worker(
     summary: str, co_worker: str, records: list[Generation], explained: bool
 ) -> None:
     own = failed("a0", summary, order=9)
@@ -142,7 +142,7 @@ def test_the_traceback_counts_as_in_restart_mode() -> None:
         (view_of(WITHOUT_B, failed("b0", PEER_LOST, order=10)), False),  # its own record says how
     ],
 )
-def test_a_fellow_that_is_gone_without_a_word_explains_too(view: JobView, gone: bool) -> None:
+def test_a_co_worker_that_is_gone_without_a_word_explains_too(view: JobView, gone: bool) -> None:
     own = failed("a0", PEER_LOST, order=9)
     assert secondary_failure_cause(own, co_workers(BOTH), view) == (
         "global rank 1 on host-b (gone)" if gone else ""
@@ -283,7 +283,7 @@ def test_a_worker_that_was_killed_for_a_silent_host_explains_the_end_of_one_ther
     assert not secondary_failure_cause(failed("a0", RAISED, order=9), co_workers(REPLICAS), view)
 
 
-def test_before_a_generation_the_others_of_a_replica_are_a_worker_s_company() -> None:
+def test_before_a_generation_the_others_of_a_replica_are_co_workers() -> None:
     replica = Replica("a0", tuple(ReplicaMember(w, w[0], f"host-{w[0]}", 0, "h:2") for w in ("a0", "b0")))
     found = co_workers_in(replica, "a0")
     assert [str(f) for f in found.co_workers] == ["shard 1 on host-b"]

@@ -42,7 +42,7 @@ def test_local_steps_count_as_steps_where_their_average_is_repeated(
     model = DistributedDataParallel(net, [optimizer], algorithm=algorithm, engine=engine)
     data = torch.utils.data.TensorDataset(torch.ones(ROUNDS * STEPS * BATCH, 1))
     loader = ElasticDataLoader(data, BATCH, engine=engine)
-    close_round, closed = engine.given.models[0].close_round, 0
+    close_round, closed = engine.inputs.models[0].close_round, 0
 
     def fail(*arguments: Any) -> None:
         nonlocal closed
@@ -54,7 +54,7 @@ def test_local_steps_count_as_steps_where_their_average_is_repeated(
         agent.server.tell_generation(again)
         raise CollectiveFailed("a member was lost")
 
-    engine.given.models[0].close_round = fail  # type: ignore[method-assign]
+    engine.inputs.models[0].close_round = fail  # type: ignore[method-assign]
     for (x,) in loader:
         time.sleep(STEP_S)
         model(x).sum().backward()
