@@ -17,8 +17,8 @@ from bagua_core.cache.cache_plan import DEFAULT_BUFFER_SIZE, plan
 from bagua_core.cache.errors import CacheOptionError
 from bagua_core.cache.hit_metrics import HitMetrics
 
-# Sources of data sets without a name, by cache; None once they are gone. An entry stays: another process may still use
-# what is gone here, and its samples are still in the cache then.
+# References to the sources of data sets without a name, by cache; each gives None once its source is gone. An entry
+# stays: another process may still use what is gone here, and its samples are still in the cache then.
 _made: dict[tuple[str, str], list[Callable[[], Any]]] = {}
 _made_lock = threading.Lock()
 
@@ -65,7 +65,7 @@ class CachedDataset(Dataset[Any]):
         identity = f"{_identity(dataset)}\0{fingerprint}"
         made = plan(backend, dataset_name, identity, writer_buffer_size, pickle, options)
         if not dataset_name:
-            _require_alone(self, (made.name, made.prefix.decode() or str(made.base)))
+            _require_alone(dataset, (made.name, made.prefix.decode() or str(made.base)))
         self.cache_loader = CacheLoader._of_plan(made)
         self._metrics = HitMetrics(self.cache_loader, dataset_name)
 
@@ -142,36 +142,23 @@ def _sources(dataset: Any) -> list[Any]:
     return [source for part in parts for source in _sources(part)] if parts else [dataset]
 
 
-def _require_alone(cached: CachedDataset, cache: tuple[str, str]) -> None:
+def _require_alone(dataset: Any, cache: tuple[str, str]) -> None:
     """Checks that no other data set without a name was given this cache, or both would be taken for one.
 
     cache: equal for data sets that look alike. Raises CacheOptionError unless the sources are the same objects.
     """
-    dataset = cached.dataset
     sources = _sources(dataset)
-    references = [_reference(source) for source in sources]
-    if None in references:  # every object that contains them counts as another data set
-        sources, references = [dataset], [_reference(dataset) or _held_by(cached)]
     with _made_lock:
-        if cache in _made:
-            known = [reference() for reference in _made[cache]]
-            if len(known) != len(sources) or any(a is not b for a, b in zip(known, sources, strict=True)):
-                kind = type(dataset).__name__
-                raise CacheOptionError(
-                    f"two data sets of type {kind} with {len(dataset)} samples and no name: give each its "
-                    "dataset_name. One that is made again counts as another"
-                )
-        _made[cache] = [reference for reference in references if reference is not None]
+        known = [reference() for reference in _made.setdefault(cache, [_reference(s) for s in sources])]
+    if len(known) != len(sources) or any(a is not b for a, b in zip(known, sources, strict=True)):
+        raise CacheOptionError(
+            f"two data sets of type {type(dataset).__name__} with {len(dataset)} samples and no name: give each its "
+            "dataset_name. One that is made again counts as another"
+        )
 
 
-def _reference(source: Any) -> Callable[[], Any] | None:
+def _reference(source: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(source)
-    except TypeError:
-        return None  # a type without weak references, such as a list
-
-
-def _held_by(cached: CachedDataset) -> Callable[[], Any]:
-    """Returns a reference to the data set of `cached`, as long as that is there."""
-    holder = weakref.ref(cached)
-    return lambda: getattr(holder(), "dataset", None)
+    except TypeError:  # a type without weak references, such as a list: it is kept instead
+        return lambda: source
