@@ -185,15 +185,19 @@ class Transfer:
         self._handover = Handover()  # the script's stream may still write the live state
         self.done = False
         self.result: Any = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         threading.Thread(target=self._work, name="bagua-heal", daemon=True).start()
 
     def _work(self) -> None:
         try:
             with self._handover.taken_over(), tracing.span("copy of the state"):
                 self.result = self._run()
-        except BaseException as error:  # noqa: BLE001 (the waiter for the transfer raises it)
+        except Exception as error:  # noqa: BLE001 (the waiter for the transfer raises it)
             self.error = error
+        except BaseException as error:  # noqa: BLE001 (as above)
+            # An exit of this thread is none of the script, whose exit code it would become.
+            self.error = RuntimeError(f"the copy of the state was ended by {error!r}")
+            self.error.__cause__ = error
         with self._changed:
             self.done = True
             self._changed.notify_all()

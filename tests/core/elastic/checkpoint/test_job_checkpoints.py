@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -145,6 +146,14 @@ def test_if_no_member_can_read_it_the_next_older_one_is_taken(tmp_path: Path) ->
     run_ranks(here, Worker.enter)
     assert {worker.state.name.step for worker in here} == {2}
     assert {worker.lines[0].resumed_at_step for worker in here} == {2}
+
+
+def test_an_exit_in_the_thread_that_reads_it_does_not_end_the_script_by_its_code(tmp_path: Path) -> None:
+    together(world(tmp_path, 1), 4, begin=True)
+    (worker,) = workers(settings(tmp_path), 1)
+    worker.checkpoints._checkpointer.read = lambda choice: sys.exit(0)  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match=r"SystemExit\(0\)"):
+        worker.enter()
 
 
 def test_without_any_checkpoint_the_job_begins(tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def test_a_transfer_whose_thread_is_ended_answers_too() -> None:
     transfer = Transfer(sys.exit, changed)
     with changed:
         assert changed.wait_for(lambda: transfer.done, DEADLINE_S)
-    assert isinstance(transfer.error, SystemExit)
+    assert isinstance(transfer.error, RuntimeError) and isinstance(transfer.error.__cause__, SystemExit)
 
 
 # -- a peer that is silent and does not die
