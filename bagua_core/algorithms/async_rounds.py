@@ -38,7 +38,7 @@ class AsyncRounds(Exchange):
         )
         self._round = 0.0  # this worker's part of the samples of the round under way
         self._began = FlatWeights(attachment.parameters)  # the model before the first local step of a round
-        self._began_in = -1  # that round; -1: none yet
+        self._began_in = -1  # that round; -1: none, of the model that is here
 
     @property
     def rounds(self) -> int:
@@ -60,8 +60,7 @@ class AsyncRounds(Exchange):
     # -- Exchange
 
     def forward_begins(self) -> None:
-        # by the round's number: one that is closed again in another generation began where it did, and a worker that
-        # copied the state of another is in a later round
+        # by the round's number: one that is closed again in another generation began where it did
         step = self._engine.plan.step
         if self._began_in != step:
             self._began.fill()
@@ -101,6 +100,7 @@ class AsyncRounds(Exchange):
 
     def state_replaced(self) -> None:
         self._mean.restart()
+        self._began_in = -1
 
     def finish(self, average: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._mean.give_up("training is over")

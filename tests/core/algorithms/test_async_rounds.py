@@ -187,6 +187,20 @@ def test_the_model_of_the_rounds_begin_is_kept_also_when_the_round_is_closed_aga
         assert member.value == 3.0
 
 
+def test_a_copied_model_goes_back_to_no_begin_of_the_round_that_its_worker_had() -> None:
+    """As in a round that a loss broke: the copier takes over the model of another in the same round."""
+    member = members(1.0, 1.0)[0]
+    member.learn(1.0)
+    member.parameter.data.fill_(8.0)  # the copy
+    member.exchange.state_replaced()
+    with member.exchange.at_round_begin():
+        assert member.value == 8.0
+    member.learn(1.0)
+    with member.exchange.at_round_begin():
+        assert member.value == 8.0
+    assert member.value == 9.0
+
+
 def test_rounds_are_a_part_of_the_fingerprint_and_wrong_settings_are_refused() -> None:
     assert (ALGORITHM.described, ALGORITHM.round_steps) == ("async(every 8, unit round)", 8)
     assert AsyncModelAverage().round_steps is None
