@@ -186,7 +186,7 @@ def _require_fit(storage: Storage, place: Place, header: Header, own: Mapping[st
 
     shards: workers of a replica of this job; 0: no job reads.
     """
-    written = header.fingerprint
+    written, own = _comparable(header.fingerprint), _comparable(own)
     differing = {
         key: f"{key}: the checkpoint has {written.get(key, 'none')}, the script {own.get(key, 'none')}"
         for key in sorted(written.keys() | own.keys())
@@ -204,3 +204,11 @@ def _require_fit(storage: Storage, place: Place, header: Header, own: Mapping[st
             f"checkpoint {storage}/{place.directory_name} is of another script ({'; '.join(differing.values())}). "
             "Start with another --checkpoint-dir, or remove this one"
         )
+
+
+def _comparable(fingerprint: Mapping[str, str]) -> dict[str, str]:
+    """Returns the fingerprint without the names that Bagua registers itself. They follow from its other values, and
+    versions differ in them."""
+    names = fingerprint.get("registered", "").split(", ")
+    own = [name for name in names if not name.startswith("bagua.")]
+    return {**fingerprint, "registered": ", ".join(own) or "none"}

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,6 +209,27 @@ def test_an_export_reads_the_set_that_is_whole(tmp_path: Path) -> None:
     assert main(["export", str(tmp_path / "saved"), str(tmp_path / "out.pt")]) == 0
     spoil_data(bad.with_name(part_file.file_name(1, 2, "b")))
     assert main(["export", str(tmp_path / "saved"), str(tmp_path / "out.pt")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "own", "fits"),
+    [
+        ("none", "bagua.sampler", True),  # of a version without it
+        ("schedule, bagua.stream", "schedule", True),
+        ("bagua.stream", "bagua.stream, schedule", False),
+        ("schedule", "none", False),
+    ],
+)
+def test_what_bagua_registers_itself_makes_no_other_script(
+    tmp_path: Path, written: str, own: str, fits: bool
+) -> None:
+    training = Training("adam", 1)
+    header, data = part_of(training, PLACE, 0, 1)
+    script = header.fingerprint
+    write(tmp_path, PLACE, (replace(header, fingerprint={**script, "registered": written}), data))
+    expected = nullcontext() if fits else pytest.raises(restore.CheckpointMismatch, match="registered: ")
+    with expected:
+        restore.read(LocalStorage(tmp_path), PLACE, {**script, "registered": own})
 
 
 def test_which_may_go(tmp_path: Path) -> None:
