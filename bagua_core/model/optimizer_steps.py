@@ -3,7 +3,7 @@
 One count per engine. The gates on optimizers count, the wrapped models say when a step is committed or rolled back, and
 the reducers ask for the count of the step before. A count is valid only in the step right after its own: a rank that
 copied a state in between has no count for it. The gates also note each call within a micro-batch, for reducers that
-see a second backward in it (second_backward.py).
+see a second backward in it (earlier_backwards.py).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagua_contract.records import StateName
-from bagua_core.elastic.state.committed_state import HalfCopy
+from bagua_core.elastic.state.committed_state import Remains
 from bagua_core.errors import InfrastructureLost
 
 
@@ -88,10 +88,10 @@ def counted_name(name: StateName, since_generation: int) -> StateName:
     return name if name.generation >= since_generation else StateName()
 
 
-def remains(name: StateName, since_generation: int, half: HalfCopy) -> HalfCopy:
-    """Returns why a member's tensors are not as its script built them, if its name does not count."""
+def remains_of(name: StateName, since_generation: int, remains: Remains) -> Remains:
+    """Returns what a member's tensors hold, if its name does not count."""
     dropped = not name.is_none and counted_name(name, since_generation).is_none
-    return max(half, HalfCopy.LEFT_OUT) if dropped else half
+    return max(remains, Remains.LEFT_OUT) if dropped else remains
 
 
 def plan(
@@ -99,7 +99,7 @@ def plan(
     outside: Sequence[bool],
     since: Sequence[int],
     stages: Sequence[bool] | None = None,
-    half: Sequence[HalfCopy] | None = None,
+    remains: Sequence[Remains] | None = None,
     equal_states: bool = True,
     layouts: Sequence[int] | None = None,
     joining: Sequence[bool] | None = None,
@@ -108,25 +108,25 @@ def plan(
     """Decides which members hold the job's state, which copy it, and when.
 
     names, outside (is outside a step), since (`Placement.since_generation`), stages (keeps its own state until a copy
-    is verified; default: all), half (default: none), layouts (digest of the layout of its state; default: all alike),
-    joining (has committed no step since it joined; default: as the names say), parts (final parts of the step under
-    way; default: 0), by global_rank. equal_states: of all holders.
+    is verified; default: all), remains (default: untouched), layouts (digest of the layout of its state; default: all
+    alike), joining (has committed no step since it joined; default: as the names say), parts (final parts of the step
+    under way; default: 0), by global_rank. equal_states: of all holders.
 
     Raises ValueError when they do not describe the same members, StateGone.
     """
     stages = [True] * len(names) if stages is None else stages
-    half = [HalfCopy.NONE] * len(names) if half is None else half
+    remains = [Remains.UNTOUCHED] * len(names) if remains is None else remains
     layouts = [0] * len(names) if layouts is None else layouts
     joining = [False] * len(names) if joining is None else joining
     parts = [0] * len(names) if parts is None else parts
-    rows = (names, outside, since, stages, half, layouts, joining, parts)
+    rows = (names, outside, since, stages, remains, layouts, joining, parts)
     lengths = {len(row) for row in rows}
     if lengths != {len(names)} or not names:
         raise ValueError(f"rows of {sorted(lengths)} members: not one world")
     counted = [counted_name(name, first) for name, first in zip(names, since, strict=True)]
     furthest = max(counted)
     if furthest.is_none:
-        return _initial([remains(*row) for row in zip(names, since, half, strict=True)])
+        return _initial([remains_of(*row) for row in zip(names, since, remains, strict=True)])
     holders = tuple(r for r, name in enumerate(counted) if name == furthest)
     # One that joined and copied at once has not followed what the scripts of the others did since then.
     holders = tuple(r for r in holders if not joining[r]) or holders
@@ -171,18 +171,18 @@ def plan(
     )
 
 
-def _initial(half: Sequence[HalfCopy]) -> HealPlan:
-    whole = [r for r, left in enumerate(half) if left is HalfCopy.NONE]
-    trained = [r for r, left in enumerate(half) if left is HalfCopy.LEFT_OUT]
-    if HalfCopy.COMMITTED in half or not (whole or trained):
+def _initial(remains: Sequence[Remains]) -> HealPlan:
+    whole = [r for r, left in enumerate(remains) if left is Remains.UNTOUCHED]
+    trained = [r for r, left in enumerate(remains) if left is Remains.LEFT_OUT]
+    if Remains.HALF_COMMITTED in remains or not (whole or trained):
         # The job has committed steps, or may have no initial state as a script built it: not to be begun anew here.
-        raise StateGone(tuple(r for r, left in enumerate(half) if r not in {*whole, *trained}))
+        raise StateGone(tuple(r for r, left in enumerate(remains) if r not in {*whole, *trained}))
     # Scripts need not build equal initial parameters, and no member may commit on unequal ones.
     holder = (whole or trained)[0]
     return HealPlan(
         furthest=StateName(),
         holders=(holder,),
-        at_once=frozenset(range(len(half))) - {holder},
+        at_once=frozenset(range(len(remains))) - {holder},
         beside=frozenset(),
         initial=True,
         reason=f"no step was ever committed: rank {holder}'s initial state is the job's"

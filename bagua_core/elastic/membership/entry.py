@@ -17,7 +17,7 @@ from bagua_contract.records import Generation, StateName
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Pending
 from bagua_core.elastic.heal import heal_plan
 from bagua_core.elastic.heal.heal_plan import StateGone
-from bagua_core.elastic.state.committed_state import HalfCopy
+from bagua_core.elastic.state.committed_state import Remains
 
 _COLUMNS = 13
 
@@ -25,7 +25,7 @@ _COLUMNS = 13
 @dataclass(frozen=True, slots=True)
 class Info:
     """The row of one member. outside: it is in a collective outside a step, not at a boundary. stages: a copy would not
-    touch its own state until it is verified. half: what a copy that failed has left of its state. layout: digest of the
+    touch its own state until it is verified. remains: what its tensors hold if it has no name. layout: digest of the
     layout of its state. joining: it has committed no step since it joined. parts: of the step under way that are final,
     optimizer steps and exchanges of weights. kept: it has local steps of a round that is not committed. run: of the
     checkpoints that go with its state; 0 if it knows of none. equal_states: holders have the same parameters; it
@@ -35,7 +35,7 @@ class Info:
     outside: bool
     position: Mapping[str, int]
     stages: bool = True
-    half: HalfCopy = HalfCopy.NONE
+    remains: Remains = Remains.UNTOUCHED
     equal_states: bool = True
     layout: int = 0
     joining: bool = False
@@ -52,7 +52,7 @@ class Info:
             self.position["epoch"],
             self.position["batch"],
             int(self.stages),
-            int(self.half),
+            int(self.remains),
             self.layout,
             int(self.joining),
             self.parts,
@@ -67,7 +67,7 @@ class Info:
             bool(row[3]),
             {"epoch": row[4], "batch": row[5]},
             bool(row[6]),
-            HalfCopy(row[7]),
+            Remains(row[7]),
             layout=row[8],
             joining=bool(row[9]),
             parts=row[10],
@@ -89,7 +89,7 @@ def of_replica(shards: Sequence[Info], since: Sequence[int]) -> Info:
         any(s.outside for s in shards),
         first.position,
         all(s.stages for s in shards),
-        max(heal_plan.remains(s.name, begun, s.half) for s, begun in zip(shards, since, strict=True)),
+        max(heal_plan.remains_of(s.name, begun, s.remains) for s, begun in zip(shards, since, strict=True)),
         first.equal_states,
         int.from_bytes(digest, "big") if any(s.layout for s in shards) else 0,
         any(s.joining for s in shards),
@@ -124,7 +124,7 @@ def exchange(
             [i.outside for i in infos],
             since,
             [i.stages for i in infos],
-            [i.half for i in infos],
+            [i.remains for i in infos],
             own.equal_states,
             [i.layout for i in infos],
             [i.joining for i in infos],

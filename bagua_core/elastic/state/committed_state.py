@@ -2,8 +2,8 @@
 
 Owns the name, the loader's position, the history, the results of collectives outside steps and the optimizer steps that
 are final, beside the registry's models and optimizers. Knows no peers: heal_plan.py decides which worker copies from
-which, and the engine when a step commits. Invariant: after a copy that failed midway (`half` is not NONE) the state has
-no name.
+which, and the engine when a step commits. Invariant: while the state has a name, `remains`
+is UNTOUCHED.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from bagua_core.model.sharded_tensors import local_bytes
 from bagua_core.optimizers.state_copy import state_bytes
 
 
-class HalfCopy(IntEnum):
-    """Why the tensors of a worker without a name are not as its script built them: NONE, they are; INITIAL, COMMITTED,
-    a failed copy in place has left half of such a state; LEFT_OUT, they were trained in a job that then went on without
-    this worker. The greater one prevails."""
+class Remains(IntEnum):
+    """What the tensors of a worker hold while its state has no name. Of several values the greatest counts: of two
+    events on one worker, and of the shards of a replica."""
 
-    NONE = 0
-    INITIAL = 1
-    COMMITTED = 2
-    LEFT_OUT = 3
+    UNTOUCHED = 0  # what the script built
+    HALF_INITIAL = 1  # a part of the job's initial state: a copy in place failed
+    LEFT_OUT = 2  # what this worker trained in the job, which then went on without it
+    HALF_COMMITTED = 3  # a part of a state that the job has committed: a copy in place failed
 
 
 class CommittedState:
@@ -43,7 +42,7 @@ class CommittedState:
         self.run = 0  # of the checkpoints that go with this state; 0 if none is known
         self.final_parts = 0  # optimizer steps of the step under way that are final, even if it fails later
         self.final_exchanges = 0  # exchanges of weights in the step under way that are
-        self.half = HalfCopy.NONE
+        self.remains = Remains.UNTOUCHED
         # The last commit ended an epoch, and not all workers are known to have it yet.
         self.owes_epoch_end = False
         # A checkpoint of the last commit is due once the script begins its next step.
@@ -75,18 +74,18 @@ class CommittedState:
         """Drops the name: this worker's state is not the job's any more."""
         with self.guard.held():
             if not self.name.is_none:
-                self.half = HalfCopy.LEFT_OUT
+                self.remains = Remains.LEFT_OUT
             self._be_none()
             self._script_step = 0
 
-    def declare_stateless(self, half: HalfCopy) -> None:
+    def declare_stateless(self, remains: Remains) -> None:
         """Drops the name, because a copy begins to write over the live state.
 
         The script's place, maybe in a collective, stays.
         """
         with self.guard.held():
             self._be_none()
-            self.half = max(self.half, half)
+            self.remains = max(self.remains, remains)
 
     def _be_none(self) -> None:
         self.name = StateName()
@@ -154,7 +153,7 @@ class CommittedState:
             elif "modules" in state:
                 self.registry.restore(state)
             self.name = StateName(*state["name"])
-            self.half = HalfCopy.NONE
+            self.remains = Remains.UNTOUCHED
             self.final_parts = state["final_parts"]
             # A checkpoint has none: no worker missed it
             self.final_exchanges = state.get("final_exchanges", 0)

@@ -24,7 +24,7 @@ from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.heal.received_state import Fitting, InPlace, ReceivedState, Staging
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.state import heal_memory
-from bagua_core.elastic.state.committed_state import CommittedState, HalfCopy
+from bagua_core.elastic.state.committed_state import CommittedState, Remains
 
 
 class LateValue:
@@ -216,7 +216,7 @@ class Copying:
         return Staging() if self._stages else in_place
 
     def _declare_stateless(self, plan: HealPlan) -> None:
-        self._state.declare_stateless(HalfCopy.INITIAL if plan.initial else HalfCopy.COMMITTED)
+        self._state.declare_stateless(Remains.HALF_INITIAL if plan.initial else Remains.HALF_COMMITTED)
         self._say(
             "no memory for a copy beside the live state: it is copied in place, and until that is verified this "
             "worker counts as having none"

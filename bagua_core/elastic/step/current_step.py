@@ -160,7 +160,7 @@ class CurrentStep:
             state.operations.is_running,
             state.position,
             stages,
-            state.half,
+            state.remains,
             self.registry.equal_states,
             0 if state.name.is_none or not self.registry.equal_states else state.layout(),
             self.joining and not state.name.is_none,

@@ -13,7 +13,7 @@ from bagua_contract.records import Generation
 from bagua_core.communication.step_interface import Model
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints
 from bagua_core.elastic.membership.member import Member
-from bagua_core.elastic.state.committed_state import HalfCopy
+from bagua_core.elastic.state.committed_state import Remains
 from bagua_core.elastic.step.current_step import CurrentStep
 from bagua_core.elastic.step.late_leave_plan import FIRST_WRITE_S, Form, LeaveSituation, part_of
 from bagua_core.elastic.step.step_states import Phase
@@ -132,5 +132,5 @@ class Leaving:
         """Returns the message to the agent if nothing is to be saved. A worker that holds no state says so: there may
         be records, but nothing was committed."""
         state = self._step.state
-        never_had_any = state.name.is_none and state.half in (HalfCopy.NONE, HalfCopy.LEFT_OUT)
+        never_had_any = state.name.is_none and state.remains in (Remains.UNTOUCHED, Remains.LEFT_OUT)
         return membership_pb2.LastCheckpoint() if never_had_any else None

@@ -27,7 +27,7 @@ from bagua_core.elastic.heal.heal_plan import HealPlan, StateGone
 from bagua_core.elastic.ledger.ledger import Resumption
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.membership.member import Member
-from bagua_core.elastic.state.committed_state import CommittedState, HalfCopy
+from bagua_core.elastic.state.committed_state import CommittedState, Remains
 from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import run_ranks
 from tests.core.elastic.checkpoint.checkpoint_worlds import DEADLINE_S, together, world
@@ -83,7 +83,7 @@ class Worker:
 
     def info(self) -> entry.Info:
         return entry.Info(
-            self.state.name, False, self.state.position, half=self.state.half, run=self.state.run
+            self.state.name, False, self.state.position, remains=self.state.remains, run=self.state.run
         )
 
     def enter(self) -> HealPlan:
@@ -193,7 +193,7 @@ def test_workers_that_were_left_out_go_on_from_a_checkpoint(tmp_path: Path) -> N
     left_out(here)
     run_ranks(here, Worker.enter)
     assert {worker.state.name for worker in here} == {StateName(7, 4, 0)}
-    assert {worker.state.half for worker in here} == {HalfCopy.NONE}
+    assert {worker.state.remains for worker in here} == {Remains.UNTOUCHED}
 
 
 def test_a_worker_that_was_left_out_brings_no_gradients_to_the_state_of_a_checkpoint(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from bagua_core.elastic.membership.entry import Info, exchange, of_replica
 from bagua_core.elastic.replica import refusals
 from bagua_core.elastic.replica.own_replica import Outcome, OwnReplica
 from bagua_core.elastic.replica.refusals import NoReplicaYet, NotForReplicas
-from bagua_core.elastic.state.committed_state import HalfCopy
+from bagua_core.elastic.state.committed_state import Remains
 from bagua_core.model.sharded_modules import (
     AccumulatedOverSteps,
     check_unsynchronized,
@@ -47,10 +47,10 @@ def test_a_replica_has_what_all_of_its_shards_have() -> None:
 
 
 def test_what_holds_for_one_shard_holds_for_its_replica() -> None:
-    one = info(3, 8, stages=False, half=HalfCopy.COMMITTED, joining=True, kept=True, layout=5, run=2)
+    one = info(3, 8, stages=False, remains=Remains.HALF_COMMITTED, joining=True, kept=True, layout=5, run=2)
     for shards in ([one, info(3, 8, layout=7)], [info(3, 8, layout=7), one]):
         row = of_replica(shards, [1, 1])
-        assert (row.stages, row.half, row.joining, row.kept) == (False, HalfCopy.COMMITTED, True, True)
+        assert (row.stages, row.remains, row.joining, row.kept) == (False, Remains.HALF_COMMITTED, True, True)
         assert row.run == 2
     same = of_replica([info(3, 8, layout=5), info(3, 8, layout=7)], [1, 1])
     assert same.layout == of_replica([info(2, 1, layout=5), info(2, 1, layout=7)], [1, 1]).layout

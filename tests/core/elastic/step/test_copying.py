@@ -16,7 +16,7 @@ from bagua_core.elastic.heal import heal, pinned_chunks, received_state
 from bagua_core.elastic.heal.heal_plan import HealPlan, StateGone
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.state import heal_memory
-from bagua_core.elastic.state.committed_state import CommittedState, HalfCopy
+from bagua_core.elastic.state.committed_state import CommittedState, Remains
 from bagua_core.elastic.step.copying import Copying
 from bagua_core.elastic.step.engine import Engine
 from bagua_core.parallel import DistributedDataParallel
@@ -84,7 +84,7 @@ class Worker:
         ids = [f"w{r}" for r in range(communicator.world_size)]
         record = generation(9, *ids, since=dict(zip(ids, since, strict=True)))
         info = entry.Info(
-            self.state.name, self.outside, self.state.position, self.copying.stages(), self.state.half
+            self.state.name, self.outside, self.state.position, self.copying.stages(), self.state.remains
         )
         self.plan, _ = entry.exchange(communicator, record, info, wait)
         self.copying.enter(communicator, self.plan)
@@ -171,7 +171,7 @@ def test_a_newcomer_gets_the_state_into_the_memory_it_has(
     assert enter(build(3), workers) == ["", "", ""]
     assert workers[2].form() == workers[0].form()
     assert [p.data_ptr() for p in workers[2].training.model.parameters()] == memory
-    assert (workers[2].state.name, workers[2].state.half) == (AHEAD, HalfCopy.NONE)
+    assert (workers[2].state.name, workers[2].state.remains) == (AHEAD, Remains.UNTOUCHED)
     assert "copied in place" in workers[2].said[0]
     for worker in workers:
         worker.training.train(3, seed=10)
@@ -204,15 +204,18 @@ def test_a_source_that_dies_in_the_middle_leaves_no_half_counted_worker(messages
     assert plan is not None and (plan.at_once, plan.spared) == ({1, 2}, {1})
 
     spared, half = workers[1], workers[2]
-    assert spared.form() == untouched and (spared.state.name, spared.state.half) == (BEHIND, HalfCopy.NONE)
-    assert (half.state.name, half.state.half) == (NONE, HalfCopy.COMMITTED)
+    assert spared.form() == untouched and (spared.state.name, spared.state.remains) == (
+        BEHIND,
+        Remains.UNTOUCHED,
+    )
+    assert (half.state.name, half.state.remains) == (NONE, Remains.HALF_COMMITTED)
     assert half.form() != untouched or messages == 3, "it is half written"
 
     # the job goes on from the state that is whole, whichever of the two is rank 0 now
     assert enter(build_in_process(2), [half, spared]) == ["", ""]
     assert half.plan is not None and half.plan.holders == (1,)
     assert half.form() == spared.form() == untouched
-    assert (half.state.name, half.state.half) == (BEHIND, HalfCopy.NONE)
+    assert (half.state.name, half.state.remains) == (BEHIND, Remains.UNTOUCHED)
 
 
 def test_the_spared_one_copies_when_the_others_have() -> None:
@@ -231,7 +234,7 @@ def test_the_spared_one_copies_when_the_others_have() -> None:
 def test_half_a_state_never_becomes_the_job_s_beginning() -> None:
     """Its source died and no other worker has the state: it must end, and a joiner must not begin the job anew."""
     half, newcomer = Worker(NONE, 3), Worker(NONE, 0)
-    half.state.half = HalfCopy.COMMITTED
+    half.state.remains = Remains.HALF_COMMITTED
 
     def act(communicator: Communicator) -> str:
         worker = (half, newcomer)[communicator.global_rank]
@@ -246,11 +249,11 @@ def test_half_a_state_never_becomes_the_job_s_beginning() -> None:
 
 def test_half_an_initial_state_is_replaced_by_a_whole_one() -> None:
     half, whole = Worker(NONE, 0, seed=2), Worker(NONE, 0, seed=3)
-    half.state.half = HalfCopy.INITIAL
+    half.state.remains = Remains.HALF_INITIAL
     expected = whole.form()
     assert enter(build_in_process(2), [half, whole]) == ["", ""]
     assert half.form() == whole.form() == expected
-    assert half.state.half is HalfCopy.NONE
+    assert half.state.remains is Remains.UNTOUCHED
 
 
 def test_who_lost_its_state_in_the_middle_of_a_collective_is_no_newcomer() -> None:
@@ -263,7 +266,7 @@ def test_who_lost_its_state_in_the_middle_of_a_collective_is_no_newcomer() -> No
         holder.state.operations.record(value)
     half.state.operations.record(results[0])
     half.state.operations.returned()
-    half.state.declare_stateless(HalfCopy.COMMITTED)
+    half.state.declare_stateless(Remains.HALF_COMMITTED)
     assert enter(build_in_process(2), [holder, half]) == ["", ""]
     assert holder.plan is not None and not holder.plan.newcomers and holder.plan.at_once == {1}
     log = half.state.operations
