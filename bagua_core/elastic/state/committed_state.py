@@ -2,8 +2,8 @@
 
 Owns the name, the loader's position, the history, the results of collectives outside steps and the optimizer steps that
 are final, beside the registry's models and optimizers. Knows no peers: heal_plan.py decides which worker copies from
-which, and the engine when a step commits. Invariant: while the state has a name, `remains`
-is UNTOUCHED.
+which, and the engine when a step commits. Invariant: while the state
+has a name, `remains` is UNTOUCHED.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Remains(IntEnum):
     UNTOUCHED = 0  # what the script built
     HALF_INITIAL = 1  # a part of the job's initial state: a copy in place failed
     LEFT_OUT = 2  # what this worker trained in the job, which then went on without it
-    HALF_COMMITTED = 3  # a part of a state that the job has committed: a copy in place failed
+    # A part of a state that the job has committed: a copy in place failed. The greatest: the job does not begin anew
+    # beside it.
+    HALF_COMMITTED = 3
 
 
 class CommittedState:

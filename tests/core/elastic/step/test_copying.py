@@ -231,10 +231,13 @@ def test_the_spared_one_copies_when_the_others_have() -> None:
     assert workers[0].form() == workers[1].form() == workers[2].form()
 
 
-def test_half_a_state_never_becomes_the_job_s_beginning() -> None:
+@pytest.mark.parametrize("was_left_out", [False, True])
+def test_half_a_state_never_becomes_the_job_s_beginning(was_left_out: bool) -> None:
     """Its source died and no other worker has the state: it must end, and a joiner must not begin the job anew."""
-    half, newcomer = Worker(NONE, 3), Worker(NONE, 0)
-    half.state.remains = Remains.HALF_COMMITTED
+    half, newcomer = Worker(BEHIND, 3), Worker(NONE, 0)
+    if was_left_out:
+        half.state.forget()
+    half.state.declare_stateless(Remains.HALF_COMMITTED)
 
     def act(communicator: Communicator) -> str:
         worker = (half, newcomer)[communicator.global_rank]
