@@ -38,6 +38,10 @@ class EarlierBackwards:
     def are_any(self) -> bool:
         return bool(self._left)
 
+    @property
+    def are_recorded(self) -> bool:
+        return self._micro_batch is not None
+
     def micro_batch_begins(self, micro_batch: MicroBatch, is_whole_step: bool) -> None:
         """Begins with the first backward of `micro_batch`."""
         self.forget()
@@ -51,20 +55,22 @@ class EarlierBackwards:
         self.stepped = frozenset()
 
     def backward_begins(self, names: TrainedParameters) -> None:
-        """Checks, before a gradient of another backward is added, that no earlier one was cleared. Raises
-        SecondBackwardError."""
+        """Checks, before a gradient of another backward is added, that no earlier one was cleared. Parameters whose
+        optimizer was called are left to check_unused: the step that waits uses their gradients, so clearing these
+        discards nothing. Raises SecondBackwardError."""
         if not self._left:
             return
-        cleared = [
-            p
-            for p, version in self._left.items()
-            if p.grad is None or (version is not None and p.grad._version != version)
-        ]
-        if cleared:
-            raise _refusal(cleared, "their gradients were cleared or changed", names)
         calls = self._steps.calls_in(self._micro_batch)[self._calls_before :]
         groups = (group for optimizer in calls for group in optimizer.param_groups)
         self.stepped = frozenset(p for group in groups for p in group["params"])
+        cleared = [
+            p
+            for p, version in self._left.items()
+            if p not in self.stepped
+            and (p.grad is None or (version is not None and p.grad._version != version))
+        ]
+        if cleared:
+            raise _refusal(cleared, "their gradients were cleared or changed", names)
 
     def check_unused(self, parameter: torch.nn.Parameter, names: TrainedParameters) -> None:
         """Checks, when `parameter` receives a gradient, that its optimizer was not called since the first backward.
@@ -74,10 +80,8 @@ class EarlierBackwards:
 
     def backward_ends(self, taken: Iterable[torch.nn.Parameter], changes: bool) -> None:
         """Notes the parameters that received a gradient. changes: .grad may change until the next backward without the
-        script."""
+        script. Called only while are_recorded."""
         self.stepped = frozenset()
-        if self._micro_batch is None:
-            return
         self._left.update(dict.fromkeys(taken))
         for p in self._left:
             self._left[p] = None if changes or p.grad is None else p.grad._version

@@ -350,8 +350,9 @@ class Reducer(Contributions):
                     self._set_mean_aside(index, parameter)
                 if last or parameter.grad is not None:
                     self._contribute(index, parameter)
-        taken = [p for p, ready in zip(self._parameters, self._ready, strict=True) if ready]
-        self._earlier.backward_ends(taken, changes=last or self._layout.has_shards)
+        if self._earlier.are_recorded:
+            taken = [p for p, ready in zip(self._parameters, self._ready, strict=True) if ready]
+            self._earlier.backward_ends(taken, changes=last or self._layout.has_shards)
         if not last:
             self._has_parts = True
             self._separate_mean()

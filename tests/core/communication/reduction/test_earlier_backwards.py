@@ -133,3 +133,65 @@ def test_a_critic_that_is_frozen_for_the_generators_loss_trains_as_on_the_whole_
         first_step.append([p.detach().clone() for p in t.model.parameters()])
     for got, expected in zip(*first_step, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.policy = nn.Linear(3, 1), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.value(x), self.policy(x)
+
+
+class TrainingOfHeads:
+    """One wrapped model whose heads have an optimizer each."""
+
+    def __init__(self, limit: int | None) -> None:
+        engine = Engine(None)
+        self.heads = seeded(TwoHeads)
+        self.of_value = torch.optim.SGD(self.heads.value.parameters(), lr=0.1)
+        self.of_policy = torch.optim.SGD(self.heads.policy.parameters(), lr=0.1)
+        optimizers = [self.of_value, self.of_policy]
+        self.model = DistributedDataParallel(
+            self.heads, optimizers=optimizers, find_unused_parameters=True, engine=engine
+        )
+        self.loader = ElasticDataLoader(
+            TensorDataset(X), 16, max_local_batch_size=limit, shuffle=False, engine=engine
+        )
+
+    def value_then_policy(self, x: torch.Tensor) -> None:
+        self.model(x)[0].square().mean().backward()
+        self.of_value.step()
+        self.of_value.zero_grad()
+        self.model(x)[1].square().mean().backward()
+        self.of_policy.step()
+        self.of_policy.zero_grad()
+
+    def value_twice(self, x: torch.Tensor) -> None:
+        self.model(x)[0].square().mean().backward()
+        self.of_value.step()
+        self.of_value.zero_grad()
+        self.model(x)[0].abs().mean().backward()
+
+
+def trained_heads(
+    body: Callable[[TrainingOfHeads, torch.Tensor], None], limit: int | None
+) -> list[torch.Tensor]:
+    t = TrainingOfHeads(limit)
+    for _ in t.loader.epochs(2):
+        for (x,) in t.loader:
+            body(t, x)
+    return [p.detach() for p in t.model.parameters()]
+
+
+def test_heads_with_an_optimizer_each_may_be_stepped_and_cleared_between_their_backwards() -> None:
+    got = trained_heads(TrainingOfHeads.value_then_policy, limit=4)
+    expected = trained_heads(TrainingOfHeads.value_then_policy, limit=None)
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_head_that_was_stepped_and_cleared_has_no_second_backward() -> None:
+    with pytest.raises(SecondBackwardError, match=r"value.*optimizer\.step\(\) was called"):
+        trained_heads(TrainingOfHeads.value_twice, limit=4)
