@@ -315,10 +315,7 @@ class Checkpointer:
         deadline_s = self._clock() + limit_s
         if differ := difference(digests, moment.shards):
             if moment.is_first:
-                self._say(
-                    f"the job's last checkpoint, of step {moment.name.step}, is not written, and earlier ones stay: "
-                    f"{differ}"
-                )
+                self._say(f"the job's last checkpoint, of step {moment.name.step}, is not written: {differ}")
             self.close(limit_s)
             return
         if self.writer.wait(limit_s):

@@ -22,7 +22,7 @@ from bagua_core.elastic.checkpoint.assembly import Reader
 from bagua_core.elastic.checkpoint.checkpointer import LAST_WAIT_S, Checkpointer, Moment, Settings
 from bagua_core.elastic.checkpoint.layout import NAMES
 from bagua_core.elastic.checkpoint.restore import Choice, Restored
-from bagua_core.elastic.checkpoint.state_agreement import NOT_KNOWN
+from bagua_core.elastic.checkpoint.state_agreement import NO_CHECKPOINTS, NOT_KNOWN
 from bagua_core.elastic.checkpoint.storage import storage_of
 from bagua_core.elastic.checkpoint.writer import NOTHING_SAVED, Saved
 from bagua_core.elastic.heal import heal
@@ -268,7 +268,7 @@ class JobCheckpoints:
     def digests(self) -> torch.Tensor:
         """Returns the digests of this worker's state, by which the members agree that it is one: int64 [2], on the
         CPU."""
-        own = NOT_KNOWN
+        own = NO_CHECKPOINTS if self._checkpointer is None else NOT_KNOWN
         if self._checkpointer is not None and self._member.generation is not None:
             own = self._checkpointer.digests(self._moment(0, 1), self._captured)
         return torch.tensor(own, dtype=torch.int64, device="cpu")

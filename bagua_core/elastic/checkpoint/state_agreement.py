@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 NOT_KNOWN = (0, 0)
-"""The digests of a worker that could not compare its state, or need not: it alone writes."""
+"""The digests of a worker that had no memory to compare its state, or need not: it alone writes."""
+
+NO_CHECKPOINTS = (0, 1)
+"""The digests of a worker without a checkpoint directory."""
 
 
 def difference(digests: Sequence[tuple[int, int]], shards: int) -> str:
@@ -18,8 +21,11 @@ def difference(digests: Sequence[tuple[int, int]], shards: int) -> str:
     digests: of the layout and the values of each worker's state, by rank. shards: of a replica; rank r holds shard
     r modulo shards.
     """
-    unknown = [rank for rank, of_one in enumerate(digests) if of_one == NOT_KNOWN]
-    if 0 < len(unknown) < len(digests):
+    if all(of_one in (NOT_KNOWN, NO_CHECKPOINTS) for of_one in digests):
+        return ""
+    if without := [rank for rank, of_one in enumerate(digests) if of_one == NO_CHECKPOINTS]:
+        return f"ranks {without} have no --checkpoint-dir"
+    if unknown := [rank for rank, of_one in enumerate(digests) if of_one == NOT_KNOWN]:
         return f"ranks {unknown} had no memory to compare their state with that of the others"
     for what, of in (("names, types, shapes or devices of tensors", 0), ("values of tensors", 1)):
         for shard in range(shards):
