@@ -214,20 +214,25 @@ def losses(facts: JobFacts, series: JobSeries) -> list[JobEvent]:
 
 
 def failed_together(facts: JobFacts, series: JobSeries) -> root_cause.RootCause | None:
-    """Returns the failures that have to do with each other: those around the one that ended the job, else those of the
-    last minute. None if there are none. Failures of other times neither explain these nor are explained by them."""
-    if facts.result is None or not facts.result.HasField("failure"):
-        ids = {event.worker_id for event in losses(facts, series)}
-        return root_cause.root_cause(f for f in facts.failures if f.worker_id in ids)
-    first = FailureView.of(facts.result.failure, 0)
-    first = next((f for f in facts.failures if f.worker_id == first.worker_id), first)
+    """Returns the failures that have to do with each other: those around the one that ended the job, else the newest
+    one and those of the minute before it, however long ago that is. None if there are none. Failures of other times
+    neither explain these nor are explained by them."""
 
     def failed_s(failure: FailureView) -> float:
         return series.events.unix_s(worker_ended_name(failure.worker_id))
 
-    if not math.isfinite(failed_s(first)):  # its event is gone
-        return root_cause.beside(first, ())
-    return root_cause.beside(first, (f for f in facts.failures if failed_s(f) >= failed_s(first) - RECENT_S))
+    ended_job = facts.result is not None and facts.result.HasField("failure")
+    if facts.result is not None and ended_job:
+        around = FailureView.of(facts.result.failure, 0)
+        around = next((f for f in facts.failures if f.worker_id == around.worker_id), around)
+    elif facts.failures:
+        around = max(facts.failures, key=lambda f: (failed_s(f), f.order))
+    else:
+        return None
+    if not math.isfinite(failed_s(around)):  # its event is gone
+        return root_cause.beside(around, ())
+    together = [f for f in facts.failures if failed_s(f) >= failed_s(around) - RECENT_S]
+    return root_cause.beside(around, together) if ended_job else root_cause.root_cause(together)
 
 
 def lost_lately(facts: JobFacts, series: JobSeries) -> Verdict | None:
@@ -246,9 +251,9 @@ def lost_lately(facts: JobFacts, series: JobSeries) -> Verdict | None:
         if any(m.node_name == node for m in facts.generation.members):
             follows = f"Nothing: {node} is back."
     else:
-        found = failed_together(facts, series)
         what, why = f"a worker of {node} was lost", newest.text
-        if found is not None:
+        is_known = any(f.worker_id == newest.worker_id for f in facts.failures)
+        if is_known and (found := failed_together(facts, series)) is not None:
             cause = found.cause
             worker = _worker(cause.node_name, cause.slot, cause.global_rank, lower=True)
             what = f"{worker} {'failed' if cause.script_failure else 'was lost'}"

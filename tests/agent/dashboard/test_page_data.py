@@ -85,9 +85,16 @@ def test_a_failure_of_another_day_is_not_the_cause_of_a_loss() -> None:
     assert roles(facts(failures=(OLD, PEER), events=events)) == [("h0", "first failure"), ("h7", "earlier")]
 
 
-def test_without_a_recent_loss_no_failure_is_the_cause_of_another() -> None:
-    events = tuple(lost(failure, NOW_S - A_DAY_S) for failure in (OLD, PEER))
-    assert roles(facts(failures=(OLD, PEER), events=events)) == [("h0", "earlier"), ("h7", "earlier")]
+def test_without_a_recent_loss_the_newest_failures_are_explained_as_when_they_were_recent() -> None:
+    before_s = NOW_S - A_DAY_S
+    events = lost(OLD, before_s - A_DAY_S), lost(PEER, before_s - 1), lost(KILLED, before_s)
+    explained = [("h1", "first failure"), ("h0", "explained by the first"), ("h7", "earlier")]
+    assert roles(facts(failures=(OLD, PEER, KILLED), events=events)) == explained
+    ended = pb.Result(outcome=pb.Result.SUCCEEDED)
+    assert roles(facts(failures=(OLD, PEER, KILLED), events=events, result=ended)) == explained
+    assert roles(facts(failures=(OLD, PEER), events=())) == [("h0", "first failure"), ("h7", "earlier")], (
+        "the times are unknown"
+    )
 
 
 def test_the_failure_that_ended_the_job_explains_those_around_it_alone() -> None:
