@@ -78,6 +78,7 @@ RULES: tuple[Rule, ...] = (
     _rule(r"monitoredBarrier|[Rr]anks? .* failed to (pass|call) ", Kind.CASUALTY, "a peer did not come"),
     _rule(r"TCPStore|[Ss]ocket [Tt]imeout.*store|client socket has", Kind.CASUALTY, "a store was lost"),
     _rule(r"\bCollective(Failed|Aborted)\b|collective (is )?broken", Kind.CASUALTY, "a collective broke"),
+    _rule(r"\bJobClosing\b", Kind.CASUALTY, "a worker was lost after the end of the training"),
     _rule(r"\bStateGone\b", Kind.CASUALTY, "the job's state was lost with another worker"),
     _rule(r"its agent is gone|^exit code 75$", Kind.CASUALTY, "its agent was gone"),
     _rule(

@@ -10,6 +10,7 @@ from collections import Counter
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, ResultOutcome, WriteResult
 from bagua_agent.membership.failures.detection import agents_in_question, who_lives
 from bagua_agent.membership.failures.restart_policy import in_doubt, judge
+from bagua_agent.membership.failures.root_cause import first_cause, is_casualty
 from bagua_agent.membership.formation.departure import parting
 from bagua_agent.membership.job_condition import JobCondition
 from bagua_agent.membership.policy import Policy
@@ -176,12 +177,18 @@ def _closing(
     view: JobView, condition: JobCondition, evidence: Evidence, now_s: float, policy: Policy
 ) -> Decision:
     workers = _last_workers(view, condition)
-    failures = sorted((view.failures[w] for w in workers if w in view.failures), key=lambda f: f.order)
-    if failures:
-        return _failed(f"a worker failed after training was done: {named_failure(failures[0])}", failures[0])
-    left = sorted(w for w in workers if w not in view.finished and w not in view.departures)
+    left = sorted(
+        w for w in workers if w not in view.finished and w not in view.departures and w not in view.failures
+    )
+    asked = sorted(w for w in workers if w in view.departures)
+    failures = [view.failures[w] for w in workers if w in view.failures]
+    if (first := first_cause(failures)) is not None:
+        # On a node that leaves a worker is ended on purpose, maybe before its record is here. Its peers that fail by it
+        # are no failures either.
+        leaves = asked or any(workers[w] in view.agents and view.agents[workers[w]].leaving for w in left)
+        if not leaves or not is_casualty(first.summary, first.traceback_tail):
+            return _failed(f"a worker failed after training was done: {named_failure(first)}", first)
     if not left:
-        asked = sorted(w for w in workers if w in view.departures)
         if asked:  # on purpose, so it is no failure; what its script had yet to do was not done
             return _stopped(f"training was done, but {named(view, asked[:1])} left before its script ended")
         return _succeeded("training is done and every worker ended with 0")

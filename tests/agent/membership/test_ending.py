@@ -68,6 +68,23 @@ def test_a_worker_that_left_after_the_end_stops_the_job_and_is_no_failure() -> N
     assert "training was done, but global rank 1 on host-b left before its script ended" in decision.reason
 
 
+JOB_CLOSING = "bagua_core.elastic.script_collectives.members_changed.JobClosing: allreduce: a worker is lost"
+
+
+def test_workers_that_miss_one_that_left_after_the_end_do_not_fail_the_job() -> None:
+    missed = replace(failure("a0"), summary=JOB_CLOSING)
+    view = replace(closing(members=("b0",)), failures={"a0": missed})
+    assert outcome(decided(view)) is ResultOutcome.FAILED, "no node leaves"
+    leaving = replace(view, agents={**view.agents, "b": agent("b", leaving=True)})
+    assert decided(leaving).reason == "closing: 1 of 2 workers have yet to end, as global rank 1 on host-b"
+    left = replace(leaving, members={}, departures={"b0": departure("b0", 2)})
+    assert outcome(decided(left)) is ResultOutcome.STOPPED
+    finished_first = replace(leaving, members={}, finished=frozenset({"b0"}))
+    assert outcome(decided(finished_first)) is ResultOutcome.FAILED
+    by_itself = replace(left, failures={"a0": failure("a0")})
+    assert outcome(decided(by_itself)) is ResultOutcome.FAILED
+
+
 def test_the_budget_ends_the_job() -> None:
     view = picture([agent("a")], [], record(2, "a0"), failures=[failure("a0")])
     decision = decided(view)
