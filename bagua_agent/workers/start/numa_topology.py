@@ -8,6 +8,7 @@ that has some of them; nvidia-smi lists those. Decides nothing: see numa_binding
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from bagua_agent.workers.start.numa_binding import Processor, Topology
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers
 NVIDIA_SMI_TIMEOUT_S = 20.0
+_PCI_ADDRESS = re.compile(r"([0-9a-f]+):([0-9a-f]+:[0-9a-f]+\.[0-9a-f]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,8 @@ def _last_level_cache(directory: Path, otherwise: frozenset[int]) -> frozenset[i
 
 
 def _usable_gpus(sys_dir: Path) -> list[_Gpu] | None:
-    """Returns the GPUs that nvidia-smi lists; None where there is none, or it fails. Raises UserError if it does not
-    end."""
+    """Returns the GPUs that nvidia-smi lists; None where there is none, it fails, or /sys lacks a GPU of the list, as
+    in WSL2. Raises UserError if it does not end."""
     # of the agent's own PATH: that of a job may be another account's
     if (program := shutil.which("nvidia-smi")) is None:
         return None
@@ -104,14 +106,25 @@ def _usable_gpus(sys_dir: Path) -> list[_Gpu] | None:
         raise UserError(f"--numa-binding: {program} does not answer; leave the flag out") from error
     if answer.returncode != 0:
         return None
-    lines = [line.split(", ") for line in answer.stdout.splitlines() if line.startswith("GPU-")]
-    return [_Gpu(_numa_node(_pci_device(sys_dir, address)), uuid) for uuid, address in lines]
+    gpus = []
+    for line in answer.stdout.splitlines():
+        if not line.startswith("GPU-"):
+            continue
+        uuid, _, address = line.partition(", ")
+        device = _pci_device(sys_dir, address)
+        if device is None:
+            return None
+        gpus.append(_Gpu(_numa_node(device), uuid))
+    return gpus
 
 
-def _pci_device(sys_dir: Path, address: str) -> Path:
-    """Returns the directory of a device. address: as nvidia-smi writes it, 00000000:0A:00.0; /sys has 0000:0a:00.0."""
-    domain, _, rest = address.strip().lower().partition(":")
-    return sys_dir / f"bus/pci/devices/{int(domain, 16):04x}:{rest}"
+def _pci_device(sys_dir: Path, address: str) -> Path | None:
+    """Returns the directory of a device; None where there is none. address: as nvidia-smi writes it, 00000000:0A:00.0;
+    /sys has 0000:0a:00.0."""
+    if (found := _PCI_ADDRESS.fullmatch(address.strip().lower())) is None:
+        return None
+    device = sys_dir / f"bus/pci/devices/{int(found[1], 16):04x}:{found[2]}"
+    return device if device.is_dir() else None
 
 
 def _nvidia_devices(sys_dir: Path) -> list[Path]:

@@ -174,6 +174,17 @@ def test_a_driver_that_fails_leaves_what_sys_lists(pod_of_two: Path) -> None:
     assert read_topology({}, sys_dir=pod_of_two).gpu_numa_nodes == (0, 0, 3, 4)
 
 
+@pytest.mark.parametrize(
+    "line", ["GPU-2b10-77, 00000000:5A:00.0", "GPU-2b10-77", "GPU-2b10-77, , x", "GPU-2b, ?"]
+)
+def test_what_sys_does_not_have_or_what_is_no_address_leaves_what_sys_lists(
+    pod_of_two: Path, line: str
+) -> None:
+    """In WSL2 the driver of the host serves GPUs that are no PCI devices of Linux."""
+    put_nvidia_smi(pod_of_two, f"echo 'GPU-2b10-77, 00000000:3A:00.0'; echo '{line}'")
+    assert read_topology({}, sys_dir=pod_of_two).gpu_numa_nodes == (0, 0, 3, 4)
+
+
 def test_a_driver_that_does_not_answer_is_one_clear_error(
     pod_of_two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
