@@ -184,6 +184,8 @@ def _node(agent: AgentSeen, facts: JobFacts) -> Page:
         state = "trains"
     else:
         state = "standby" if generation is not None and generation.members else "joins"
+    if agent.busy:
+        state += ", busy"
     return {
         "agent": agent.agent_id,
         "name": agent.node_name,

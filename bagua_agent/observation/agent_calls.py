@@ -21,6 +21,7 @@ from bagua_agent.etcd.client import KeyValue, Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.rpc.control_client import endpoint_of
 from bagua_agent.rpc.job_identity import JobIdentity, open_channel
+from bagua_agent.security.grpc_security import is_too_large
 from bagua_contract import control_pb2, control_pb2_grpc
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import read_message
@@ -184,7 +185,8 @@ class JobAgents:
         except ValueError:
             return None  # the channel was closed meanwhile
         except grpc.RpcError as error:
-            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            is_refused = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            if is_refused and not is_too_large(error.details()):
                 said = shortened(error.details() or "")
                 raise AgentBusy(f"the agent at {address} refused the call: {said}") from error
             return None

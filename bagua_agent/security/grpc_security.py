@@ -176,6 +176,11 @@ def channel_credentials(files: TlsFiles, now: datetime) -> grpc.ChannelCredentia
     return grpc.ssl_channel_credentials(contents.ca_pem, contents.key_pem, contents.cert_pem)
 
 
+def is_too_large(details: str | None) -> bool:
+    """Tells whether RESOURCE_EXHAUSTED means that a message was larger than its receiver takes, by the text of it."""
+    return "larger than max" in (details or "")
+
+
 def why_not_served(code: grpc.StatusCode, details: str | None, address: str) -> BaguaError:
     """Returns the error that a failed call to the daemon at `address` means for the person who made it, in one line.
     Pure."""
@@ -183,7 +188,7 @@ def why_not_served(code: grpc.StatusCode, details: str | None, address: str) -> 
     match code:
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
             return UserError(f"the daemon at {address} refuses it: {text}")
-        case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in text:
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if is_too_large(text):
             return UserError(
                 f"the daemon at {address} takes requests of at most {MOST_REQUEST_BYTES} bytes ({text}); send less, "
                 f"and keep large things in files that every node sees"

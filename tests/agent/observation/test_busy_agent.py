@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from bagua_agent.dashboard.page_data import page_data
 from bagua_agent.etcd.client import KeyValue
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.observation import agent_calls
@@ -50,6 +51,13 @@ def closing_down(server: ControlServer, answers: SlowAnswers) -> Iterator[None]:
         server.stop()
 
 
+class LargeAnswers(NoAnswers):
+    """Answers with more than a channel of gRPC's takes."""
+
+    def node(self) -> control_pb2.ReadNodeReply:
+        return control_pb2.ReadNodeReply(agent_id="a0", node_name="h" * 5_000_000)
+
+
 class KeyPairAlone:
     def get(self, key: str) -> KeyValue:
         assert key == KEYS.identity
@@ -62,6 +70,16 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobAgents]:
     found = JobAgents(cast(Any, KeyPairAlone()), "demo")
     yield found
     found.close()
+
+
+def test_an_answer_that_is_too_large_is_no_sign_of_a_busy_agent(agents: JobAgents) -> None:
+    server = ControlServer("127.0.0.1", IDENTITY, "a0", lambda: [], answers=LargeAnswers())
+    record = pb.Agent(agent_id="a0", node_name="h0", control_address=server.address)
+    try:
+        [seen] = agents.look([KeyValue(KEYS.agent("a0"), record.SerializeToString(), 1, 1)])
+    finally:
+        server.stop()
+    assert seen.node is None and not seen.busy
 
 
 def test_an_agent_that_refuses_one_more_call_is_busy_and_not_silent(agents: JobAgents) -> None:
@@ -82,6 +100,7 @@ def test_an_agent_that_refuses_one_more_call_is_busy_and_not_silent(agents: JobA
         assert after.node is not None and not after.busy
     seen = facts(agents=refused)
     assert "does not answer" not in verdict(seen, JobSeries()).what
+    assert [node["state"] for node in page_data(seen, JobSeries(), "")["nodes"]] == ["trains, busy"]
     assert [worker.problem for worker in read_collectives(agents, seen)] == [
         "its agent serves too many calls at once"
     ]
