@@ -157,6 +157,13 @@ class StreamReader:
             try:
                 before = self._end_before(epoch)
                 if before is not None:
+                    if self._usable_mark(*before[:2]) is None:
+                        log.warning(
+                            "%s has neither a usable state nor set_epoch: epoch %d is read first, before epoch %d",
+                            type(self._source.dataset).__name__,
+                            before.epoch,
+                            epoch,
+                        )
                     self._read_to(before.epoch, before.batch)
                 self._read_to(epoch, batch)
             except BaseException:

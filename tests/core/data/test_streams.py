@@ -166,6 +166,22 @@ class Counting(IterableDataset[int]):
             yield item
 
 
+def test_a_worker_that_reads_a_whole_epoch_before_its_first_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    old = StreamReader(Counting(), 4, False, seed=7)
+    old.prepare()
+    for batch in range(3):
+        read(old, 0, batch)
+    assert not caplog.messages
+    new = StreamReader(Counting(), 4, False, seed=7)
+    new.prepare()
+    new.load_state_dict(old.state_dict())
+    for batch in range(2):
+        read(new, 1, batch)
+    assert caplog.messages == [
+        "Counting has neither a usable state nor set_epoch: epoch 0 is read first, before epoch 1"
+    ]
+
+
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3])
 def test_a_joiner_at_an_epochs_end_reads_the_next_one_as_the_others_or_is_refused(epoch: int) -> None:
     old = StreamReader(Counting(), 4, False, seed=7)
