@@ -98,9 +98,12 @@ def test_what_a_picture_says_is_in_its_metrics() -> None:
         == 3
     )
     assert value("bagua_etcd_up") == 0
-    assert not any(
-        dict(labels).get("slot") == "1" for name, labels in found if name in ("bagua_step", "bagua_epoch")
-    )
+    of_node = {"worker_exits_total", "worker_restarts_total"}
+    begin_at_0 = {"time_seconds_total", "computing_seconds_total"} | {
+        f"step_seconds_{part}" for part in ("bucket", "count", "sum")
+    }
+    without_report = {name for name, labels in found if dict(labels).get("slot") == "1"}
+    assert without_report == {f"bagua_{name}" for name in of_node | begin_at_0}
     assert value("bagua_worker_restarts_total", slot="1") == 3
     assert value("bagua_samples_per_second", slot="0") == 128
     assert value("bagua_computing_seconds_total", slot="0") == 0.003
