@@ -138,7 +138,8 @@ class JobConfig:
     node_name: str | None = None  # None: the host's
     local_addr: str | None = None
     master_addr: str | None = None
-    master_port: int | None = None  # 0: a free one
+    # 0: a free one in restart mode; in live mode STATIC_MASTER_PORT, as workers start before there is a generation
+    master_port: int | None = None
     node_rank: int | None = None
 
     metrics_port: int | None = None  # None: no endpoint; 0: a free port

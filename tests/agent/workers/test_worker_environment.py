@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from bagua_agent.base.errors import UserError
+from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
+from bagua_agent.node.environment_of_workers import EnvironmentOfWorkers
 from bagua_agent.workers.start.worker_environment import TorchrunPlace, torchrun_variables
 
 PLACE = TorchrunPlace(
@@ -47,6 +50,15 @@ def test_every_variable() -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": "1",
     }
+
+
+@pytest.mark.parametrize(("port", "expected"), [(None, "29500"), (0, "29500"), (1234, "1234")])
+def test_a_worker_of_no_generation_has_the_fixed_port_or_the_default_one(
+    port: int | None, expected: str, tmp_path: Path
+) -> None:
+    config = JobConfig("demo", WorkerCommand(CommandKind.SCRIPT, "train.py"), master_port=port)
+    made = EnvironmentOfWorkers(config, "a0", tmp_path, None, {})
+    assert made.of_worker("w0", 0, tmp_path / "error", "10.0.0.1", None, 0)["MASTER_PORT"] == expected
 
 
 def test_what_the_user_set_is_kept() -> None:
