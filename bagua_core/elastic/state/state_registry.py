@@ -67,9 +67,10 @@ class StateRegistry:
         self._snapshot_group_objects: list[list[dict[str, Any]]] = []
         self._snapshot_groups: list[list[dict[str, Any]]] = []  # by optimizer and group, without parameters
         self._snapshot_registered: dict[str, Any] = {}
-        # ids of the parameters that optimizers moved, in the step under way and in the one committed last
+        # ids of the parameters whose .grad an optimizer has used, in the step under way and in the one committed last
         self._moved: set[int] = set()
         self._moved_last: set[int] = set()
+        self._has_gradients = False  # the step under way has had a backward
         self.boundary = BoundaryCopy()
 
     def add_model(
@@ -121,6 +122,7 @@ class StateRegistry:
     @torch.no_grad()
     def snapshot(self) -> None:
         """Remembers what a failed step gets back: volatile tensors, learning rates and registered states."""
+        self._has_gradients = False
         self.boundary.step_begins()
         for model in self.models:
             model.snapshot(watches=self.watches)
@@ -176,6 +178,13 @@ class StateRegistry:
         for model in self.models:
             model.protect()
 
+    def gradients_begin(self) -> None:
+        """Records that the step's first backward begins: an optimizer that stepped before it has used the gradients of
+        the step before, and .grad is unused again."""
+        if not self._has_gradients:
+            self._has_gradients = True
+            self._moved = set()
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Records that `optimizer` has stepped.
 
@@ -195,6 +204,7 @@ class StateRegistry:
     def roll_back(self) -> tuple[str, ...]:
         """Goes back to the snapshot. Returns the names of parameters that keep a change, see ModelTensors.roll_back."""
         unknown: list[str] = []
+        self._has_gradients = False
         for model in self.models:
             unknown += model.roll_back()
         if self.boundary.put_back():

@@ -328,6 +328,7 @@ class CurrentStep:
         """Notes that a backward is about to add to .grad. See StepEngine."""
         self.in_forward = False
         if self.in_step and self.launched:
+            self.registry.gradients_begin()
             self.registry.backward_begins(is_filler=self._micro_batch.weight == 0.0)
             if (recorder := tracing.active) is not None:
                 recorder.backward_begins()

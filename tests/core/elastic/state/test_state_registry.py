@@ -267,6 +267,24 @@ def test_gradients_are_in_the_last_checkpoint_until_their_optimizer_has_used_the
     assert "gradients" not in registry.capture_for_checkpoint(at_resume_point=False)
 
 
+def test_gradients_that_follow_the_optimizers_step_are_in_the_checkpoint() -> None:
+    """A script may use a step's gradients at the top of the next step."""
+    training = Training("sgd", 1)
+    registry, model = training.registry, training.model
+    committed(training)
+    registry.snapshot()
+    training.optimizer.step()
+    registry.stepped(training.optimizer)
+    training.optimizer.zero_grad()
+    registry.gradients_begin()
+    registry.backward_begins()
+    model(torch.ones(8, 4)).sum().backward()  # type: ignore[no-untyped-call]
+    registry.gradients_begin()  # a further backward of the step
+    registry.step_committed()
+    (held,) = registry.capture_for_checkpoint()["gradients"]
+    assert held.keys() == {"parameter." + name for name, _ in model.named_parameters()}
+
+
 def test_who_copies_the_state_leaves_the_same_gradients_out_of_checkpoints() -> None:
     holder, joiner = Training("adam", 1), Training("adam", 2)
     committed(holder)
