@@ -12,7 +12,11 @@ import bagua_core as bagua
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
-out = parser.parse_args().out
+parser.add_argument(
+    "--uncaught", action="store_true", help="let the first error of the collective end the script"
+)
+arguments = parser.parse_args()
+out = arguments.out
 
 bagua.init_process_group()
 net = nn.Linear(4, 1)
@@ -29,6 +33,8 @@ trained.with_suffix(".part").write_text(os.environ["BAGUA_WORKER_ID"])
 trained.with_suffix(".part").rename(trained)
 while bagua.get_rank() == 1:
     time.sleep(60)
+if arguments.uncaught:
+    bagua.allreduce(torch.ones(1))
 for attempt in range(2):
     try:
         bagua.allreduce(torch.ones(1))

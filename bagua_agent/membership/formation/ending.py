@@ -177,13 +177,14 @@ def _closing(
     view: JobView, condition: JobCondition, evidence: Evidence, now_s: float, policy: Policy
 ) -> Decision:
     workers = _last_workers(view, condition)
-    left = sorted(
-        w for w in workers if w not in view.finished and w not in view.departures and w not in view.failures
-    )
-    asked = sorted(w for w in workers if w in view.departures)
+    ended = view.finished | view.departures.keys() | view.failures.keys()
+    # At the end of its grace period a node goes without a record of its workers.
+    cut_short = {w for w, a in workers.items() if w not in ended and a in view.gone and view.gone[a].leaving}
+    asked = sorted(cut_short | (workers.keys() & view.departures.keys()))
+    left = sorted(workers.keys() - ended - cut_short)
     failures = [view.failures[w] for w in workers if w in view.failures]
     if (first := first_cause(failures)) is not None:
-        # On a node that leaves a worker is ended on purpose, maybe before its record is here. Its peers that fail by it
+        # On a node that leaves a worker is ended on purpose, maybe before this is known here. Its peers that fail by it
         # are no failures either.
         leaves = asked or any(workers[w] in view.agents and view.agents[workers[w]].leaving for w in left)
         if not leaves or not is_casualty(first.summary, first.traceback_tail):

@@ -79,6 +79,10 @@ def test_workers_that_miss_one_that_left_after_the_end_do_not_fail_the_job() -> 
     assert decided(leaving).reason == "closing: 1 of 2 workers have yet to end, as global rank 1 on host-b"
     left = replace(leaving, members={}, departures={"b0": departure("b0", 2)})
     assert outcome(decided(left)) is ResultOutcome.STOPPED
+    cut_short = seen(replace(leaving, members={}), ev.AgentGone(now_s=2.0, agent_id="b"))
+    assert outcome(decided(cut_short)) is ResultOutcome.STOPPED, "its grace period was over"
+    lost = seen(replace(view, members={}), ev.AgentGone(now_s=2.0, agent_id="b"))
+    assert outcome(decided(lost)) is ResultOutcome.FAILED
     finished_first = replace(leaving, members={}, finished=frozenset({"b0"}))
     assert outcome(decided(finished_first)) is ResultOutcome.FAILED
     by_itself = replace(left, failures={"a0": failure("a0")})
