@@ -58,10 +58,17 @@ def test_gradients_of_earlier_draws_survive_a_loss_in_draws_that_differ() -> Non
 
 
 @pytest.mark.parametrize(
-    "happened", ["3 workers; kill w1 reduction.before@1", "2 workers; join w2 step@5"], ids=["loss", "join"]
+    "happened",
+    [
+        "3 workers; kill w1 reduction.before@1",
+        "2 workers; join w2 step@5",
+        "2 workers; all killed @6 settled, 1 resume",
+    ],
+    ids=["loss", "join", "resume"],
 )
 def test_an_optimizer_may_step_before_its_step_has_reduced_anything(happened: str) -> None:
-    """A lost update, and a copy of the state that the optimizer waits for, and that waits for a reduction."""
+    """A lost update, a copy of the state that the optimizer waits for and that waits for a reduction, and a checkpoint
+    without gradients that the next step's optimizer uses."""
     late = ("--seeds", "7", "--only", "--feature", "momentum", "--feature", "update=late")
     check(verdicts("tests.differential", "--json", *late, "--history", happened, limit_s=120.0), 1)
 
