@@ -53,8 +53,9 @@ def picture_of(
     seen = job.seen
     generation, desired = seen.generation, seen.view.wanted
     pictures = (worker_picture(job, workers, lifecycle, worker_id) for worker_id in workers.worker_ids)
-    of_slots = {**ended, **{picture.slot: picture for picture in pictures if picture is not None}}
-    shown = [of_slots[slot] for slot in sorted(of_slots)]
+    shown = [picture for picture in pictures if picture is not None]
+    taken = {picture.slot for picture in shown}
+    shown += [picture for slot, picture in ended.items() if slot not in taken]
     return JobPicture(
         job_id=job.keys.job_id,
         node_name=job.node_name,
