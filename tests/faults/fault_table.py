@@ -190,6 +190,11 @@ EXCLUSIONS = (
         "the result is written when every worker has ended: there is none left to be struck",
     ),
     Exclusion(
+        frozenset({AGENT_KILLED}),
+        lambda m: m.point == "result.after",
+        "the result is written: the other agents read it and end by themselves, often before they can be killed",
+    ),
+    Exclusion(
         frozenset({WORKER_HANGS}),
         lambda m: m.point == "finish.done",
         "no process waits for a worker whose training is done: its script may take as long as it likes to save a model",
