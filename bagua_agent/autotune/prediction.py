@@ -128,7 +128,7 @@ class _Job:
         return not self._waits
 
     def advance(self, at_s: float, network: _Network) -> float:
-        """Performs the next wait and returns the moment at which the thread of the conveyor goes on."""
+        """Performs the next wait and returns the moment at which the thread of the operation queue goes on."""
         at_s = max(at_s, self.awaited_s)
         work_s, cost = self._waits.pop(0)
         at_s += work_s
@@ -137,7 +137,7 @@ class _Job:
 
 
 def _compressed_sums(load: Load, ready_s: Sequence[float], network: _Network, pass_s: float) -> float:
-    """Returns the moment at which the last compressed sum is complete. They run in the order of the conveyor: a bucket
+    """Returns the moment at which the last compressed sum is complete. In the order of the operation queue, a bucket
     that begins moves each earlier one on by one wait."""
     at_s, open_jobs = 0.0, list[_Job]()
     for size, ready in zip(load.buckets, ready_s, strict=True):

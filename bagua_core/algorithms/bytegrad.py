@@ -12,8 +12,8 @@ from bagua_core.communication.communicator import Lane
 from bagua_core.communication.compressed.compressed_sum import CompressedSum
 from bagua_core.communication.compressed.compression import MinMax
 from bagua_core.communication.reduction.bucket_operation import BucketOperation
-from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.operation_queue import operation_queue_of
 from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.topology.routes import lanes_for
 
@@ -41,7 +41,7 @@ class ByteGrad(Algorithm):
 
     def operation(self, attachment: Attachment) -> BucketOperation:
         """Returns the operation that runs on each full bucket."""
-        return CompressedSum(conveyor_of(attachment.engine), MinMax(), self.hierarchical)
+        return CompressedSum(operation_queue_of(attachment.engine), MinMax(), self.hierarchical)
 
     def attach(self, attachment: Attachment) -> Exchange:
         return Reducer(

@@ -11,8 +11,8 @@ from bagua_core.communication.compressed import compressor as compressors
 from bagua_core.communication.compressed.compressed_sum import CompressedSum, SumWithFeedback
 from bagua_core.communication.compressed.compression import WithFeedback
 from bagua_core.communication.compressed.compressor import Compressor
-from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.operation_queue import operation_queue_of
 from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.topology.routes import lanes_for
 
@@ -50,11 +50,11 @@ class CompressedAllreduce(Algorithm):
 
     def attach(self, attachment: Attachment) -> Exchange:
         compression = compressors.make(self.compressor, self.feedback)
-        conveyor = conveyor_of(attachment.engine)
+        operation_queue = operation_queue_of(attachment.engine)
         operation = (
-            SumWithFeedback(conveyor, compression, self.hierarchical, attachment.engine)
+            SumWithFeedback(operation_queue, compression, self.hierarchical, attachment.engine)
             if isinstance(compression, WithFeedback)
-            else CompressedSum(conveyor, compression, self.hierarchical)
+            else CompressedSum(operation_queue, compression, self.hierarchical)
         )
         return Reducer(
             attachment.parameters,

@@ -10,7 +10,7 @@ was, and how many there were, travels with the job's state. A joiner gets to kno
 exchange that depends on it, with an interval or between pairs, comes one step later.
 
 Flat exchanges start on the main communicator, in the script's thread and ahead of the forward's buffers: one order on
-all ranks. Hierarchical ones are jobs of the conveyor on the lanes inside the node and between leaders.
+all ranks. Hierarchical ones are jobs of the operation queue on the lanes inside the node and between leaders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.communication.communicator import Communicator, Lane, Pending
 from bagua_core.communication.devices.device_wait import last_awaited
-from bagua_core.communication.reduction.conveyor import Job, conveyor_of
+from bagua_core.communication.reduction.operation_queue import Job, operation_queue_of
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.communication.topology.peer_selection import (
     Parties,
@@ -116,7 +116,7 @@ class DecentralizedExchange(WeightExchange):
         self._is_constant = interval == 1 and select is None
         self._weights = FlatWeights(attachment.parameters, widen=True)
         self._incoming = [] if select is None else self._weights.like()
-        self._conveyor = conveyor_of(attachment.engine)
+        self._operations = operation_queue_of(attachment.engine)
         self._is_due = False  # in this step, on all ranks, though some may have no peer in it
         self._job: Job | None = None  # the step's exchange, which leaves the mean in the buffers
         self._awaited: Pending | None = None
@@ -145,7 +145,7 @@ class DecentralizedExchange(WeightExchange):
                 among = _over_all(leaders, flats, plan.active_count)
             else:
                 among = _among_pairs(leaders, parties, flats, incoming, peer)
-            job = self._on_conveyor(
+            job = self._on_operation_queue(
                 communicator, _by_node(communicator, parties, flats, among), [*flats, *incoming]
             )
         elif peer is None:
@@ -189,10 +189,12 @@ class DecentralizedExchange(WeightExchange):
         index = peer_of(select, self._clock.count, parties.index, parties.count)
         return None if index is None else parties.ranks[index]
 
-    def _on_conveyor(self, communicator: Communicator, job: Job, tensors: Sequence[torch.Tensor]) -> Job:
-        """Runs `job` on the conveyor, where it goes on by itself while the script's thread computes."""
-        ticket = self._conveyor.launch(communicator, job, tensors)
-        self._conveyor.flush()
+    def _on_operation_queue(
+        self, communicator: Communicator, job: Job, tensors: Sequence[torch.Tensor]
+    ) -> Job:
+        """Runs `job` on the operation queue, where it goes on by itself while the script's thread computes."""
+        ticket = self._operations.launch(communicator, job, tensors)
+        self._operations.flush()
         yield ticket
 
 

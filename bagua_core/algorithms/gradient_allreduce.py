@@ -5,8 +5,8 @@ from __future__ import annotations
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.communication.communicator import Lane
 from bagua_core.communication.reduction.bucket_operation import BucketOperation, Sum
-from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.operation_queue import operation_queue_of
 from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.shards.shard_reducer import ShardReducer
 from bagua_core.communication.topology.hierarchical_sum import HierarchicalSum
@@ -43,7 +43,7 @@ class GradientAllreduce(Algorithm):
 
     def operation(self, attachment: Attachment) -> BucketOperation:
         """Returns the operation that runs on each full bucket."""
-        return HierarchicalSum(conveyor_of(attachment.engine)) if self.hierarchical else Sum()
+        return HierarchicalSum(operation_queue_of(attachment.engine)) if self.hierarchical else Sum()
 
     def attach(self, attachment: Attachment) -> Exchange:
         if attachment.shard_buffers is not None:
@@ -52,7 +52,7 @@ class GradientAllreduce(Algorithm):
                 attachment.engine,
                 attachment.bucket_cap_bytes,
                 attachment.find_unused_parameters,
-                conveyor_of(attachment.engine),
+                operation_queue_of(attachment.engine),
                 attachment.shard_buffers,
             )
         return Reducer(

@@ -18,9 +18,9 @@ from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.communication.pending import DonePending
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_operation import BucketOperation
-from bagua_core.communication.reduction.conveyor import Conveyor, conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.reduction.hook_group import HookError, HookGroup
+from bagua_core.communication.reduction.operation_queue import OperationQueue, operation_queue_of
 from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.step_interface import StepEngine
 
@@ -103,7 +103,7 @@ class Hook(Algorithm):
             if served is not None and not served.is_closed:
                 raise ValueError("a hook's state serves one model; make another Hook with a state of its own")
             engine.register_state(self._name, self._state)
-        operation = HookOperation(conveyor_of(engine), engine, self._function, self._state)
+        operation = HookOperation(operation_queue_of(engine), engine, self._function, self._state)
         reducer = Reducer(
             attachment.parameters,
             engine,
@@ -123,9 +123,13 @@ class HookOperation(BucketOperation):
     acts_alone = True
 
     def __init__(
-        self, conveyor: Conveyor, engine: StepEngine, function: HookFunction, state: HookState | None
+        self,
+        operation_queue: OperationQueue,
+        engine: StepEngine,
+        function: HookFunction,
+        state: HookState | None,
     ) -> None:
-        self._conveyor, self._engine = conveyor, engine
+        self._operations, self._engine = operation_queue, engine
         self._function, self._state = function, state
         self.buckets = 0
 
@@ -134,7 +138,7 @@ class HookOperation(BucketOperation):
     ) -> Pending:
         if communicator is not None and self._engine.plan.healing:
             job = _sum(communicator, bucket.reducible)  # one that copies the state does not have the hook's
-            return self._conveyor.launch(communicator, job, (bucket.flat,))
+            return self._operations.launch(communicator, job, (bucket.flat,))
         group = HookGroup(communicator)
         state: Any = group if self._state is None else self._state.of_step()
         job = self._run(group, state, HookBucket(bucket, number, number == self.buckets - 1))
@@ -142,19 +146,20 @@ class HookOperation(BucketOperation):
             for pending in job:
                 pending.wait()
             return DonePending()
-        return self._conveyor.launch(communicator, job, (bucket.flat,))
+        return self._operations.launch(communicator, job, (bucket.flat,))
 
     def reduced(self) -> None:
         if self._state is not None:
             self._state.reduced()
 
     def failed(self) -> None:
-        self._conveyor.flush()
+        self._operations.flush()
         if self._state is not None:
             self._state.failed()
 
     def _run(self, group: HookGroup, state: Any, bucket: HookBucket) -> Generator[Pending, None, None]:
-        """Calls the hook for `bucket` and writes what it returns to the buffer. Runs in the conveyor's thread."""
+        """Calls the hook for `bucket` and writes what it returns to the buffer. Runs in the operation queue's
+        thread."""
         buffer = bucket.buffer().mul_(group.size())  # it held this worker's part of a sum
         try:
             if state is not group:

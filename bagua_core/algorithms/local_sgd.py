@@ -25,8 +25,8 @@ from bagua_core.algorithms.round_average import RoundAverage
 from bagua_core.communication.communicator import Communicator
 from bagua_core.communication.compressed.feedback_sum import COMPRESSIONS, form_of
 from bagua_core.communication.devices.device_wait import last_awaited
-from bagua_core.communication.reduction.conveyor import Job
 from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.operation_queue import Job
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.communication.weights.compressed_mean import compressed_mean
 from bagua_core.communication.weights.outer_step import OUTER_LR, OUTER_MOMENTUM, OuterStep

@@ -39,7 +39,7 @@ from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.algorithms.decentralized import check_interval
 from bagua_core.communication.communicator import Communicator, Lane, Pending
 from bagua_core.communication.devices.device_wait import last_awaited
-from bagua_core.communication.reduction.conveyor import Job, conveyor_of
+from bagua_core.communication.reduction.operation_queue import Job, operation_queue_of
 from bagua_core.communication.step_interface import StepPlan
 from bagua_core.communication.topology.peer_selection import Parties, find_parties, ring_neighbours
 from bagua_core.communication.weights.exchange_clock import STATE, ExchangeClock
@@ -105,7 +105,7 @@ class RingExchange(WeightExchange):
         self._hierarchical = hierarchical
         self._clock = ExchangeClock(interval)
         self._is_due = False
-        self._conveyor = conveyor_of(attachment.engine)
+        self._operations = operation_queue_of(attachment.engine)
         # t until it has been sent, then what x was before the step
         self._scratch = FlatWeights(attachment.parameters, widen=True)
         self._ring = self._new_ring()
@@ -130,7 +130,7 @@ class RingExchange(WeightExchange):
             ring = self._ring
             tensors = [*self._scratch.flats, *ring.own, *ring.left, *ring.right]
             tensors += [*ring.sent, *ring.from_left, *ring.from_right]
-            self._engine.wait(self._conveyor.launch(communicator, job, tensors))
+            self._engine.wait(self._operations.launch(communicator, job, tensors))
         else:
             for pending in job:
                 self._engine.wait(pending)

@@ -43,7 +43,7 @@ from bagua_core.communication.communicator import Communicator, Pending, ReduceO
 from bagua_core.communication.compressed.compressed_sum import Load, SumWithFeedback, is_compressed
 from bagua_core.communication.compressed.compression import MinMaxWithFeedback, OneBit, WithFeedback
 from bagua_core.communication.reduction.bucket_buffer import Bucket
-from bagua_core.communication.reduction.conveyor import Conveyor, Job
+from bagua_core.communication.reduction.operation_queue import Job, OperationQueue
 from bagua_core.communication.step_interface import StepReductions
 from bagua_core.communication.topology.routes import route_of
 
@@ -122,14 +122,14 @@ class MomentumSum(SumWithFeedback):
 
     def __init__(
         self,
-        conveyor: Conveyor,
+        operation_queue: OperationQueue,
         form: Form,
         hierarchical: bool,
         optimizer: QAdamOptimizer,
         parameters: Sequence[torch.nn.Parameter],
         engine: StepReductions,
     ) -> None:
-        super().__init__(conveyor, form.compression(), hierarchical, engine)
+        super().__init__(operation_queue, form.compression(), hierarchical, engine)
         self._reach = form.reach
         self._optimizer = optimizer
         self._parameters = parameters
@@ -181,7 +181,7 @@ class MomentumSum(SumWithFeedback):
     def _sum(self, communicator: Communicator, load: Load) -> Job:
         return self._sum_in_phase(communicator, load, self._phase)
 
-    # -- in the conveyor's thread
+    # -- in the operation queue's thread
 
     def _sum_in_phase(self, communicator: Communicator, load: Load, phase: _Phase) -> Job:
         moments = BucketMoments(self._optimizer, load)

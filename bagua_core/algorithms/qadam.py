@@ -16,8 +16,8 @@ from bagua_core.algorithms.momentum_sum import FORMS, MomentumSum
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
 from bagua_core.communication.communicator import Lane
 from bagua_core.communication.reduction.bucket_operation import BucketOperation
-from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.operation_queue import operation_queue_of
 from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.topology.routes import lanes_for
 
@@ -54,7 +54,7 @@ class QAdam(Algorithm):
         """Returns the operation that runs on each full bucket. Raises ValueError if the model's QAdamOptimizer was not
         given, or lacks some of its parameters."""
         return MomentumSum(
-            conveyor_of(attachment.engine),
+            operation_queue_of(attachment.engine),
             FORMS[self.bits],
             self.hierarchical,
             self._optimizer_of(attachment),

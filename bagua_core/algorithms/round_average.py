@@ -22,8 +22,8 @@ from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.communication.compressed.compression import WithFeedback
 from bagua_core.communication.compressed.feedback_sum import feedback_sum, piece_size
 from bagua_core.communication.devices.device_wait import last_awaited
-from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.operation_queue import operation_queue_of
 from bagua_core.communication.weights.outer_step import OuterStep
 from bagua_core.communication.weights.weight_buckets import FlatWeights
 
@@ -37,7 +37,7 @@ class RoundAverage(Exchange):
 
     def __init__(self, attachment: Attachment, outer: OuterStep | None, form: WithFeedback | None) -> None:
         self._engine = attachment.engine
-        self._conveyor = conveyor_of(attachment.engine)
+        self._operations = operation_queue_of(attachment.engine)
         self._parameters = attachment.parameters
         self._outer = outer
         self._form = form
@@ -150,5 +150,5 @@ class RoundAverage(Exchange):
             size = piece_size(flat.numel(), communicator.world_size)
             for piece in zip(*(torch.split(whole, size) for whole in (flat, *errors)), strict=True):
                 job = feedback_sum(communicator, self._form, *piece)
-                last[flat.device] = self._conveyor.launch(communicator, job, piece)
+                last[flat.device] = self._operations.launch(communicator, job, piece)
         return list(last.values())

@@ -20,7 +20,7 @@ from bagua_core.communication.compressed.compressed_sum import CompressedSum
 from bagua_core.communication.compressed.compression import MinMax
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_operation import BucketOperation, Sum
-from bagua_core.communication.reduction.conveyor import Conveyor
+from bagua_core.communication.reduction.operation_queue import OperationQueue
 from bagua_core.communication.topology.hierarchical_sum import HierarchicalSum
 from bagua_core.torch_api.errors import UnsupportedAlgorithmError
 
@@ -83,27 +83,31 @@ class CentralizedOp(Operation):
 class BaguaBucket:
     """A bucket of gradients, with the operations that a script has appended to it.
 
-    name: unique in the model. tensors: the parameters, whose .grad lies in the bucket. conveyor: None for a bucket of
-    one of the runtime's algorithms, which takes no operations.
+    name: unique in the model. tensors: the parameters, whose .grad lies in the bucket. operation_queue: None for a
+    bucket of one of the runtime's algorithms, which takes no operations.
     """
 
     def __init__(
-        self, name: str, tensors: Sequence[nn.Parameter], bucket: Bucket, conveyor: Conveyor | None
+        self,
+        name: str,
+        tensors: Sequence[nn.Parameter],
+        bucket: Bucket,
+        operation_queue: OperationQueue | None,
     ) -> None:
         self.name = name
         self.tensors = list(tensors)
         self._bucket = bucket
-        self._conveyor = conveyor
+        self._operations = operation_queue
         self.operations: list[Operation] = []
 
-    def _for_operations(self) -> Conveyor:
-        """Returns the conveyor for operations. Raises UnsupportedAlgorithmError for a bucket that takes none."""
-        if self._conveyor is None:
+    def _for_operations(self) -> OperationQueue:
+        """Returns the operation queue for operations. Raises UnsupportedAlgorithmError for a bucket that takes none."""
+        if self._operations is None:
             raise UnsupportedAlgorithmError(
                 f"bucket {self.name} belongs to one of the runtime's own algorithms, which takes no further "
                 "operations; write an AlgorithmImpl with an init_operations (docs/original-scripts.md)"
             )
-        return self._conveyor
+        return self._operations
 
     def flattened_tensor(self) -> torch.Tensor:
         """Returns [elements of all tensors]: the gradients themselves, not a copy. Only good within an operation."""
@@ -144,12 +148,12 @@ class BaguaBucket:
             raise ValueError(f'compression={compression!r} is unknown; use "{MIN_MAX_UINT8}" or None')
         if compression and not scattergather:
             raise ValueError("compression needs scattergather=True: chunks are summed by their owners")
-        conveyor = self._for_operations()
+        operation_queue = self._for_operations()
         summing: BucketOperation = Sum()
         if compression:
-            summing = CompressedSum(conveyor, MinMax(), hierarchical)
+            summing = CompressedSum(operation_queue, MinMax(), hierarchical)
         elif hierarchical:
-            summing = HierarchicalSum(conveyor)
+            summing = HierarchicalSum(operation_queue)
         self.operations.append(CentralizedOp(summing, average))
         return self
 

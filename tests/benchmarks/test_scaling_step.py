@@ -12,7 +12,7 @@ from bagua_core.communication.compressed.compressed_sum import _TAIL_BYTES
 from bagua_core.kernels.formats import minmax_bytes
 from benchmarks.scaling import models
 from benchmarks.scaling.hardware import Cluster, Costs, Network, Spread, Transport
-from benchmarks.scaling.steps.order import Arrival, Job, SimulatedConveyor
+from benchmarks.scaling.steps.order import Arrival, Job, SimulatedQueue
 from benchmarks.scaling.steps.step import ALGORITHMS, Workload, simulate
 from benchmarks.scaling.steps.timeline import Link, vote_s, within_node_s
 
@@ -165,18 +165,18 @@ def test_bounds_that_hold_for_every_algorithm(algorithm: str) -> None:
         assert simulate(faster, load, algorithm, seed=3).step_s <= found.step_s * 1.01
 
 
-def test_jobs_follow_the_conveyors_order() -> None:
+def test_jobs_follow_the_queues_order() -> None:
     """A launch moves the jobs before it on by one wait, after the new one has begun; a flush runs all to the end."""
-    conveyor, happened = SimulatedConveyor(1), []
+    operation_queue, happened = SimulatedQueue(1), []
 
     def job(name: str) -> Job:
         for part in range(3):
-            happened.append((f"{name}{part}", float(conveyor.clock.at[0])))
-            yield Arrival(conveyor.clock, conveyor.clock.at + 1.0)
+            happened.append((f"{name}{part}", float(operation_queue.clock.at[0])))
+            yield Arrival(operation_queue.clock, operation_queue.clock.at + 1.0)
 
-    conveyor.launch(np.array([0.0]), job("a"))
-    conveyor.launch(np.array([0.5]), job("b"))
-    end = conveyor.flush(np.array([5.0]))
+    operation_queue.launch(np.array([0.0]), job("a"))
+    operation_queue.launch(np.array([0.5]), job("b"))
+    end = operation_queue.flush(np.array([5.0]))
     # a's first wait ends at 1.0 and b's at 1.5, but both go on at the flush
     assert happened == [("a0", 0.0), ("b0", 0.5), ("a1", 1.0), ("a2", 5.0), ("b1", 5.0), ("b2", 6.0)]
     assert float(end[0]) == 7.0

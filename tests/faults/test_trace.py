@@ -106,7 +106,7 @@ def test_a_trace_holds_the_next_steps_of_all_workers(
     assert {track for _, track, _ in tracks(content)} >= {
         "script",
         "collectives",
-        "bagua-conveyor",
+        "bagua-operations",
         "generations",
     }
     one.finish()

@@ -1,4 +1,4 @@
-"""Workers on modelled devices: the real reducer, algorithms, conveyor and NcclCommunicator, in one thread a rank."""
+"""Workers on modelled devices: real reducer, algorithms, operation queue and NcclCommunicator, in one thread a rank."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from bagua_core.communication.compressed.compressed_sum import CompressedSum, Lo
 from bagua_core.communication.devices.device_order import Moment
 from bagua_core.communication.devices.device_wait import Followed, StallReports
 from bagua_core.communication.nccl.nccl_line import NcclOperation
-from bagua_core.communication.reduction import conveyor
-from bagua_core.communication.reduction.conveyor import Job
+from bagua_core.communication.reduction import operation_queue
+from bagua_core.communication.reduction.operation_queue import Job
 from bagua_core.communication.topology.routes import route_of
 from tests.core.algorithms.gradient_ranks import assert_equal_bits, net
 from tests.streams.device_model import DeviceModel, ModelStream
@@ -75,10 +75,10 @@ def test_the_host_waits_once_a_step(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "flaw", ["the reducer waits for each bucket", "the conveyor waits for each collective"]
+    "flaw", ["the reducer waits for each bucket", "the operation queue waits for each collective"]
 )
 def test_further_waits_are_counted(flaw: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if flaw == "the conveyor waits for each collective":
+    if flaw == "the operation queue waits for each collective":
         monkeypatch.setattr(NcclOperation, "follow", NcclOperation.wait)
     else:
         monkeypatch.setattr(Followed, "wait", lambda followed, *reports: followed._pending.wait(*reports))
@@ -171,7 +171,7 @@ def test_whether_sums_hold_nan_is_known_a_step_late_without_a_wait(
     members = world(2, lambda: ByteGrad(hierarchical=False))
     for member in members:
         old = member.exchange._operation
-        member.exchange._operation = Watched(old._conveyor, old._compression, False)
+        member.exchange._operation = Watched(old._operations, old._compression, False)
     if lost:
         weight = next(iter(members[0].rank.inner.parameters()))
         with torch.no_grad():
@@ -185,11 +185,13 @@ def test_whether_sums_hold_nan_is_known_a_step_late_without_a_wait(
     assert all(len(m.device.host_waits) == 1 for m in members)
 
 
-def test_a_bucket_stays_the_conveyors_until_its_stream_is_done_with_it() -> None:
+def test_a_bucket_stays_the_queues_until_its_stream_is_done_with_it() -> None:
     members = WORLDS["bytegrad"]()
     train(members, steps=1)
     for member in members:
-        kept = {address for stream, address in member.device.kept if stream.startswith("side:bagua-conveyor")}
+        kept = {
+            address for stream, address in member.device.kept if stream.startswith("side:bagua-operations")
+        }
         buckets = {b.flat.untyped_storage().data_ptr() for b in member.exchange._buckets}
         assert buckets <= kept
 
@@ -202,7 +204,7 @@ def nothing(*_: Any) -> None:
 
 
 class CallersStream:
-    """No stream of the conveyor's own: jobs run on whatever stream and device its thread has."""
+    """No stream of the operation queue's own: jobs run on whatever stream and device its thread has."""
 
     def __init__(self, model: DeviceModel) -> None:
         self._model = model
@@ -230,12 +232,12 @@ def without_device(stream: ModelStream) -> AbstractContextManager[None]:
 def put_back(monkeypatch: pytest.MonkeyPatch, flaw: str) -> None:
     match flaw:
         case "no event at the launch of a job":
-            monkeypatch.setattr(conveyor._Ticket, "_come_after_launch", nothing)
+            monkeypatch.setattr(operation_queue._Ticket, "_come_after_launch", nothing)
         case "no event where a job is waited for":
-            monkeypatch.setattr(conveyor._Ticket, "_come_before_waiter", nothing)
-        case "jobs on the conveyor thread's default stream":
-            monkeypatch.setattr(conveyor._Batch, "_stream_of", without_stream)
-        case "no device is set in the conveyor's thread":
+            monkeypatch.setattr(operation_queue._Ticket, "_come_before_waiter", nothing)
+        case "jobs on the operation queue thread's default stream":
+            monkeypatch.setattr(operation_queue._Batch, "_stream_of", without_stream)
+        case "no device is set in the operation queue's thread":
             monkeypatch.setattr(ModelStream, "on_it", without_device)
         case "no event at the start of a collective":
             monkeypatch.setattr(NcclOperation, "_come_after_start", nothing)
@@ -249,12 +251,16 @@ def only_given(operation: NcclOperation, *_: Any) -> None:
     operation._given_to_gpu(StallReports(None, 1.0))
 
 
-IN_CONVEYOR = ("bytegrad", "bytegrad by node", "allreduce by node")
+IN_OPERATION_QUEUE = ("bytegrad", "bytegrad by node", "allreduce by node")
 FLAWS = [
-    ("no event at the launch of a job", IN_CONVEYOR, "unordered"),
-    ("no event where a job is waited for", IN_CONVEYOR, "unordered"),
-    ("jobs on the conveyor thread's default stream", IN_CONVEYOR, "works with device 0"),
-    ("no device is set in the conveyor's thread", IN_CONVEYOR, "bagua-conveyor works with device 0"),
+    ("no event at the launch of a job", IN_OPERATION_QUEUE, "unordered"),
+    ("no event where a job is waited for", IN_OPERATION_QUEUE, "unordered"),
+    ("jobs on the operation queue thread's default stream", IN_OPERATION_QUEUE, "works with device 0"),
+    (
+        "no device is set in the operation queue's thread",
+        IN_OPERATION_QUEUE,
+        "bagua-operations works with device 0",
+    ),
     ("no event at the start of a collective", tuple(WORLDS), "unordered"),
     ("no event after a collective", tuple(WORLDS), "unordered"),
 ]

@@ -16,7 +16,7 @@ from bagua_core.algorithms import Algorithm
 from bagua_core.algorithms.bytegrad import ByteGrad
 from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
 from bagua_core.communication.nccl.nccl_line import NcclOperation
-from bagua_core.communication.reduction import conveyor
+from bagua_core.communication.reduction import operation_queue
 from bagua_core.model.sharded_tensors import is_sharded, local
 from tests.core.algorithms.gradient_ranks import assert_equal_bits
 from tests.streams.modelled_ranks import ModelledRank, parameters, train, waits_of_steps, world
@@ -83,9 +83,9 @@ def test_a_missing_event_is_reported(
         case "no event after a collective":
             monkeypatch.setattr(NcclOperation, "follow", only_given)
         case "no event at the launch of a job":
-            monkeypatch.setattr(conveyor._Ticket, "_come_after_launch", nothing)
+            monkeypatch.setattr(operation_queue._Ticket, "_come_after_launch", nothing)
         case "no event where a job is waited for":
-            monkeypatch.setattr(conveyor._Ticket, "_come_before_waiter", nothing)
+            monkeypatch.setattr(operation_queue._Ticket, "_come_before_waiter", nothing)
         case _:
             monkeypatch.setattr(ShardingStream, "wait_stream", nothing)
     members = replicas(name, mesh)

@@ -5,9 +5,9 @@ decompresses and adds them in fp32, in rank order, and compresses the sum; all s
 decompress them, their own too, so that all ranks have the same bits. With several workers on a node the node's sum is
 made first, uncompressed, one worker of each node does the above, and passes on to the others what it gathered.
 
-Owns the messages and their memory. compression.py handles lost precision, and conveyor.py the order of the collectives.
-Invariants: a rank is done with a bucket only if all ranks have contributed to it, since every all-gather waits for
-every owner and every owner for all ranks; the tail travels uncompressed behind the sums.
+Owns the messages and their memory. compression.py handles lost precision, and operation_queue.py the order of the
+collectives. Invariants: a rank is done with a bucket only if all ranks have contributed to it, since every all-gather
+waits for every owner and every owner for all ranks; the tail travels uncompressed behind the sums.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bagua_core.communication.pending import DonePending
 from bagua_core.communication.reduction.bucket_buffer import TAIL_ELEMENTS, Bucket
 from bagua_core.communication.reduction.bucket_operation import BucketOperation
 from bagua_core.communication.reduction.buckets import BucketPlan
-from bagua_core.communication.reduction.conveyor import Conveyor, Job
+from bagua_core.communication.reduction.operation_queue import Job, OperationQueue
 from bagua_core.communication.step_interface import StepReductions
 from bagua_core.communication.topology.routes import FIRST_OF_NODE, Route, route_of
 from bagua_core.kernels.formats import ALIGNMENT
@@ -78,8 +78,8 @@ class CompressedSum(BucketOperation):
     carries_pair = True
     takes_new_buckets = True
 
-    def __init__(self, conveyor: Conveyor, compression: Compression, hierarchical: bool) -> None:
-        self._conveyor = conveyor
+    def __init__(self, operation_queue: OperationQueue, compression: Compression, hierarchical: bool) -> None:
+        self._operations = operation_queue
         self._compression = compression
         self._hierarchical = hierarchical
         self._scratch = Scratch()
@@ -99,17 +99,17 @@ class CompressedSum(BucketOperation):
             self._compression.step,
             self._scratch,
         )
-        return self._conveyor.launch(communicator, self._sum(communicator, load), (bucket.flat,))
+        return self._operations.launch(communicator, self._sum(communicator, load), (bucket.flat,))
 
     def reduced(self) -> None:
         self._compression.reduced()
 
     def failed(self) -> None:
-        self._conveyor.flush()
+        self._operations.flush()
         self._compression.failed()
         self._scratch = Scratch()
 
-    # -- in the conveyor's thread
+    # -- in the operation queue's thread
 
     def _sum(self, communicator: Communicator, load: Load) -> Job:
         route = route_of(communicator, self._hierarchical)
@@ -163,9 +163,13 @@ class SumWithFeedback(CompressedSum):
     takes_new_buckets = False  # errors are kept by the bucket's number
 
     def __init__(
-        self, conveyor: Conveyor, feedback: WithFeedback, hierarchical: bool, engine: StepReductions
+        self,
+        operation_queue: OperationQueue,
+        feedback: WithFeedback,
+        hierarchical: bool,
+        engine: StepReductions,
     ) -> None:
-        super().__init__(conveyor, feedback, hierarchical)
+        super().__init__(operation_queue, feedback, hierarchical)
         self._feedback = feedback
         self._engine = engine
         self._next_step = 0  # after the one this rank committed last; the errors are for it alone

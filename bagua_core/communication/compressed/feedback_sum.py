@@ -12,7 +12,7 @@ from bagua_core.communication.communicator import Communicator
 from bagua_core.communication.compressed.compression import WithFeedback
 from bagua_core.communication.compressed.compressor import with_feedback
 from bagua_core.communication.devices.device_wait import Followed
-from bagua_core.communication.reduction.conveyor import Job
+from bagua_core.communication.reduction.operation_queue import Job
 
 # What the algorithms of rare exchanges call a compression, and its compressor; None: not compressed.
 COMPRESSIONS = {"none": None, "uint8": "minmax_uint8", "int4": "minmax_int4"}

@@ -30,7 +30,8 @@ class BucketOperation(ABC):
 
     starts_at_once: ClassVar[bool] = False
     """Whether `launch` has started all its collectives when it returns, so that others may be started behind them from
-    the script's thread. Else they run in the conveyor's thread, and the script's starts none before they are done."""
+    the script's thread. Else they run in the operation queue's thread, and the script's starts none before they are
+    done."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

@@ -1,8 +1,8 @@
 """Lends the job's communicator to communication hooks written for torch's DistributedDataParallel.
 
 A hook calls torch.distributed's collectives on a process group, also in callbacks of futures. `HookGroup` is such a
-group. Its futures are completed by `settle` in the conveyor's thread, one after the other, so that all ranks start a
-hook's collectives in one order, whatever their times. A future that the hook waits for is completed at once.
+group. Its futures are completed by `settle` in the operation queue's thread, one after the other, so that all ranks
+start a hook's collectives in one order, whatever their times. A future that the hook waits for is completed at once.
 """
 
 from __future__ import annotations

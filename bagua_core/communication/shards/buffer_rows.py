@@ -10,7 +10,7 @@ import torch
 
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.communication.reduction.buffer_broadcast import broadcast_buffers
-from bagua_core.communication.reduction.conveyor import Conveyor, Job
+from bagua_core.communication.reduction.operation_queue import Job, OperationQueue
 from bagua_core.communication.shards.shard_tree import leaves_of
 from bagua_core.communication.step_interface import StepPlan, StepReductions
 from bagua_core.model.shard_buffers import ShardBuffers
@@ -19,9 +19,11 @@ from bagua_core.model.shard_buffers import ShardBuffers
 class BufferRows:
     """The exchange of one model's buffer rows."""
 
-    def __init__(self, buffers: ShardBuffers, conveyor: Conveyor, engine: StepReductions) -> None:
+    def __init__(
+        self, buffers: ShardBuffers, operation_queue: OperationQueue, engine: StepReductions
+    ) -> None:
         self._buffers = buffers
-        self._conveyor = conveyor
+        self._operations = operation_queue
         self._engine = engine
         self._pending: Pending | None = None
         self._arriving: torch.Tensor | None = None  # [ranks, most shards of a rank, row and flag]
@@ -45,7 +47,7 @@ class BufferRows:
         sent[:, length] = float(self._buffers.has_changed)
         self._arriving = sent.new_zeros(plan.world_size, most, length + 1)
         job = _gather(communicator, self._arriving, sent)
-        self._pending = self._conveyor.launch(communicator, job, (sent, self._arriving))
+        self._pending = self._operations.launch(communicator, job, (sent, self._arriving))
 
     def arrive(self, communicator: Communicator) -> None:
         """Waits for the rows of all shards, and for other buffers if one of them changed. All buckets have arrived

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from bagua_core.communication.communicator import Communicator
-from bagua_core.communication.reduction.conveyor import Conveyor
+from bagua_core.communication.reduction.operation_queue import OperationQueue
 from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.shards.buffer_rows import BufferRows
 from bagua_core.communication.shards.tree_sum import TreeSum
@@ -25,8 +25,8 @@ from bagua_core.model.shard_buffers import ShardBuffers
 class _TreeSum(TreeSum):
     """A tree sum that votes once the buffers have arrived too, and changes them when the step is final."""
 
-    def __init__(self, conveyor: Conveyor, engine: StepReductions, rows: BufferRows) -> None:
-        super().__init__(conveyor, engine)
+    def __init__(self, operation_queue: OperationQueue, engine: StepReductions, rows: BufferRows) -> None:
+        super().__init__(operation_queue, engine)
         self.rows = rows
 
     def before_vote(self, communicator: Communicator) -> None:
@@ -49,12 +49,12 @@ class ShardReducer(Reducer):
         engine: StepReductions,
         bucket_cap_bytes: int,
         find_unused_parameters: bool,
-        conveyor: Conveyor,
+        operation_queue: OperationQueue,
         buffers: ShardBuffers,
     ) -> None:
         self._buffers = buffers
-        self._rows = BufferRows(buffers, conveyor, engine)
-        self._tree = _TreeSum(conveyor, engine, self._rows)
+        self._rows = BufferRows(buffers, operation_queue, engine)
+        self._tree = _TreeSum(operation_queue, engine, self._rows)
         self._of_shard: MicroBatch | None = None  # whose backward came last
         self._is_later = False  # this worker has computed another shard of the step
         super().__init__(

@@ -18,7 +18,7 @@ from bagua_core.communication.compressed.scratch import Block, Scratch
 from bagua_core.communication.pending import DonePending
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_operation import BucketOperation
-from bagua_core.communication.reduction.conveyor import Conveyor, Job
+from bagua_core.communication.reduction.operation_queue import Job, OperationQueue
 from bagua_core.communication.shards.partial_sums import PartialSum, PartialSums
 from bagua_core.communication.shards.shard_tree import Node, cover, leaves_of, merges
 from bagua_core.communication.step_interface import MicroBatch, StepPlan, StepReductions
@@ -71,8 +71,8 @@ class TreeSum(BucketOperation):
     carries_pair = True
     acts_alone = True  # a world of one adds in the same order
 
-    def __init__(self, conveyor: Conveyor, engine: StepReductions) -> None:
-        self._conveyor = conveyor
+    def __init__(self, operation_queue: OperationQueue, engine: StepReductions) -> None:
+        self._operations = operation_queue
         self._engine = engine
         self._sums = PartialSums()
         self._scratch = Scratch()
@@ -106,10 +106,10 @@ class TreeSum(BucketOperation):
             return DonePending()
         tensors = (bucket.flat, *(each.values for each in sums))
         job = self._exchange(communicator, covers, number, sums, bucket.flat, bucket.plan.elements)
-        return self._conveyor.launch(communicator, job, tensors)
+        return self._operations.launch(communicator, job, tensors)
 
     def failed(self) -> None:
-        self._conveyor.flush()
+        self._operations.flush()
         self._sums.renew()
         self._scratch = Scratch()
 
@@ -128,7 +128,7 @@ class TreeSum(BucketOperation):
             known = self._covers = plan, covers_of(plan, shards)
         return known[1]
 
-    # -- in the conveyor's thread
+    # -- in the operation queue's thread
 
     def _exchange(
         self,

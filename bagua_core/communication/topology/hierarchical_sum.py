@@ -17,7 +17,7 @@ from bagua_core.communication.pending import DonePending
 from bagua_core.communication.reducible import carrier_of
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_operation import BucketOperation
-from bagua_core.communication.reduction.conveyor import Conveyor
+from bagua_core.communication.reduction.operation_queue import OperationQueue
 from bagua_core.communication.topology.routes import FIRST_OF_NODE, route_of
 
 
@@ -27,17 +27,17 @@ class HierarchicalSum(BucketOperation):
     carries_pair = True
     takes_new_buckets = True
 
-    def __init__(self, conveyor: Conveyor) -> None:
-        self._conveyor = conveyor
+    def __init__(self, operation_queue: OperationQueue) -> None:
+        self._operations = operation_queue
 
     def launch(
         self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
     ) -> Pending:
         assert communicator is not None
-        return self._conveyor.launch(communicator, stages(communicator, bucket.reducible), (bucket.flat,))
+        return self._operations.launch(communicator, stages(communicator, bucket.reducible), (bucket.flat,))
 
     def failed(self) -> None:
-        self._conveyor.flush()
+        self._operations.flush()
 
 
 def stages(

@@ -6,7 +6,7 @@ import torch
 
 from bagua_core.communication.communicator import Communicator
 from bagua_core.communication.devices.device_wait import Followed
-from bagua_core.communication.reduction.conveyor import Job
+from bagua_core.communication.reduction.operation_queue import Job
 from bagua_core.kernels import minmax_compress, minmax_decompress, minmax_reduce
 
 

@@ -19,8 +19,8 @@ from bagua_core.communication.communicator import CollectiveAborted, Communicato
 from bagua_core.communication.pending import DonePending
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.bucket_operation import BucketOperation
-from bagua_core.communication.reduction.conveyor import conveyor_of
 from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.operation_queue import operation_queue_of
 from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.step_interface import StepEngine
 from bagua_core.torch_api.algorithms.base import (
@@ -121,9 +121,9 @@ class OwnExchange(Reducer):
             operation=operations,
             find_unused_parameters=attachment.find_unused_parameters,
         )
-        conveyor = conveyor_of(attachment.engine)
+        operation_queue = operation_queue_of(attachment.engine)
         model.bagua_buckets = [
-            BaguaBucket(str(number), parameters, bucket, conveyor)
+            BaguaBucket(str(number), parameters, bucket, operation_queue)
             for number, (bucket, parameters) in enumerate(self.buckets_of_parameters())
         ]
         model.init_operations()

@@ -20,7 +20,7 @@ from bagua_core.communication.reduction.buckets import BucketPlan
 from bagua_core.communication.topology.peer_selection import peer_of, ring_neighbours, shift_one
 from bagua_core.communication.topology.routes import Route
 from bagua_core.kernels.formats import minmax_bytes, one_bit_bytes
-from benchmarks.scaling.steps.order import Arrival, Job, SimulatedConveyor
+from benchmarks.scaling.steps.order import Arrival, Job, SimulatedQueue
 from benchmarks.scaling.steps.timeline import within_node_s
 from benchmarks.scaling.steps.workers import Workers
 
@@ -107,19 +107,19 @@ class CompressedSum(Exchange):
         self._size_bytes = size_bytes
         self._passes = passes
         self._pass_s = workers.costs.memory_s_per_byte * _FP32_BYTES
-        self._conveyor = SimulatedConveyor(workers.cluster.nodes)
+        self._operations = SimulatedQueue(workers.cluster.nodes)
 
     def launch(self, number: int) -> None:
         script = self._workers.script
-        self._conveyor.launch(script.at, self._sum(self._buckets[number]))
+        self._operations.launch(script.at, self._sum(self._buckets[number]))
 
     def backward_ends(self) -> None:
         script = self._workers.script
-        script.wait(self._conveyor.flush(script.at))
+        script.wait(self._operations.flush(script.at))
         self._workers.device_work(script, self._pass_s * self._passes.optimizer * self._all_values)
 
     def _sum(self, plan: BucketPlan) -> Job:
-        workers, clock, link = self._workers, self._conveyor.clock, self._workers.link
+        workers, clock, link = self._workers, self._operations.clock, self._workers.link
         cluster, costs = workers.cluster, workers.costs
         # the communicators of a route are not looked at, only how many parties it has
         route = Route(None, None, cluster.nodes)

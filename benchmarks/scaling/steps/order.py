@@ -1,4 +1,4 @@
-"""Runs simulated jobs in the order of the runtime's own conveyor (bagua_core/communication/reduction/conveyor.py).
+"""Runs simulated jobs in the order of the runtime's own queue (communication/reduction/operation_queue.py).
 
 Which job goes on when decides how communication and compression overlap. That code is run here and not imitated: jobs
 are generators as there, but what they yield moves a simulated clock instead of waiting.
@@ -12,15 +12,15 @@ from typing import Any, cast
 from bagua_core.communication.communicator import AbortFlag, Communicator, Pending
 from bagua_core.communication.devices import device_order
 
-# private: no program beside the simulator drives a conveyor without its thread
-from bagua_core.communication.reduction.conveyor import _Batch, _Ticket
+# private: no program beside the simulator drives an operation queue without its thread
+from bagua_core.communication.reduction.operation_queue import _Batch, _Ticket
 from benchmarks.scaling.steps.timeline import Clock, Times
 
 Job = Generator[Pending, None, None]
 
 
 class Arrival(Pending):
-    """An operation that is complete at `at`; following it moves the conveyor's clock there."""
+    """An operation that is complete at `at`; following it moves the operation queue's clock there."""
 
     def __init__(self, clock: Clock, at: Times) -> None:
         self._clock = clock
@@ -40,8 +40,8 @@ class _Stub:
         self.abort_flag = AbortFlag()
 
 
-class SimulatedConveyor:
-    """clock: of the conveyor's thread."""
+class SimulatedQueue:
+    """clock: of the operation queue's thread."""
 
     def __init__(self, nodes: int) -> None:
         self.clock = Clock(nodes)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
-from bagua_core.communication.reduction.conveyor import conveyor_of
+from bagua_core.communication.reduction.operation_queue import operation_queue_of
 from bagua_core.communication.shards import tree_sum
 from bagua_core.communication.shards.shard_reducer import ShardReducer
 from bagua_core.communication.shards.shard_tree import leaves_of
@@ -40,7 +40,7 @@ class Worker:
             self.engine,
             200,
             False,
-            conveyor_of(self.engine),
+            operation_queue_of(self.engine),
             ShardBuffers(self.model),
         )
 

@@ -9,7 +9,7 @@ import torch
 
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane, Pending, ReduceOp
 from bagua_core.communication.reducible import BITWISE
-from bagua_core.communication.reduction.conveyor import Conveyor
+from bagua_core.communication.reduction.operation_queue import OperationQueue
 from bagua_core.communication.topology.hierarchical_sum import stages
 from tests.core.algorithms.gradient_ranks import world_on_nodes
 from tests.core.communication.worlds import gloo_world, in_process_world, run_ranks
@@ -71,9 +71,9 @@ def test_all_ranks_get_the_same_bits(on_nodes: Nodes) -> None:
 
 def test_several_at_a_time_beside_the_scripts_thread() -> None:
     def act(c: Communicator) -> list[float]:
-        conveyor = Conveyor()
+        operation_queue = OperationQueue()
         tensors = [torch.full((100,), float(i)) for i in range(6)]
-        pendings = [conveyor.launch(c, stages(c, t)) for t in tensors]
+        pendings = [operation_queue.launch(c, stages(c, t)) for t in tensors]
         for pending in pendings:
             pending.wait()
         return [float(t[0]) for t in tensors]

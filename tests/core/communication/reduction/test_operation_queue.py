@@ -13,7 +13,7 @@ import torch
 
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, Pending
 from bagua_core.communication.pending import DonePending
-from bagua_core.communication.reduction.conveyor import Conveyor, Job, conveyor_of
+from bagua_core.communication.reduction.operation_queue import Job, OperationQueue, operation_queue_of
 from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import DEADLINE_S, await_true, gloo_world, in_process_world, run_ranks
 
@@ -36,11 +36,11 @@ def noting(notes: list[str], name: str, waits: int, gate: threading.Event | None
     "late", [True, False], ids=["all launched before the first runs", "each when it likes"]
 )
 def test_each_launch_moves_the_earlier_jobs_on_by_one_wait(late: bool) -> None:
-    conveyor, communicator, notes = Conveyor(), alone(), list[str]()
+    operation_queue, communicator, notes = OperationQueue(), alone(), list[str]()
     gate = threading.Event()
     pendings: list[Pending] = []
     for name in "abcd":
-        pendings.append(conveyor.launch(communicator, noting(notes, name, 2, gate)))
+        pendings.append(operation_queue.launch(communicator, noting(notes, name, 2, gate)))
         if not late:
             gate.set()
             await_true(lambda name=name: f"{name}0" in notes, "it has begun")
@@ -51,11 +51,11 @@ def test_each_launch_moves_the_earlier_jobs_on_by_one_wait(late: bool) -> None:
 
 
 def test_jobs_behind_a_flush_begin_when_those_before_it_have_ended() -> None:
-    conveyor, communicator, notes, gate = Conveyor(), alone(), list[str](), threading.Event()
-    first = [conveyor.launch(communicator, noting(notes, name, 1, gate)) for name in "ab"]
-    conveyor.flush()
-    conveyor.flush()
-    last = conveyor.launch(communicator, noting(notes, "c", 0))
+    operation_queue, communicator, notes, gate = OperationQueue(), alone(), list[str](), threading.Event()
+    first = [operation_queue.launch(communicator, noting(notes, name, 1, gate)) for name in "ab"]
+    operation_queue.flush()
+    operation_queue.flush()
+    last = operation_queue.launch(communicator, noting(notes, "c", 0))
     gate.set()
     for pending in (last, *first):
         pending.wait()
@@ -63,8 +63,8 @@ def test_jobs_behind_a_flush_begin_when_those_before_it_have_ended() -> None:
 
 
 def test_an_unflushed_job_stands_still_until_a_wait() -> None:
-    conveyor, notes = Conveyor(), list[str]()
-    pending = conveyor.launch(alone(), noting(notes, "a", 1))
+    operation_queue, notes = OperationQueue(), list[str]()
+    pending = operation_queue.launch(alone(), noting(notes, "a", 1))
     await_true(lambda: notes == ["a0"], "it has begun")
     assert not pending.is_done()
     pending.wait()
@@ -85,13 +85,13 @@ def test_ranks_of_different_pace_match_their_collectives(build: object) -> None:
     slow = threading.Event()
 
     def act(communicator: Communicator) -> list[float]:
-        conveyor = Conveyor()
+        operation_queue = OperationQueue()
         tensors = [torch.full((2 + i,), float(i + communicator.global_rank)) for i in range(6)]
         pendings = []
         for i, tensor in enumerate(tensors):
             if communicator.global_rank == 2 and i == 3:
                 assert slow.wait(DEADLINE_S)
-            pendings.append(conveyor.launch(communicator, reducing(communicator, tensor)))
+            pendings.append(operation_queue.launch(communicator, reducing(communicator, tensor)))
         if communicator.global_rank == 0:
             slow.set()  # rank 0 has launched all of its own by now
         for pending in pendings:
@@ -103,8 +103,8 @@ def test_ranks_of_different_pace_match_their_collectives(build: object) -> None:
 
 
 def test_an_abort_releases_the_waits_and_the_thread_goes_on() -> None:
-    (here, _), conveyor = in_process_world(2), Conveyor()  # the peer is silent for ever
-    pending = conveyor.launch(here, reducing(here, torch.ones(1)))
+    (here, _), operation_queue = in_process_world(2), OperationQueue()  # the peer is silent for ever
+    pending = operation_queue.launch(here, reducing(here, torch.ones(1)))
     waiting = threading.Event()
     errors: list[Exception] = []
 
@@ -121,7 +121,7 @@ def test_an_abort_releases_the_waits_and_the_thread_goes_on() -> None:
     waiter.join(DEADLINE_S)
     assert [type(e) for e in errors] == [CollectiveAborted]
     notes: list[str] = []
-    conveyor.launch(alone(), noting(notes, "a", 1)).wait()
+    operation_queue.launch(alone(), noting(notes, "a", 1)).wait()
     assert notes == ["a0", "a1"]
     with pytest.raises(CollectiveAborted):
         pending.wait()
@@ -138,10 +138,10 @@ def ruined(first: Pending) -> Job:
 
 def test_the_wait_for_an_older_job_shows_the_mistake_of_a_newer_one() -> None:
     """A reducer waits for its first bucket first: a hook's own mistake in the second is no lost network."""
-    conveyor, here, notes, gate = Conveyor(), alone(), list[str](), threading.Event()
-    older = conveyor.launch(here, noting(notes, "a", 3, gate))
-    failing = conveyor.launch(here, ruined(DonePending()))
-    later = conveyor.launch(here, noting(notes, "b", 1))
+    operation_queue, here, notes, gate = OperationQueue(), alone(), list[str](), threading.Event()
+    older = operation_queue.launch(here, noting(notes, "a", 3, gate))
+    failing = operation_queue.launch(here, ruined(DonePending()))
+    later = operation_queue.launch(here, noting(notes, "b", 1))
     gate.set()
     for pending in (older, failing):
         with pytest.raises(RuinedError, match="no such kernel"):
@@ -154,14 +154,14 @@ def test_the_wait_for_an_older_job_shows_the_mistake_of_a_newer_one() -> None:
 def test_after_a_failure_no_job_of_that_communicator_goes_on(how: str) -> None:
     world = build_in_process(2)
     here: InProcessCommunicator = world[0]
-    conveyor, notes, gate = Conveyor(), list[str](), threading.Event()
+    operation_queue, notes, gate = OperationQueue(), list[str](), threading.Event()
     if how == "collective":
-        failing = conveyor.launch(here, reducing(here, torch.ones(1)))
+        failing = operation_queue.launch(here, reducing(here, torch.ones(1)))
     else:
-        failing = conveyor.launch(here, ruined(DonePending()))
-    beside = conveyor.launch(here, noting(notes, "a", 3, gate))
-    other = conveyor.launch(alone(), noting(notes, "x", 1))
-    later = conveyor.launch(here, noting(notes, "b", 1))
+        failing = operation_queue.launch(here, ruined(DonePending()))
+    beside = operation_queue.launch(here, noting(notes, "a", 3, gate))
+    other = operation_queue.launch(alone(), noting(notes, "x", 1))
+    later = operation_queue.launch(here, noting(notes, "b", 1))
     if how == "collective":
         world[1].lose("10.0.0.2")
     gate.set()
@@ -173,9 +173,9 @@ def test_after_a_failure_no_job_of_that_communicator_goes_on(how: str) -> None:
     other.wait()
     assert notes[0] == "a0" and "x1" in notes and not {"a3", "b0"} & set(notes)
     with pytest.raises(CollectiveFailed):
-        conveyor.launch(here, noting(notes, "c", 0)).wait()
+        operation_queue.launch(here, noting(notes, "c", 0)).wait()
     fresh = alone()
-    conveyor.launch(fresh, noting(notes, "d", 0)).wait()
+    operation_queue.launch(fresh, noting(notes, "d", 0)).wait()
     assert "d0" in notes
     watched = weakref.ref(here)
     del here, world, failing, beside, later, pending
@@ -184,19 +184,19 @@ def test_after_a_failure_no_job_of_that_communicator_goes_on(how: str) -> None:
 
 
 def test_idle_it_holds_no_communicator_and_its_thread_ends_with_it() -> None:
-    conveyor, communicator = Conveyor(), alone()
-    pending = conveyor.launch(communicator, reducing(communicator, torch.ones(1)))
+    operation_queue, communicator = OperationQueue(), alone()
+    pending = operation_queue.launch(communicator, reducing(communicator, torch.ones(1)))
     pending.wait()
-    threads = [t for t in threading.enumerate() if t.name == "bagua-conveyor"]
+    threads = [t for t in threading.enumerate() if t.name == "bagua-operations"]
     assert threads
     watched = weakref.ref(communicator)
     del communicator
     gc.collect()
     await_true(lambda: watched() is None, "the communicator is let go while a ticket is still held")
-    del pending, conveyor
+    del pending, operation_queue
     gc.collect()
     await_true(
-        lambda: sum(t.name == "bagua-conveyor" for t in threading.enumerate()) < len(threads),
+        lambda: sum(t.name == "bagua-operations" for t in threading.enumerate()) < len(threads),
         "a thread ended",
     )
 
@@ -206,19 +206,19 @@ def test_an_engine_has_one() -> None:
         pass
 
     first, second = Engine(), Engine()
-    assert conveyor_of(first) is conveyor_of(first)
-    assert conveyor_of(first) is not conveyor_of(second)
+    assert operation_queue_of(first) is operation_queue_of(first)
+    assert operation_queue_of(first) is not operation_queue_of(second)
 
 
 def test_a_forked_child_has_a_thread_of_its_own() -> None:
-    conveyor = Conveyor()
+    operation_queue = OperationQueue()
     communicator = alone()
-    conveyor.launch(communicator, noting([], "a", 1)).wait()
+    operation_queue.launch(communicator, noting([], "a", 1)).wait()
     pid = os.fork()
     if pid == 0:
         signal.alarm(int(DEADLINE_S))
         notes: list[str] = []
-        conveyor.launch(communicator, noting(notes, "b", 1)).wait()
+        operation_queue.launch(communicator, noting(notes, "b", 1)).wait()
         os._exit(0 if notes == ["b0", "b1"] else 1)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0

@@ -8,8 +8,8 @@ A job is a generator: it yields what it waits for and goes on when that is done.
 every earlier job on by one wait, after the new one has begun: the network works on one job while the processor works
 on another. A flush ends the batch: all its jobs run to their ends before a later one begins.
 
-On a GPU jobs run on a stream of the conveyor: after what the launching thread's stream had been given at the launch,
-and before what the stream of the thread that waits is given afterwards. The thread of the conveyor never waits for
+On a GPU jobs run on a stream of the queue: after what the launching thread's stream had been given at the launch,
+and before what the stream of the thread that waits is given afterwards. The thread of the queue never waits for
 the device: a job goes on as soon as its collective is with the GPU. The host waits in `wait`, and not in `follow`.
 """
 
@@ -36,15 +36,15 @@ Job = Generator[Pending, None, None]
 
 
 class _Signal(Enum):
-    """The messages to the conveyor's thread beside jobs."""
+    """The messages to the queue's thread beside jobs."""
 
     FLUSH = "flush"
     STOP = "stop"
 
 
-class Conveyor:
-    """Runs jobs in a thread of its own. There is one per engine, see conveyor_of. Its thread begins with the first
-    launch, and ends with this object or the process; a forked child gets a thread of its own."""
+class OperationQueue:
+    """Runs jobs in a thread of its own. There is one per engine, see operation_queue_of. Its thread begins with the
+    first launch, and ends with this object or the process; a forked child gets a thread of its own."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -78,16 +78,16 @@ class Conveyor:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._line = SimpleQueue()
-        threading.Thread(target=_run, args=(self._line,), name="bagua-conveyor", daemon=True).start()
+        threading.Thread(target=_run, args=(self._line,), name="bagua-operations", daemon=True).start()
         weakref.finalize(self, self._line.put, _Signal.STOP).atexit = False
 
 
-_conveyors: weakref.WeakKeyDictionary[object, Conveyor] = weakref.WeakKeyDictionary()
+_operation_queues: weakref.WeakKeyDictionary[object, OperationQueue] = weakref.WeakKeyDictionary()
 
 
-def conveyor_of(engine: object) -> Conveyor:
-    """Returns the conveyor that all models of an engine share, so that their collectives have one order."""
-    return _conveyors.setdefault(engine, Conveyor())
+def operation_queue_of(engine: object) -> OperationQueue:
+    """Returns the queue that all models of an engine share, so that their collectives have one order."""
+    return _operation_queues.setdefault(engine, OperationQueue())
 
 
 class _Ticket(WakeablePending):
@@ -117,10 +117,10 @@ class _Ticket(WakeablePending):
         """Whether nothing more of the job is given to the device."""
         return self._completion.is_over
 
-    # -- in the conveyor's thread
+    # -- in the queue's thread
 
     def advance(self, stream: SideStream) -> None:
-        """Runs the job to its next wait, or its end. stream: the conveyor's. Raises whatever the job raises."""
+        """Runs the job to its next wait, or its end. stream: the queue's. Raises whatever the job raises."""
         assert self._job is not None
         with stream.on_it():
             self._come_after_launch(stream)
@@ -246,7 +246,7 @@ class _Batch:
                 )
 
     def _stream_of(self, order: DeviceOrder) -> SideStream:
-        """Returns the conveyor's stream of a device. One is enough: scratch memory that jobs use one after the other
+        """Returns the queue's stream of a device. One is enough: scratch memory that jobs use one after the other
         needs no other order."""
         stream = self._streams.get(order)
         if stream is None:

@@ -1,4 +1,4 @@
-"""On a GPU: jobs of the conveyor, rounds and handovers keep the order of a script's own streams."""
+"""On a GPU: jobs of the operation queue, rounds and handovers keep the order of a script's own streams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from bagua_core.communication.communicator import Communicator
 from bagua_core.communication.devices.device_order import Handover
-from bagua_core.communication.reduction.conveyor import Conveyor, Job
+from bagua_core.communication.reduction.operation_queue import Job, OperationQueue
 from bagua_core.communication.transports.by_device import ByDevice
 from bagua_core.communication.transports.staged import Staged
 from bagua_core.communication.weights.background_average import Round
@@ -53,7 +53,7 @@ def range_of(tensor: torch.Tensor) -> list[float]:
 def test_a_job_comes_after_the_launch_and_before_the_waiting_stream(follows: bool) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
         tensor = filled_slowly()
-        pending = Conveyor().launch(alone(), doubling(tensor), (tensor,))
+        pending = OperationQueue().launch(alone(), doubling(tensor), (tensor,))
         if follows:
             pending.follow()
         else:
