@@ -38,6 +38,9 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
+# etcd ends such a stream when its member has had no leader for three election timeouts. Without it, a member that lost
+# its peers keeps a watch open for ever and answers its progress requests, while it learns of no change.
+_REQUIRES_LEADER: Metadata = (("hasleader", "true"),)
 _TOKEN_IS_OLD = (Trouble.TOKEN_REJECTED, Trouble.RIGHTS_CHANGED)
 
 
@@ -156,10 +159,11 @@ class Connection:
         return self._attempt(attempt, metadata, timeout_s, deadline_s)
 
     def watch(self, requests: Iterator[pb.WatchRequest], timeout_s: float) -> Any:
-        """Returns a stream of WatchResponse, without time limit; log-in before it takes at most timeout_s."""
+        """Returns a stream of WatchResponse, without time limit; it ends when the endpoint has no leader. Log-in before
+        it takes at most timeout_s."""
         self._watches_with = self._log_in(timeout_s)
         with self._translated():
-            return self._watch.Watch(requests, metadata=self._watches_with)
+            return self._watch.Watch(requests, metadata=_REQUIRES_LEADER + (self._watches_with or ()))
 
     def forget_token(self) -> None:
         """Forgets the token of the last watch, so that the next call logs in again."""
