@@ -363,6 +363,7 @@ class JobLoop:
                 trained=self._lifecycle.trained,
                 store_away_for_s=self._outage.away_for_s(now_s),
                 own_exit_code=self._lifecycle.exit_code,
+                restart_mode=seen.restarts,
             )
         )
 

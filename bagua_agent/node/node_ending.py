@@ -9,7 +9,9 @@ from bagua_contract import membership_pb2 as pb
 
 STORE_AWAY_AT_THE_END_S = 10.0
 UNKNOWN = "left, but etcd did not take this node's leave: whether other nodes go on with the job is not known"
-RESULT_GRACE_S = 5.0  # between SIGTERM and SIGKILL for workers of a job that failed, or ended without them
+# Between SIGTERM and SIGKILL for workers of a live job that failed, or ended without them. Scripts in restart mode have
+# the shutdown timeout: they may save in a handler of SIGTERM, as under torchrun.
+RESULT_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class EndingSituation:
     here know it. leaving_for_s: the time since the first signal; infinite once workers are to end at once. leave_known:
     etcd has that this node leaves, so of several that leave at once the last sees the others. job_goes_on: other nodes
     stay. awaits_result: the leader is about to say how the job ended. prospect: the future of the job without this
-    node. trained: a worker here confirmed the last commit.
+    node. trained: a worker here confirmed the last commit. restart_mode: workers are unmodified scripts.
     """
 
     workers_running: int
@@ -36,6 +38,7 @@ class EndingSituation:
     trained: bool
     store_away_for_s: float
     own_exit_code: int
+    restart_mode: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,8 @@ def how_it_ends(s: EndingSituation) -> Ending | None:
         if outcome == pb.Result.SUCCEEDED and s.workers_running and s.closed:
             return None  # a worker that the job no longer needs is on its way out
         # Else a node that came as the job ended: its workers would wait for a generation without end.
-        grace_s = RESULT_GRACE_S if s.workers_running else None
-        return Ending(exit_code, "", grace_s)
+        grace_s = s.shutdown_timeout_s if s.restart_mode else RESULT_GRACE_S
+        return Ending(exit_code, "", grace_s if s.workers_running else None)
     if s.workers_running == 0 and s.trained and s.store_away_for_s > STORE_AWAY_AT_THE_END_S:
         return Ending(
             s.own_exit_code, "all workers here are done; etcd is unavailable, so the job's result is unknown"

@@ -319,6 +319,13 @@ class NodeWorkers:
             if number == signal.SIGKILL:
                 self.on_killed(worker.worker_id)
 
+    def ask_all_to_end(self, number: signal.Signals) -> None:
+        """Sends the signal to every worker's whole process group, unless the worker was asked to end before."""
+        for worker in self._workers.values():
+            worker.asked_to_end = True
+            worker.process.refuse_gate()
+            worker.process.ask_to_end(number)
+
     def _signal_process(self, pid: int, number: int) -> bool:
         """Sends a signal to a process that belongs to a worker here, and tells whether it did: each worker leads a
         session. May be called from any thread."""
@@ -368,8 +375,8 @@ class NodeWorkers:
         return joined(self.bind_host, self._meeting_port)
 
     def end_all(self, grace_s: float) -> bool:
-        """Sends SIGTERM, after grace_s SIGKILL, to every worker's whole group; bounded. What is left then is
-        reported."""
+        """Sends SIGTERM, after grace_s SIGKILL, to every worker's whole group; bounded. A worker that was asked to end
+        before gets no SIGTERM. What is left then is reported."""
         processes = [w.process for w in self._workers.values()]
         for process in processes:
             process.refuse_gate()

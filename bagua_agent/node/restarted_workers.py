@@ -174,10 +174,10 @@ class RestartedWorkers:
 
     def _end_running(self) -> None:
         """Sends SIGTERM to all workers here, or SIGINT if the node leaves because of one; workers that still run after
-        the timeout are killed."""
+        the timeout are killed. A later generation sends no second signal and does not move the kill."""
         interrupted = self._job.seen.leaving_signal == signal.SIGINT
-        self._workers.signal_all(signal.SIGINT if interrupted else signal.SIGTERM)
-        self._job.timers.set(
+        self._workers.ask_all_to_end(signal.SIGINT if interrupted else signal.SIGTERM)
+        self._job.timers.set_once(
             "kill workers",
             time.monotonic() + self._shutdown_timeout_s,
             lambda _: self._workers.signal_all(signal.SIGKILL),

@@ -28,12 +28,12 @@ def end_groups(workers: Sequence[WorkerProcess], grace_s: float) -> bool:
     """Ends all of them together, within grace_s plus KILL_TIMEOUT_S seconds, and tells whether nothing of them runs any
     more.
 
-    grace_s: between SIGTERM and SIGKILL; 0 sends only SIGKILL. The workers are reaped, and may be watched by an
-    ExitWatch meanwhile, which still reports.
+    grace_s: between SIGTERM and SIGKILL; 0 sends only SIGKILL. A worker that was asked to end before gets no SIGTERM.
+    The workers are reaped, and may be watched by an ExitWatch meanwhile, which still reports.
     """
     if grace_s > 0:
         for worker in workers:
-            worker.signal_group(signal.SIGTERM)
+            worker.ask_to_end(signal.SIGTERM)
         _wait_for_leaders(workers, time.monotonic() + grace_s)
     for worker in workers:
         worker.signal_group(signal.SIGKILL)

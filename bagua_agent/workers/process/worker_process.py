@@ -49,6 +49,7 @@ class WorkerProcess:
         self._gate_fd = gate_fd
         self._returncode: int | None = None
         self._closed = False
+        self._asked_to_end = False
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -87,6 +88,13 @@ class WorkerProcess:
                 return False
             self._signal_group(signal_number)
             return True
+
+    def ask_to_end(self, signal_number: int) -> None:
+        """Signals the whole group, once: a later call does nothing, since a second signal would interrupt the handler
+        that saves a snapshot."""
+        if not self._asked_to_end:
+            self._asked_to_end = True
+            self.signal_group(signal_number)
 
     def _signal_group(self, signal_number: int) -> None:
         try:

@@ -30,6 +30,7 @@ TRAINING = EndingSituation(
     trained=False,
     store_away_for_s=0.0,
     own_exit_code=0,
+    restart_mode=False,
 )
 LEAVING = replace(TRAINING, leaving_signal=15, leaving_for_s=1.0)
 SUCCEEDED = (pb.Result.SUCCEEDED, 0)
@@ -56,6 +57,8 @@ LEFT_TO_THE_LEADER = replace(LEAVING, workers_running=0, job_goes_on=False, awai
         (replace(TRAINING, workers_running=0, result=FAILED), 7, None),
         (replace(TRAINING, result=FAILED), 7, RESULT_GRACE_S),
         (replace(TRAINING, result=(pb.Result.STOPPED, 143)), 143, RESULT_GRACE_S),
+        (replace(TRAINING, result=FAILED, restart_mode=True), 7, 30.0),  # scripts save in handlers of SIGTERM
+        (replace(TRAINING, result=FAILED, restart_mode=True, shutdown_timeout_s=120.0), 7, 120.0),
         # etcd is away at the end
         (
             replace(TRAINING, workers_running=0, trained=True, store_away_for_s=STORE_AWAY_AT_THE_END_S),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -44,12 +45,15 @@ def record(number: int, *agents: str) -> Generation:
 
 
 class Node:
-    """Stands for store, sessions and processes alike. asked: when it asked for the leader. stored: by key."""
+    """Stands for store, sessions and processes alike. asked: when it asked for the leader. stored: by key. ends: the
+    signals that asked all workers to end. kills: how often all were killed."""
 
     def __init__(self) -> None:
         self.timers = Timers()
         self.asked: list[float] = []
         self.running: list[str] = []
+        self.ends: list[int] = []
+        self.kills = 0
         self.stored: dict[str, bytes] = {}
         self.seen = SimpleNamespace(stopping=False, failures_allowed=0, leaving_signal=0)
         job = SimpleNamespace(
@@ -90,7 +94,12 @@ class Node:
             returncode, None, "it failed", "", True
         )
 
-    def signal_all(self, number: int) -> None: ...
+    def ask_all_to_end(self, number: int) -> None:
+        self.ends.append(number)
+
+    def signal_all(self, number: int) -> None:
+        assert number == signal.SIGKILL
+        self.kills += 1
 
     def open_meeting(self) -> str:
         return "10.0.0.1:1"
@@ -153,3 +162,17 @@ def test_any_other_end_says_nothing_of_the_leader(way: str) -> None:
     node.exits(0 if way == "it ends with 0" else 1, 100.0)
     node.time(200.0)
     assert node.asked == []
+
+
+def test_later_records_do_not_move_the_kill_of_workers_that_end() -> None:
+    node = Node()
+    node.way.follow(record(2, OTHER, OWN))
+    first_s = node.timers.next_in_s(0.0)
+    node.way.follow(record(3, OTHER, OWN))
+    assert node.timers.next_in_s(0.0) == first_s
+    node.time(first_s)
+    assert node.kills == 1
+    node.exits(-signal.SIGKILL, first_s)
+    node.runs(record(3, OTHER, OWN))
+    node.way.follow(record(4, OTHER, OWN))
+    assert node.timers.next_in_s(0.0) > first_s, "the next workers have a time of their own"

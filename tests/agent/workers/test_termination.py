@@ -7,8 +7,12 @@ import queue
 import signal
 import time
 
+import pytest
+
+from bagua_agent.workers.exits import termination
 from bagua_agent.workers.exits.exit_watch import ExitWatch
 from bagua_agent.workers.exits.termination import end_groups, is_group_running, kill_group
+from bagua_agent.workers.process.worker_process import WorkerProcess
 from tests.agent.workers.worker_lab import Workers, is_running, wait_until
 from tests.lab.wait import HANG_S
 
@@ -47,6 +51,24 @@ def test_sigkill_after_the_grace_for_the_whole_group(workers: Workers) -> None:
     assert 0.2 <= time.monotonic() - begin < 5.0
     assert worker.returncode == -signal.SIGKILL
     assert not any(is_running(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_is_asked_to_end_once(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, first: signal.Signals
+) -> None:
+    """A second signal would interrupt the handler that saves a snapshot."""
+    sent: list[int] = []
+    monkeypatch.setattr(WorkerProcess, "_signal_group", lambda worker, number: sent.append(number))
+    worker = workers.start(workers.script(OBEDIENT))
+    workers.read_line(worker)
+    worker.ask_to_end(first)
+    worker.ask_to_end(signal.SIGTERM)
+    monkeypatch.setattr(termination, "KILL_TIMEOUT_S", 0.0)
+    end_groups([worker], grace_s=0.01)
+    assert sent == [first, signal.SIGKILL]
+    monkeypatch.undo()
+    assert kill_group(worker)
 
 
 def test_immediate(workers: Workers) -> None:
