@@ -12,7 +12,7 @@ from enum import Enum
 
 from google.protobuf.message import DecodeError
 
-from bagua_agent.base.plain_text import counted, listed
+from bagua_agent.base.plain_text import counted, in_utf8, listed
 from bagua_agent.etcd.client import KeyValue
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
@@ -70,7 +70,7 @@ class JobEvent:
             kind=self.kind.value,
             time_unix_s=time_unix_s,
             node_name=self.node_name or node_name,
-            text=" ".join(self.text.split())[:LONGEST_TEXT],
+            text=in_utf8(" ".join(self.text.split()))[:LONGEST_TEXT],
             generation=self.generation,
             generation_kind=self.generation_kind or None,
             world_size=self.world_size,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from bagua_agent.base.errors import InfrastructureLost, JobIsOver, StoreFull, UserError
+from bagua_agent.base.plain_text import in_utf8
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
 from bagua_agent.cluster import cluster_records
@@ -111,7 +112,7 @@ def ensure_job(
             protocol=PROTOCOL_VERSION,
             nonce=secrets.token_hex(8),
             max_restarts=config.max_restarts,
-            script=config.command.target,
+            script=in_utf8(config.command.target),
             mode=mode.value,
             size_policy=config.size_policy.record,
             replica_size=0 if replica_size == 1 else replica_size,

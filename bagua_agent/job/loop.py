@@ -382,7 +382,9 @@ class JobLoop:
         if ending.end_workers_within_s is not None:
             self._workers.end_all(ending.end_workers_within_s)
         if self._seen.result is not None:
-            write_result(launcher_variables(self._config, os.environ), self._seen.result, self._agent_id)
+            write_result(
+                launcher_variables(self._config, os.environ), self._seen.result, self._workers.error_file_of
+            )
             for line in console.result(self._config.job_id, self._seen.result, self._workers.shows_errors_of):
                 self._terminal.tell(line)
         elif ending.reason:

@@ -145,6 +145,12 @@ class NodeWorkers:
             return False
         return self._output_options.plan(failure.slot, Streams.ERR).terminal
 
+    def error_file_of(self, failure: pb.Failure) -> Path | None:
+        """Returns the path of the failed worker's error file; None if the worker ran on another node."""
+        if failure.agent_id != self._agent_id:
+            return None
+        return self._layout.worker_files(failure.slot, failure.worker_id).error
+
     def start(self, at_once: bool = True) -> None:
         """Begins whatever takes long before workers can be started. Raises UserError.
 

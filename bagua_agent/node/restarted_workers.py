@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 
 from bagua_agent.base.errors import BaguaError, InfrastructureLost, UserError
+from bagua_agent.base.plain_text import in_utf8
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.membership.view import Run
 from bagua_agent.node.node_workers import NodeWorkers, StartedFor
@@ -314,4 +315,4 @@ class RestartedWorkers:
 def _not_begun(error: BaguaError) -> ExitCause:
     """Returns the cause of a worker that could not be started. It counts as the script's: retrying without end would
     not help."""
-    return ExitCause(error.exit_code, None, str(error), "", True)
+    return ExitCause(error.exit_code, None, in_utf8(str(error)), "", True)

@@ -46,6 +46,24 @@ raise SystemExit(4)
     assert message == {"message": "mine", "extraInfo": {"mine": 1}, "errorCode": 4}
 
 
+def test_names_that_are_not_utf8_reach_the_script_and_its_error_is_reported(
+    launch: Launch, tmp_path: Path
+) -> None:
+    odd, file = os.fsdecode(b"caf\xe9"), tmp_path / "launcher.json"
+    (tmp_path / f"{odd}.py").write_text("""
+import json, os, sys
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    json.dump({"message": {"message": repr(os.fsencode(sys.argv[1]))}}, file)
+raise SystemExit(4)
+""")
+    options = ("--log-dir", odd, "--redirects", "3", "--max-restarts", "1")
+    done = launch(*options, f"{odd}.py", odd, env={"TORCHELASTIC_ERROR_FILE": str(file)})
+    assert done.returncode == 4 and ".g2" in done.stderr, done.stderr
+    # the record has another text than the path
+    assert json.loads(file.read_text())["message"] == {"message": "b'caf\\xe9'", "errorCode": 4}
+    assert r"caf\udce9/" in done.stderr
+
+
 def test_a_signal_is_told_with_its_number(launch: Launch, tmp_path: Path) -> None:
     _, message = error_of(launch, tmp_path, "import os\nos.kill(os.getpid(), 11)\n")
     assert (message["message"], message["errorCode"]) == ("killed by SIGSEGV", -11)

@@ -15,7 +15,7 @@ import select
 import stat
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,21 @@ _READER_LIMIT_S = 5.0  # between two reads from a FIFO that is full
 _NOT_REPLACEABLE = (errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def write_result(environ: Mapping[str, str], result: pb.Result, own_agent_id: str) -> None:
+def write_result(
+    environ: Mapping[str, str], result: pb.Result, own_file: Callable[[pb.Failure], Path | None]
+) -> None:
     """Writes the error file of a job that failed: the failed worker's own file if it ran here and wrote one, else what
-    its record says."""
+    its record says.
+
+    own_file: returns the path of that file; None if the worker ran elsewhere.
+    """
     path = environ.get(VARIABLE)
     if not path or result.outcome != pb.Result.FAILED:
         return
     failure = result.failure if result.HasField("failure") else None
     content = None
-    if failure is not None and failure.agent_id == own_agent_id and failure.log_path:
-        content = _written_by_worker(Path(failure.log_path) / "error.json")
+    if failure is not None and (path_here := own_file(failure)) is not None:
+        content = _written_by_worker(path_here)
     if content is None:
         text, callstack = (result.reason, "") if failure is None else (failure.cause, failure.traceback_tail)
         content = _content(text, callstack)

@@ -10,6 +10,8 @@ import re
 import signal
 from dataclasses import dataclass
 
+from bagua_agent.base.plain_text import in_utf8
+
 SUMMARY_CHARACTERS = 300
 TAIL_LINES = 20
 TAIL_LINE_CHARACTERS = 2048  # a record in the store has room for the whole tail
@@ -71,7 +73,8 @@ def exit_cause(
         summary = message or f"exit code {returncode}"
         failure = True
     tail = _last_lines(callstack or stderr_tail)
-    return ExitCause(returncode, name, _encodable(_one_line(summary)), _encodable(tail), failure)
+    # JSON can name half a character
+    return ExitCause(returncode, name, in_utf8(_one_line(summary)), in_utf8(tail), failure)
 
 
 def shell_exit_code(returncode: int) -> int:
@@ -139,11 +142,6 @@ def _last_lines(text: str) -> str:
     sight."""
     kept = [line for line in text.rstrip().splitlines() if not _NATIVE_FRAME.match(line)]
     return "\n".join(line[:TAIL_LINE_CHARACTERS] for line in kept[-TAIL_LINES:])
-
-
-def _encodable(text: str) -> str:
-    """Replaces what UTF-8 can't encode: JSON can name half a character, and a record takes none."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _one_line(text: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_agent.base.errors import UserError, host_error
+from bagua_agent.base.plain_text import in_utf8
 from bagua_agent.workers.output.log_access import make_directories
 from bagua_agent.workers.process.account import Account
 
@@ -40,9 +41,9 @@ class WorkerFiles:
 
     @property
     def shown(self) -> str:
-        """The directory as it is shown to people; empty while there is no file in it."""
+        """The directory as it is shown to people, in UTF-8; empty while there is no file in it."""
         try:
-            return str(self.directory) if any(self.directory.iterdir()) else ""
+            return in_utf8(str(self.directory)) if any(self.directory.iterdir()) else ""
         except OSError:
             return ""
 

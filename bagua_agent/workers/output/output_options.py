@@ -5,6 +5,7 @@ Pure: text in, frozen values out. Errors name the flag and the value.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ class OutputOptions:
         return StreamPlan(
             file=teed or redirected,
             terminal=shown and (teed or not redirected),
-            filters=tuple(text.encode() for text in texts),
+            filters=tuple(os.fsencode(text) for text in texts),
         )
 
     def inherits(self, slot: int, stream: Streams) -> bool:

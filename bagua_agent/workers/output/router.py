@@ -148,7 +148,7 @@ class OutputRouter:
     ) -> _Stream:
         options, slot = self._options, worker.slot
         plan = options.plan(slot, stream)
-        tag = options.tag(slot, global_rank, self._layout.node_name).encode()
+        tag = os.fsencode(options.tag(slot, global_rank, self._layout.node_name))
         prefix = tag if options.is_tagged(slot, stream) else b""
         return _Stream(
             worker_id=worker.worker_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -89,6 +90,14 @@ def test_the_first_agent_writes_the_job(make_agent: Callable[..., Comer], store:
     assert desired is not None and pb.Desired.FromString(desired.value) == pb.Desired(
         min_nodes=1, max_nodes=2
     )
+
+
+def test_a_command_that_is_not_utf8_is_recorded_as_text(store: Store) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    command = WorkerCommand(CommandKind.SCRIPT, f"{odd}.py", (odd,))
+    assert Comer(store, JobConfig(job_id="job", command=command)).ensure().script == r"caf\udce9.py"
+    created = store.get(KEYS.event("created"))
+    assert created is not None and r"caf\udce9.py" in pb.Event.FromString(created.value).text
 
 
 def test_a_later_agent_takes_the_job_as_it_is(make_agent: Callable[..., Comer], store: Store) -> None:

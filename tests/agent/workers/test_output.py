@@ -197,6 +197,14 @@ def test_redirect_and_tee(setting: Setting) -> None:
     assert (setting.out.read_text(), setting.err.read_text()) == ("", "[n:1]: err\n")
 
 
+def test_labels_and_filters_need_not_be_utf8(setting: Setting) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    router = setting.router(prefixed=False, redirects="3", tee="1", role=odd, duplicate_stdout_filters=odd)
+    setting.run(router, "import sys\nsys.stdout.buffer.write(b'a\\xe9\\ncaf\\xe9\\n')\n")
+    assert router.stop()
+    assert setting.layout.filtered_stdout.read_bytes() == b"[caf\xe90]:caf\xe9\n"
+
+
 def test_local_ranks_filter(setting: Setting) -> None:
     router = setting.router(prefixed=False, local_ranks_filter="1")
     setting.run(router, "print('zero')\n", "print('one')\n")

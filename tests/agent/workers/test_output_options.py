@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ from bagua_agent.workers.output.output_options import (
     parse_slots,
     parse_streams,
 )
+
+
+def test_the_files_of_a_worker_are_shown_in_utf8(tmp_path: Path) -> None:
+    layout = LogLayout(tmp_path / os.fsdecode(b"caf\xe9"), "job", "node")
+    files = layout.make_worker_directory(0, "w")
+    assert files.shown == ""
+    files.stderr.touch()
+    assert files.shown == rf"{tmp_path}/caf\udce9/job/node/slot0-w"
 
 
 @pytest.mark.parametrize(
