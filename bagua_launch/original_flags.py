@@ -1,13 +1,13 @@
 """Translates command lines of the original Bagua's three launchers into those of bagua-launch. Pure.
 
-Owns their flags (torchrun's own are options.py's) and what each becomes: the option of bagua-launch that does it, a
-variable, or a note that says why it has no effect. What follows the script is the script's.
+Owns their flags (torchrun's and bagua-launch's are options.py's) and what each becomes: the option of bagua-launch that
+does it, a variable, or a note that says why it has no effect. What follows the script is the script's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from bagua_launch.command_line import whole_flags
@@ -119,7 +119,7 @@ _BAGUARUN = (
     _option("env-of-all-hosts", "Pass a variable to all hosts: --env.", "NAME[=VALUE]", "-x"),
     *_AUTOTUNE_ROWS,
 )
-_OF_TORCHRUN = tuple(replace(row, own=False) for row in RUN_OPTIONS if not row.own)
+(_MAX_RESTARTS,) = (row for row in RUN_OPTIONS if row.name == "max-restarts")
 
 
 def described(kind: Original) -> list[tuple[str, str]]:
@@ -155,9 +155,14 @@ class _Read:
         return any(name == flag for name, _ in self.flags)
 
 
-def translate(kind: Original, words: Sequence[str], environ: Mapping[str, str]) -> Translation:
-    """Translates a command line of the original into one of bagua-launch. Raises RequestError."""
-    rows = (*_OF_TORCHRUN, *(_BAGUARUN if kind is Original.BAGUARUN else _LAUNCHERS))
+def translate(
+    kind: Original, words: Sequence[str], environ: Mapping[str, str], in_file: Collection[str] = ()
+) -> Translation:
+    """Translates a command line of the original into one of bagua-launch. Raises RequestError.
+
+    in_file: keys of the options that the configuration file sets.
+    """
+    rows = (*RUN_OPTIONS, *(_BAGUARUN if kind is Original.BAGUARUN else _LAUNCHERS))
     read = _read(kind, words, rows)
     own = {row.flag for row in (_BAGUARUN if kind is Original.BAGUARUN else _LAUNCHERS)}
     arguments = [word for flag, value in read.flags if flag not in own for word in _words(flag, value)]
@@ -177,7 +182,12 @@ def translate(kind: Original, words: Sequence[str], environ: Mapping[str, str]) 
         arguments += [word for flag, value in read.flags if flag in _AUTOTUNE for word in _words(flag, value)]
     if read.has("--enable-bagua-net") or read.has("--bagua-net-switch-on"):
         arguments.append("--enable-bagua-net")
-    if kind is Original.RUN and not read.has("--max-restarts"):
+    has_max_restarts = (
+        read.has(_MAX_RESTARTS.flag)
+        or any(environ.get(name) for name in _MAX_RESTARTS.variables)
+        or _MAX_RESTARTS.key in in_file
+    )
+    if kind is Original.RUN and not has_max_restarts:
         arguments += ["--max-restarts", RUNS_MAX_RESTARTS]
     if kind is Original.BAGUARUN:
         arguments += _on_hosts(read, environ, environment)
@@ -185,7 +195,7 @@ def translate(kind: Original, words: Sequence[str], environ: Mapping[str, str]) 
 
 
 def _read(kind: Original, words: Sequence[str], rows: Sequence[Option]) -> _Read:
-    known = {flag: row for row in rows for flag in (row.flag, row.short) if flag}
+    known = {flag: row for row in rows for flag in row.flags}
     found = whole_flags(words, rows)
     flags: list[tuple[str, str | None]] = []
     at = 0
@@ -194,7 +204,7 @@ def _read(kind: Original, words: Sequence[str], rows: Sequence[Option]) -> _Read
         flag = name.replace("_", "-")
         row = known.get(flag)
         at += 1
-        if row is None:  # bagua-launch has it, or refuses it in words
+        if row is None:  # bagua-launch refuses it in words
             flags.append((flag, value if equals else None))
         elif row.is_switch:
             flags.append((row.flag, value if equals else None))

@@ -15,7 +15,9 @@ import click
 from bagua_agent.base import standard_streams
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.quiet_grpc import keep_quiet
+from bagua_launch.cluster_options import FILE_OPTIONS
 from bagua_launch.command_line import PROGRAM, complain, note
+from bagua_launch.config_file import read_config_file
 from bagua_launch.errors import RequestError
 from bagua_launch.main import cli
 from bagua_launch.original_flags import Original, described, translate
@@ -30,7 +32,7 @@ def launch(kind: Original, words: Sequence[str]) -> int:
         print(f"{help_text(kind)}\nThe help of bagua-launch:\n")
         return int(cli.main(["run", "--help"], prog_name=PROGRAM, standalone_mode=False) or 0)
     try:
-        made = translate(kind, words, os.environ)
+        made = translate(kind, words, os.environ, read_config_file(os.environ, FILE_OPTIONS))
     except RequestError as error:
         complain(str(error))
         return UserError.exit_code

@@ -110,6 +110,25 @@ def test_runs_flags_are_torchruns_and_it_survives_three_failures() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ("--checkpoint_dir d t.py", ("--checkpoint-dir=d", "--max-restarts", "3", "t.py")),
+        ("--etcd h:2379 t.py --once", ("--rdzv-endpoint=h:2379", "--max-restarts", "3", "t.py", "--once")),
+        ("--once t.py", ("--once", "--max-restarts", "3", "t.py")),
+        ("--dashboard t.py", ("--dashboard=yes", "--max-restarts", "3", "t.py")),
+    ],
+)
+def test_options_of_bagua_launch_keep_their_values(line: str, arguments: tuple[str, ...]) -> None:
+    assert made(RUN, line).arguments == arguments
+
+
+def test_runs_number_of_restarts_is_only_a_default() -> None:
+    assert made(RUN, "t.py", PET_MAX_RESTARTS="100").arguments == ("t.py",)
+    assert made(RUN, "t.py", PET_MAX_RESTARTS="").arguments == ("--max-restarts", "3", "t.py")
+    assert translate(RUN, ["t.py"], {}, {"max_restarts"}).arguments == ("t.py",)
+
+
 def test_what_no_launcher_has_is_left_to_bagua_launch() -> None:
     assert made(LAUNCH, "--nonsense=3 train.py").arguments == ("--nonsense=3", "train.py")
     assert made(LAUNCH, "--nproc_per_node 1 -- --odd.py -x").arguments[1:] == ("--", "--odd.py", "-x")
@@ -245,6 +264,17 @@ def test_baguarun_starts_a_job_over_ssh(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "rank 0 of 2" in ended.stdout and "rank 1 of 2" in ended.stdout and "word a,b" in ended.stdout
     assert (tmp_path / "asked").read_text().startswith("-o BatchMode=yes -p 2222 127.0.0.1 ")
+
+
+def test_run_reads_the_number_of_restarts_from_the_configuration_file(tmp_path: Path) -> None:
+    (tmp_path / "launch.toml").write_text("max_restarts = 7")
+    (tmp_path / "train.py").write_text(
+        "import os; print('may restart', os.environ['TORCHELASTIC_MAX_RESTARTS'])"
+    )
+    ended = start(
+        tmp_path, "-m", "bagua_core.distributed.run", "train.py", BAGUA_CONFIG=str(tmp_path / "launch.toml")
+    )
+    assert ended.returncode == 0 and "may restart 7" in ended.stdout, ended.stderr
 
 
 def test_a_mistake_is_one_line(tmp_path: Path) -> None:
