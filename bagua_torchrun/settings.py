@@ -16,6 +16,7 @@ from bagua_agent.etcd.endpoints import parse_endpoints
 
 PREFIX = "/bagua/torchrun/v1/"
 DEFAULT_TTL_S = 7200  # that of torch's etcd-v2 backend
+NO_RUN_ID = "none"  # what torchrun passes without --rdzv-id; all such runs on one etcd would be the same run
 DEFAULT_READ_TIMEOUT_S = 60  # likewise; it outlasts a restart of etcd
 
 # torch's defaults keep a dead node for 15 s and wait 30 s for further nodes after the least number has come.
@@ -50,7 +51,7 @@ def parse(endpoint: str, run_id: str, conf: Mapping[str, object]) -> Settings:
     """
     if not endpoint:
         raise UserError("--rdzv-endpoint is missing; write for instance --rdzv-endpoint etcd-1:2379")
-    if not run_id:
+    if run_id in ("", NO_RUN_ID):
         raise UserError("--rdzv-id is missing; give all nodes of a job the same one")
     store = StoreConfig(
         endpoints=parse_endpoints(endpoint),

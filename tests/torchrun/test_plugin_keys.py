@@ -133,6 +133,7 @@ def test_waiting_ends_and_names_what_is_missing(store: Store, settings: Settings
     [
         ("", "demo", {}, "--rdzv-endpoint is missing"),
         ("etcd-1", "", {}, "--rdzv-id is missing"),
+        ("etcd-1", "none", {}, "--rdzv-id is missing"),
         ("etcd 1:2379", "demo", {}, "'etcd 1:2379' cannot be read"),
         ("etcd-1", "demo", {"ttl": "soon"}, "ttl=soon is not a whole number"),
         ("etcd-1", "demo", {"ssl_cert": "cert.pem"}, "needs both files"),
