@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bagua_core.communication.communicator import CollectiveFailed
-from bagua_core.communication.step_interface import StepReductions
+from bagua_core.communication.step_interface import StepEngine
 from bagua_core.errors import BaguaError, UserError
 from bagua_core.model.sharded_tensors import version
 from bagua_core.optimizers.state_copy import OptimizerStateCopy
@@ -39,7 +39,7 @@ class RepeatedClosure:
         self,
         closure: Callable[[], Any],
         before: Before,
-        engine: StepReductions,
+        engine: StepEngine,
         refusal: Callable[[bool], str | None],
     ) -> None:
         self._closure = closure
@@ -72,12 +72,14 @@ class RepeatedClosure:
         return self.loss
 
 
-def job_loss(loss: Any, engine: StepReductions) -> Any:
+def job_loss(loss: Any, engine: StepEngine) -> Any:
     """Returns the mean of all ranks' losses, weighted as their gradients are, in the type of `loss`.
 
     The reduction is part of the step: if it fails the step does, and `loss` comes back. A `loss` that is no number
-    comes back too.
+    comes back too. So does the loss of a local step of a round.
     """
+    if engine.round_steps is not None:
+        return loss  # workers take different numbers of local steps, so others may never come to a reduction
     communicator = engine.communicator()
     is_number = isinstance(loss, (int, float)) or (isinstance(loss, torch.Tensor) and loss.numel() == 1)
     if communicator is None or not is_number:

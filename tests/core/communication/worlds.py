@@ -121,6 +121,10 @@ class FakeEngine:
         raise NotImplementedError
 
     @property
+    def round_steps(self) -> int | None:
+        return next((model.round_steps for model in self.models), None)
+
+    @property
     def micro_batch(self) -> MicroBatch:
         if not self.in_step:
             raise RuntimeError("outside a step")

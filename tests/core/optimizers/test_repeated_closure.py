@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from bagua_core.algorithms import Algorithm, LocalSGD
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.reduction.earlier_backwards import SecondBackwardError
 from bagua_core.communication.step_interface import MicroBatch
@@ -36,7 +37,7 @@ class Worker:
         self,
         communicator: Communicator | None,
         share: tuple[int, int] = (0, 12),
-        algorithm: str = "gradient_allreduce",
+        algorithm: str | Algorithm = "gradient_allreduce",
         kind: type[torch.optim.Optimizer] = torch.optim.LBFGS,
         **options: Any,
     ) -> None:
@@ -321,6 +322,24 @@ def test_a_loss_of_a_peer_in_its_call_undoes_what_it_moved() -> None:
     assert float(worker.step()) > 0
     assert worker.engine.step_failed and worker.engine.final_steps == 0
     assert torch.equal(weights_of(worker.net), before) and not worker.optimizer.state
+
+
+def test_in_a_round_sam_sees_each_workers_own_loss_and_needs_no_other_worker() -> None:
+    """Members take different numbers of local steps, and each of these is a whole batch of its worker."""
+    shares, steps = [(0, 5), (5, 12)], [3, 2]
+    members = [
+        Worker(c, s, LocalSGD(sync_every=20, unit="round"), SAM)
+        for c, s in zip(in_process_world(2), shares, strict=True)
+    ]
+    for member in members:
+        member.engine.current = MicroBatch(1.0, True)
+    found = run_ranks(
+        list(zip(members, steps, strict=True)), lambda m: [float(m[0].step()) for _ in range(m[1])]
+    )
+    for share, count, losses in zip(shares, steps, found, strict=True):
+        single = Worker(None, share, kind=SAM)
+        single.engine.current = MicroBatch(1.0, True)
+        assert losses == [float(single.step()) for _ in range(count)]
 
 
 def test_sam_and_micro_batches_do_not_go_together() -> None:
