@@ -57,6 +57,7 @@ class Member(ShardMember):
         self._sides: dict[str, Communicator] = {}
         self._left: list[Communicator] = []
         self._broken_in: CollectiveWait | None = None  # what the generation's break ended
+        self._left_out_by: Generation | None = None  # the record that ended the last generation in force here
         self.rendezvous = Rendezvous(
             environment.worker_id,
             environment.bind_host,
@@ -76,6 +77,17 @@ class Member(ShardMember):
     @property
     def is_closed(self) -> bool:
         return self.session.news.close
+
+    @property
+    def place_left_out(self) -> tuple[int, int] | None:
+        """The replica rank and the number of replicas of a worker that the job went on without: behind the job's own,
+        as of a joiner before its first step, so that it does nothing that is done once. None for any other worker."""
+        record = self._left_out_by
+        if record is None or self.generation is not None:
+            return None
+        listed = record.placement_of(self._environment.worker_id) is not None
+        others = record.world_size // record.replica_size - listed
+        return others, others + 1
 
     # -- planned switches
 
@@ -113,7 +125,7 @@ class Member(ShardMember):
     def follow(self, outside: bool = False, given_up: Callable[[], bool] = lambda: False) -> None:
         """Returns once this worker is in a generation in force. SystemExit(0) when the node leaves or the job is over;
         LeaveInterrupt when it leaves after Ctrl-C; MismatchedCollective when ranks disagree. outside: in a collective
-        outside a step; then being left out ends the wait too."""
+        outside a step; then being left out ends the wait too. An empty generation leaves no worker out."""
         self.at_boundary = True
         try:
             while True:
@@ -157,7 +169,7 @@ class Member(ShardMember):
             elif decision.move is Move.STEP_OUT:
                 assert decision.generation is not None
                 self._step_out(decision.generation)
-                if outside:
+                if outside and decision.generation.members:
                     return
             elif decision.move is Move.REPORT_MISSED:
                 assert decision.generation is not None
@@ -259,6 +271,7 @@ class Member(ShardMember):
         self._retire(f"generation {generation.number} leaves this worker out")
         self.generation = self.agreed = None
         self.broken = self._ready_said = False
+        self._left_out_by = generation if generation.members else None
         # A generation without any workers ends no worker's history: too few nodes are left, and the state waits.
         self._host.stepped_out(left, keeps_state=not generation.members, together=together)
 

@@ -75,5 +75,13 @@ def placed(request: Request, workers: Sequence[str], present: Sequence[str]) -> 
     return None if root is None else present.index(workers[root])
 
 
+def left_out(request: Request) -> str:
+    """Returns the warning of a worker that the job went on without while it was in `request`."""
+    return (
+        f"bagua: warning: {request.asked(request.root)}: the job went on without this worker meanwhile. Until its next "
+        "step, in which it joins the job anew, a collective has no peers here and gives what this worker brought"
+    )
+
+
 def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {list(ranks)} are"

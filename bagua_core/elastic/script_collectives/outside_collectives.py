@@ -9,6 +9,7 @@ first step.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -32,6 +33,7 @@ from bagua_core.elastic.script_collectives.members_changed import (
     MembersChanged,
     answered,
     check_present,
+    left_out,
     placed,
 )
 from bagua_core.elastic.script_collectives.requests import (
@@ -113,8 +115,11 @@ class OutsideCollectives:
                 raise self._before_loop.refuse(request.asked(request.root))
             return self._before_loop.answer(request)
         if self._is_alone or (group is not None and group.workers is None):
-            request.check(0, 1)
-            return request.own(0, 1, 0)
+            rank, size = self._place_alone(request.across_replicas)
+            if group is not None:
+                rank, size = group.rank or 0, group.size
+            request.check(rank, size)
+            return request.own(rank, size, request.root or 0)
         workers = self._workers(request.across_replicas)
         if group is not None:
             return self._among(group, request, workers)
@@ -130,6 +135,10 @@ class OutsideCollectives:
         self._before_loop.join()
         if self._before_loop.is_late:
             raise self._before_loop.refuse("a group before the loop")
+        if self._member.place_left_out is not None:
+            rank, size = self._place_alone(across_replicas=False)
+            absent = [f"rank {r} of a job that went on" for r in range(size)]
+            return WorkerGroup.of(absent, absent[rank], ranks)
         if self._is_alone:
             return WorkerGroup.of(None, "", ranks)
         return WorkerGroup.of(self._workers(), self._own_id, ranks)
@@ -142,6 +151,15 @@ class OutsideCollectives:
         communicator, steps = self._member.communicator, self._steps
         newcomers = self._workers_in(steps.newcomers)
         return communicator is None or (not steps.in_step and communicator.global_rank in newcomers)
+
+    def _place_alone(self, across_replicas: bool) -> tuple[int, int]:
+        """Returns the rank and the world size that a worker without peers has in its script."""
+        left_out, replica = self._member.place_left_out, self._member.replica
+        if left_out is None:
+            return 0, 1
+        if across_replicas or replica is None:
+            return left_out
+        return left_out[0] * replica.size + replica.shard_rank, left_out[1] * replica.size
 
     def _workers_in(self, replicas: frozenset[int]) -> frozenset[int]:
         """Returns the global ranks of the workers in `replicas`."""
@@ -345,6 +363,8 @@ class OutsideCollectives:
                 f"{request.asked(request.root)}: a worker is lost after the end of the training, and the workers that "
                 "are left can't repeat it: the job is closing. Call it before the loop over loader.epochs() ends"
             )
+        if member.generation is None:
+            print(left_out(request), file=sys.stderr, flush=True)
 
     def _attempt(
         self,

@@ -96,6 +96,9 @@ class ScriptRanks(RoundEnd):
             late = self._before_loop.place()
             if late is not None:
                 return late[0] // self.replica_size, late[1] // self.replica_size
+        left_out = None if self.member is None else self.member.place_left_out
+        if left_out is not None:
+            return left_out
         if self.in_step or not self.newcomers:
             return self.global_rank, self.world_size
         if self.global_rank in self.newcomers:

@@ -21,7 +21,7 @@ def acting(act: Callable[[Worker], Any]) -> Callable[[Worker], Any]:
         def place() -> tuple[int, int]:
             workers = worker.collectives._workers()
             own = worker.collectives._own_id
-            return (workers.index(own), len(workers)) if own in workers else (0, 1)
+            return (workers.index(own), len(workers)) if own in workers else worker.place_left_out or (0, 1)
 
         worker.thread.engine = SimpleNamespace(  # type: ignore[attr-defined]
             collectives=worker.collectives,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import bagua_core as bagua
+from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.elastic.script_collectives.outside_collectives import SourceHasNoState
 from bagua_core.elastic.step.engine import Engine
 from bagua_core.elastic.waiting.operations import MismatchedCollective
@@ -172,6 +173,33 @@ def test_a_worker_that_was_away_is_told_that_there_is_no_part_for_it() -> None:
 
     acting(act)(worker)
     assert worker.operations == [1]
+
+
+def test_a_worker_that_the_job_goes_on_without_is_warned_and_is_not_rank_0(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It has no part in the job's results until it joins anew, so it must do nothing that is done once."""
+    job = Job(3)
+    cut_off = job.workers[0]
+
+    def act(worker: Worker) -> Any:
+        own = torch.tensor([rank_of(worker) + 1.0])
+        if worker is cut_off:
+            job.lose("w0")
+            worker.break_generation(CollectiveFailed("its peers closed their connections"))
+        total = bagua.allreduce(own).tolist()
+        rank, size = worker.replica_place()
+        if worker is cut_off:
+            rows = bagua.allgather(torch.tensor([7]))
+            assert rows[rank].tolist() == [7] and len(rows) == size
+            assert bagua.broadcast_object("own", 0) == "own"
+            group = bagua.new_group([0, rank])
+            assert (group.rank, group.size) == (1, 2)
+            assert bagua.allgather(torch.tensor([7]), group=group).tolist() == [[7], [7]]
+        return total, (rank, size)
+
+    assert run(job, acting(act)) == [([1.0], (2, 3)), ([5.0], (0, 2)), ([5.0], (1, 2))]
+    assert capsys.readouterr().err.count("the job went on without this worker") == 1
 
 
 def test_a_message_to_a_lost_worker() -> None:

@@ -37,6 +37,7 @@ class Worker:
         self.generation: Any = None
         self.broken = False
         self.is_closed = self.is_over = False
+        self.place_left_out: tuple[int, int] | None = None
         self.replica: OwnReplica | None = None
         self.lane: InProcessCommunicator | None = None
         self.jointly: Callable[[], Any] = nullcontext
@@ -102,7 +103,7 @@ class Worker:
     def replica_place(self) -> tuple[int, int]:
         """As ScriptRanks.replica_place."""
         shards, own = self.collectives._workers(across_replicas=True), self.collectives._own_id
-        return (shards.index(own), len(shards)) if own in shards else (0, 1)
+        return (shards.index(own), len(shards)) if own in shards else self.place_left_out or (0, 1)
 
     def break_generation(self, error: Exception) -> None:
         self.broken = True
@@ -112,7 +113,13 @@ class Worker:
                 each.abort(str(error))
 
     def follow(self, outside: bool = False, given_up: Callable[[], bool] = lambda: False) -> None:
-        self.job.enter(self)
+        if self in self.job.living:
+            self.job.enter(self)
+        else:
+            self.communicator = self.lane = self.generation = None
+            self.broken = False
+            size = len(self.job.living) // self.job.replica_size
+            self.place_left_out = (size, size + 1)
 
     def drain(self) -> None:
         """As a member: no device runs anything here."""
@@ -137,7 +144,7 @@ class Job:
     replica."""
 
     def __init__(self, world_size: int, replica_size: int = 1) -> None:
-        self._size = replica_size
+        self.replica_size = self._size = replica_size
         self._changed = threading.Condition()
         self._number = 1
         self._given_up = False
@@ -172,8 +179,8 @@ class Job:
                 worker.lane = made
 
     def lose(self, worker_id: str) -> None:
-        """It dies, and its replica with it: every operation of the generation, under way or later, fails on the
-        others."""
+        """The job goes on without it and its replica: every operation of the generation, under way or later, fails on
+        the others. A worker that lives all the same finds itself left out."""
         with self._changed:
             (at,) = (i for i, w in enumerate(self.living) if w.worker_id == worker_id)
             first = at - at % self._size

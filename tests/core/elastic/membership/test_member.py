@@ -302,6 +302,37 @@ def test_it_ends_if_its_node_leaves_and_no_generation_lists_it(
     assert worker.host.steps_out == [False]
 
 
+def test_an_empty_generation_does_not_end_the_wait_of_a_collective(
+    worker: Worker, beside: ThreadPoolExecutor
+) -> None:
+    """All members keep their state and wait, so the collective is repeated by those of the next generation."""
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    worker.member.break_generation(CollectiveFailed("a peer is gone"))
+    following = beside.submit(worker.member.follow, outside=True)
+    worker.hear(generation(2, kind=GenerationKind.FAILOVER, base=1))
+    await_true(lambda: worker.host.steps_out == [True], "it steps aside")
+    assert worker.member.place_left_out is None
+    worker.hear(worker.alone(3, kind=GenerationKind.FAILOVER, base=1))
+    following.result(DEADLINE_S)
+    assert worker.host.entered == [1, 3]
+
+
+def test_left_out_in_a_collective_its_place_is_behind_the_jobs_workers_until_it_joins_anew(
+    worker: Worker,
+) -> None:
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    assert worker.member.place_left_out is None
+    worker.member.break_generation(CollectiveFailed("its network was cut"))
+    worker.hear(generation(2, "other", "another", kind=GenerationKind.FAILOVER, base=1))
+    worker.member.follow(outside=True)
+    assert worker.host.steps_out == [False] and worker.member.place_left_out == (2, 3)
+    worker.hear(worker.alone(3, kind=GenerationKind.FAILOVER, base=2))
+    worker.member.follow()
+    assert worker.member.place_left_out is None and worker.host.entered == [1, 3]
+
+
 def test_closed_already_it_does_not_wait(worker: Worker) -> None:
     worker.agent.server.tell_close()
     with worker.member.changed:
