@@ -21,7 +21,7 @@ from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.elastic.checkpoint.assembly import Reader
 from bagua_core.elastic.checkpoint.checkpointer import LAST_WAIT_S, Checkpointer, Moment, Settings
 from bagua_core.elastic.checkpoint.layout import NAMES
-from bagua_core.elastic.checkpoint.restore import Choice, Restored
+from bagua_core.elastic.checkpoint.restore import Choice, Restored, require_order
 from bagua_core.elastic.checkpoint.state_agreement import NO_CHECKPOINTS, NOT_KNOWN
 from bagua_core.elastic.checkpoint.storage import storage_of
 from bagua_core.elastic.checkpoint.writer import NOTHING_SAVED, Saved
@@ -127,6 +127,9 @@ class JobCheckpoints:
             if choice.place is not None:
                 restored = self._read(checkpointer, choice)
                 if restored is not None:
+                    checkpoint = f"{self._directory}/{choice.place.directory_name}"
+                    names = restored.state.get(NAMES, ())  # of no state of an early version
+                    require_order(checkpoint, names, self._state.registry.parameter_names())
                     self._take_over(generation, restored)
                 plan, infos = entry.exchange(
                     communicator, generation, self._info(), self._member.wait_unlearned, self._shard()[1]

@@ -25,13 +25,14 @@ from bagua_core.elastic.checkpoint.reading import read_each
 from bagua_core.elastic.checkpoint.storage import Storage
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
 from bagua_core.elastic.state.state_codec import NoMemory, StateCodecError
-from bagua_core.elastic.state.state_registry import SHARDING
+from bagua_core.elastic.state.state_registry import ORDER, SHARDING
 from bagua_core.errors import InfrastructureLost, UserError
 
 _ROW_BYTES = 1024
 
-# May differ between what wrote a checkpoint and what goes on from it: none changes state nor position.
-_FREE = frozenset({"torch", "max_local_batch_size", SHARDING})
+# May differ between what wrote a checkpoint and what goes on from it: none changes state nor position. require_order
+# compares the names that ORDER is a digest of, which earlier versions wrote too.
+_FREE = frozenset({"torch", "max_local_batch_size", SHARDING, ORDER})
 
 
 class CheckpointMismatch(UserError, RuntimeError):
@@ -204,6 +205,26 @@ def _require_fit(storage: Storage, place: Place, header: Header, own: Mapping[st
             f"checkpoint {storage}/{place.directory_name} is of another script ({'; '.join(differing.values())}). "
             "Start with another --checkpoint-dir, or remove this one"
         )
+
+
+def require_order(
+    checkpoint: str, written: Sequence[Sequence[str | None]], own: Sequence[Sequence[str | None]]
+) -> None:
+    """Checks that the numbers in the optimizers' states mean the same parameters. Raises CheckpointMismatch.
+
+    written, own: StateRegistry.parameter_names of the checkpoint and of the script; a parameter without a name is in no
+    wrapped model. Whether the numbers of parameters agree is checked when an optimizer loads its state.
+    """
+    for optimizer, (theirs, ours) in enumerate(zip(written, own, strict=False)):
+        for number, (name, own_name) in enumerate(zip(theirs, ours, strict=False)):
+            if name != own_name:
+                raise CheckpointMismatch(
+                    f"checkpoint {checkpoint}: parameter {number} of optimizer {optimizer} is "
+                    f"{name or 'in no wrapped model'}, and in the script {own_name or 'in no wrapped model'}. The "
+                    "optimizer's state would go to other parameters. Give the optimizer its parameters in the order "
+                    "that the checkpoint has, or start with another --checkpoint-dir. A set has another order in "
+                    "each process: sort what comes from one"
+                )
 
 
 def _comparable(fingerprint: Mapping[str, str]) -> dict[str, str]:

@@ -35,6 +35,8 @@ from bagua_core.optimizers.inner_optimizers import same_groups, with_inner
 
 SHARDING = "sharding"
 """The key of the fingerprint that says how tensors are sharded; absent where none is."""
+ORDER = "parameter order"
+"""The key of the fingerprint that says which parameter each number in an optimizer's state is of."""
 
 
 def _copied(value: Any) -> Any:
@@ -63,6 +65,7 @@ class StateRegistry:
         self.equal_states = True
         self.optimizers: list[torch.optim.Optimizer] = []
         self.registered: dict[str, Stateful] = {}
+        self._order = ""  # digest of parameter_names, taken when the fingerprint was first asked for
         self.watches = False  # whether steps may fail, so that the script's own changes are looked for
         self._snapshot_group_objects: list[list[dict[str, Any]]] = []
         self._snapshot_groups: list[list[dict[str, Any]]] = []  # by optimizer and group, without parameters
@@ -95,6 +98,7 @@ class StateRegistry:
         for optimizer in with_inner(optimizers):
             if not any(optimizer is known for known in self.optimizers):
                 self.optimizers.append(optimizer)
+        self._order = ""
 
     def remove_model(self, module: nn.Module, still_used: list[torch.optim.Optimizer]) -> None:
         """Forgets the model that was added with `module`, and the optimizers that are not among `still_used`."""
@@ -103,6 +107,7 @@ class StateRegistry:
         used = with_inner(still_used)
         self.optimizers[:] = [o for o in self.optimizers if any(o is other for other in used)]
         self._snapshot_group_objects, self._snapshot_groups = [], []  # by place among the optimizers
+        self._order = ""
 
     def register(self, name: str, stateful: Stateful) -> None:
         """Registers an object under a name.
@@ -421,8 +426,10 @@ class StateRegistry:
         """Returns the properties that must agree on all workers for one to heal from another.
 
         They are the same whenever they are asked for, before the first step as after many: buffers, which a forward may
-        make or give another shape, count as they were when the model was wrapped.
+        make or give another shape, count as they were when the model was wrapped, and so do groups of an optimizer,
+        which a script may add in its training.
         """
+        self._order = self._order or _digest([repr(names) for names in self.parameter_names()])
         lines = [line for m in self.models for line in (*_described(m.lasting()), *m.buffers_described)]
         sharded = [
             layout
@@ -436,6 +443,7 @@ class StateRegistry:
         return {
             "model": f"{count} parameters, shapes {_digest(lines)}",
             "optimizers": ", ".join(type(o).__name__ for o in self.optimizers) or "none",
+            **({ORDER: self._order} if self.optimizers else {}),
             "registered": ", ".join(self.registered) or "none",
             **({SHARDING: _digest(sharded)} if sharded else {}),
         }

@@ -23,6 +23,7 @@ from bagua_core.elastic.checkpoint import catalogue
 from bagua_core.elastic.checkpoint.checkpointer import Settings
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints, settings_of
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
+from bagua_core.elastic.checkpoint.restore import CheckpointMismatch
 from bagua_core.elastic.heal.heal_plan import HealPlan, StateGone
 from bagua_core.elastic.ledger.ledger import Resumption
 from bagua_core.elastic.membership import entry
@@ -307,6 +308,21 @@ def test_optimizer_steps_of_a_failed_step_that_are_final_are_not_done_again_afte
     resumed = workers(settings(tmp_path), 3)
     run_ranks(resumed, Worker.enter)
     assert [(w.state.name.step, w.state.final_parts) for w in resumed] == [(1, 1)] * 3
+
+
+def test_a_script_whose_optimizer_has_its_parameters_in_another_order_is_refused(tmp_path: Path) -> None:
+    """Two of them have one shape, so each would load the other's moments."""
+    (writer,) = here = trained(tmp_path, 1)
+    writer.checkpoints.step_aside(writer.record, 0, 1, NO_LIMIT)
+    assert written_by(here) == [True]
+    ended(here)
+    (worker,) = workers(settings(tmp_path), 1)
+    parameters = worker.training.optimizer.param_groups[0]["params"]
+    parameters[2], parameters[3] = parameters[3], parameters[2]
+    before = wire_form(worker.training.registry.capture())
+    with pytest.raises(CheckpointMismatch, match=r"parameter 2 of optimizer 0 is norm.weight, .* norm.bias"):
+        worker.enter()
+    assert wire_form(worker.training.registry.capture()) == before
 
 
 def test_survivors_of_a_loss_each_write_the_whole_state_at_once(tmp_path: Path) -> None:

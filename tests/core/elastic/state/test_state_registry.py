@@ -193,6 +193,25 @@ def test_fingerprints_differ_where_states_would_not_fit() -> None:
     assert all(same != other for other in others)
 
 
+def test_fingerprints_differ_where_an_optimizer_has_its_parameters_in_another_order() -> None:
+    def registry(order: list[int]) -> StateRegistry:
+        layers = [nn.Linear(2, 2) for _ in range(3)]
+        made = StateRegistry()
+        made.add_model(
+            nn.Sequential(*layers[:2]), [torch.optim.SGD([layers[i].weight for i in order], lr=0.1)]
+        )
+        return made
+
+    same = registry([0, 1]).fingerprint()
+    assert same == registry([0, 1]).fingerprint()
+    assert same != registry([1, 0]).fingerprint()
+    assert same != registry([0, 2]).fingerprint(), "the last layer is in no wrapped model"
+    grown = registry([0])
+    before = grown.fingerprint()
+    grown.optimizers[0].add_param_group({"params": [grown.models[0].module[1].weight]})  # type: ignore[index]
+    assert grown.fingerprint() == before, "workers that were left out before it join again"
+
+
 def test_what_cannot_travel_is_found_before_anybody_joins() -> None:
     class Odd:
         def state_dict(self) -> dict[str, object]:
