@@ -16,8 +16,8 @@ from bagua_agent.etcd.endpoints import parse_endpoints
 
 PREFIX = "/bagua/torchrun/v1/"
 DEFAULT_TTL_S = 7200  # that of torch's etcd-v2 backend
-NO_RUN_ID = "none"  # what torchrun passes without --rdzv-id; all such runs on one etcd would be the same run
 DEFAULT_READ_TIMEOUT_S = 60  # likewise; it outlasts a restart of etcd
+NO_RUN_ID = "none"  # what torchrun passes without --rdzv-id; all such runs on one etcd would be the same run
 
 # torch's defaults keep a dead node for 15 s and wait 30 s for further nodes after the least number has come.
 OURS = {"keep_alive_interval": 2, "keep_alive_max_attempt": 3, "last_call_timeout": 5}

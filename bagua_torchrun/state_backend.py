@@ -1,10 +1,12 @@
 """Keeps the state of a rendezvous as one key of etcd, written by comparison with the revision that was read.
 
 The token of a state is the key's mod revision, so two agents that read the same state cannot both write their own.
+A state that etcd has lost is written again by the agents that know it.
 """
 
 from __future__ import annotations
 
+import pickle
 from contextlib import suppress
 
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
@@ -25,13 +27,14 @@ class StateBackend(RendezvousBackend):
         self._keys = keys
         self._key = key
         self._credit = credit
+        self._last: bytes | None = None  # what the key held when this agent last read it
 
     @property
     def name(self) -> str:
         return BACKEND
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """Returns the state and its token; None if there is none. Raises RendezvousConnectionError."""
+        """Returns the state and its token; None if there has been none. Raises RendezvousConnectionError."""
         try:
             with self._credit.asking():
                 read = self._read()
@@ -42,7 +45,7 @@ class StateBackend(RendezvousBackend):
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Writes `state` if the key is as `token` says (None: absent).
 
-        Returns what the key holds afterwards, its token, and whether that is `state`; None if the key is gone.
+        Returns what the key holds afterwards, its token, and whether that is `state`; None if it holds nothing.
         Raises RendezvousConnectionError.
         """
         revision = token if isinstance(token, int) else 0
@@ -59,7 +62,24 @@ class StateBackend(RendezvousBackend):
         return self._credit.add_to(read.value), read.mod_revision, read.value == state
 
     def _read(self) -> KeyValue | None:
-        return self._keys.store.get(self._key)
+        """Returns what the key holds. An absent one gets the state that this agent has seen, unless the run was closed:
+        without it a new agent would begin a second training beside the one that runs."""
+        read = self._keys.store.get(self._key)
+        if read is None and self._last is not None and not _is_closed(self._last):
+            with suppress(OutcomeUnknown):
+                self._keys.put_if(mod_revision_is(self._key, 0), self._key, self._last)
+            read = self._keys.store.get(self._key)  # another agent may have been first
+        if read is not None:
+            self._last = read.value
+        return read
+
+
+def _is_closed(state: bytes) -> bool:
+    """Tells whether a run has ended, or its state can't be read."""
+    try:
+        return bool(pickle.loads(state).closed)  # as torch does
+    except pickle.PickleError:
+        return True
 
 
 def _lost(error: InfrastructureLost) -> RendezvousConnectionError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed import DistStoreError, PrefixStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousState
 from torch.distributed.elastic.utils.store import barrier, synchronize
 
 from bagua_agent.base.errors import OutcomeUnknown, UserError
@@ -49,6 +51,45 @@ def test_a_state_is_written_only_over_the_one_that_was_read(store: Store, settin
     replaced = second.set_state(b"two", refused[1])
     assert replaced is not None and (replaced[0], replaced[2]) == (b"two", True)
     assert first.set_state(b"three", written[1]) == (b"two", replaced[1], False)
+
+
+def state_of(*, closed: bool) -> bytes:
+    state = _RendezvousState()
+    state.closed = closed
+    return pickle.dumps(state)
+
+
+def test_a_state_that_etcd_has_lost_is_written_again(store: Store, settings: Settings) -> None:
+    reader, writer = backend(store, settings), backend(store, settings)
+    state, next_state = state_of(closed=False), state_of(closed=True)
+    written = writer.set_state(state)
+    assert written is not None and reader.get_state() == (state, written[1])
+    store.delete(settings.state_key)
+    found = reader.get_state()
+    assert found is not None and found[0] == state
+    newcomer = backend(store, settings)
+    assert newcomer.get_state() == found, "it joins the others"
+
+    store.delete(settings.state_key)
+    refused = writer.set_state(next_state, written[1])
+    assert refused is not None and refused[0] == state and not refused[2]
+    assert writer.set_state(next_state, refused[1]) is not None
+
+
+def test_a_state_that_another_agent_wrote_after_the_loss_stays(store: Store, settings: Settings) -> None:
+    first, second = backend(store, settings), backend(store, settings)
+    first.set_state(state_of(closed=False))
+    store.delete(settings.state_key)
+    second.set_state(b"anew")
+    found = first.get_state()
+    assert found is not None and found[0] == b"anew"
+
+
+def test_a_closed_run_does_not_come_back(store: Store, settings: Settings) -> None:
+    agent = backend(store, settings)
+    agent.set_state(state_of(closed=True))
+    store.delete(settings.state_key)
+    assert agent.get_state() is None and store.get(settings.state_key) is None
 
 
 class Doubtful(Store):
