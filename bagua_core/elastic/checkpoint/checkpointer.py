@@ -109,7 +109,9 @@ class Checkpointer:
         try:
             settings.storage.prepare()
         except OSError as error:
-            say(f"{settings.storage} can't be made: {error}; no checkpoints until it is there")
+            say(
+                f"{settings.storage} can't be made: {error}; this worker writes no checkpoints until it is there"
+            )
 
     # -- a generation in which no member has any state
 

@@ -74,8 +74,7 @@ def choose(storage: Storage, job: str, refused: frozenset[PartSet], say: Callabl
     undo those.
     """
     try:
-        if not _is_there(storage):
-            return Choice(1, None)  # it could not be made, which was said
+        storage.prepare()
         found = catalogue.find(storage, refused)
         newest = catalogue.newest_complete(found)
         run = catalogue.next_run(storage)
@@ -95,14 +94,6 @@ def choose(storage: Storage, job: str, refused: frozenset[PartSet], say: Callabl
     except OSError as error:
         say(f"run {run} can't be noted in {storage}: {error}")
     return choice
-
-
-def _is_there(storage: Storage) -> bool:
-    try:
-        storage.entries()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def share(communicator: Communicator, choice: Choice | None, wait: Callable[[Pending], None]) -> Choice:

@@ -19,6 +19,21 @@ def test_a_directory_that_cannot_be_read_is_no_beginning(tmp_path: Path) -> None
         together(world(tmp_path, 1), begin=True)
 
 
+def test_a_directory_that_is_missing_and_cannot_be_made_is_no_beginning(tmp_path: Path) -> None:
+    """A mount that is not there at a start, and comes back."""
+    mount, away, root = tmp_path / "mount", tmp_path / "away", tmp_path / "demo"
+    mount.mkdir()
+    root.symlink_to(mount)
+    together(world(root, 1), 4, begin=True)
+    mount.rename(away)
+    ranks = world(root, 1)
+    with pytest.raises(CheckpointsUnreadable, match="start with another --checkpoint-dir"):
+        together(ranks, begin=True)
+    away.rename(mount)
+    together(ranks, begin=True)
+    assert ranks[0].name.step == 4
+
+
 def test_a_run_s_file_that_vanishes_behind_its_listing_is_no_beginning(tmp_path: Path) -> None:
     together(world(tmp_path, 1), 4, begin=True)
     storage = FailingStorage(tmp_path, "open", errno.ENOENT)
