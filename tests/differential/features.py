@@ -9,6 +9,8 @@ import random
 from dataclasses import dataclass, fields, replace
 
 PLAIN = "none"
+LATE_SCALE = 4.0
+"""A power of two: what is multiplied and divided by it is rounded as without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class Features:
     steps. inside: a loss that is summed over the job in the step and goes into a registered value, "before" or "behind"
     optimizer.step.
     unfreeze: a layer is frozen until the second epoch begins. branch: a layer takes part in every second step only.
-    update: the optimizer steps at the end of a draw, or "late" at the top of the next one, with the gradients kept.
+    update: the optimizer steps at the end of a draw, or "late" at the top of the next one, with gradients that were
+    kept; they are of the loss times LATE_SCALE, by which the script divides them there.
     """
 
     seed: int

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import bagua_core as bagua
 from bagua_core.elastic.step import runtime
-from tests.differential.features import PLAIN, Features
+from tests.differential.features import LATE_SCALE, PLAIN, Features
 from tests.differential.models import INPUTS, Critic, Net, Samples, ShareBatchNorm
 from tests.differential.optimizers import OPTIMIZERS
 from tests.differential.shares import Shares
@@ -221,6 +221,9 @@ class Script:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.first_rate * 2 / (2 + step)
         if f.update == "late" and step:
+            for p in self._trained():
+                if p.grad is not None:
+                    p.grad.div_(LATE_SCALE)
             self._update(step)
         if step % f.accumulation == 0:
             for optimizer in self.optimizers:
@@ -258,7 +261,7 @@ class Script:
             F.mse_loss(self.critic_model(out).squeeze(1), y[:, 0]).backward()
             self.critic_optimizer.step()
         else:
-            loss.backward()
+            (loss * LATE_SCALE if f.update == "late" else loss).backward()
         if f.sharpness != PLAIN:
             self._sharp_part(step, computed, y)
         if f.inside == "before":

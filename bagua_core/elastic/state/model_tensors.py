@@ -83,8 +83,10 @@ class ModelTensors:
         self._unknown: tuple[str, ...] = ()
         # buffers when the model was wrapped: name, shape and data type, and how the sharded ones are cut
         self.buffers_described, self.buffer_layouts = self._described_buffers()
-        # copies of what .grad held when the step's first backward began; None: none has begun
-        self._gradients: dict[str, torch.Tensor] | None = None  # at the step's first backward
+        # copies of what .grad held at the resume point; None: there is no step to roll back
+        self._gradients: dict[str, torch.Tensor] | None = None
+        # names of those that an optimizer had used by then: they are copied when the step's first backward begins
+        self._late_gradients: set[str] = set()
         self._before_fillers: dict[str, torch.Tensor] | None = None
         self.refresh()
 
@@ -150,8 +152,12 @@ class ModelTensors:
 
     # -- a step
 
-    def snapshot(self, *, watches: bool) -> None:
-        """Takes the snapshot of a step that begins. watches: look for parameters that the script changes."""
+    def snapshot(self, *, watches: bool, used: Collection[int] = ()) -> None:
+        """Takes the snapshot of a step that begins.
+
+        watches: look for parameters that the script changes. used: ids of the parameters whose gradients an optimizer
+        has used in the step before.
+        """
         live = self.volatile()
         kept = self._values
         self._values = {
@@ -164,7 +170,13 @@ class ModelTensors:
         self._taken = True
         self._protected = {}
         self._unknown = ()
-        self._gradients = self._before_fillers = None
+        # At once, because a script may use an unused gradient at the top of a step: unscale, clip and clear it. Most
+        # scripts leave used ones only, which a step clears or adds to: their copies are made where a backward adds.
+        held = self.gradients()
+        unused = self.unused_gradients(used, before_step=False)
+        self._gradients = {n: g.clone() for n, g in unused.items()}
+        self._late_gradients = held.keys() - unused.keys()
+        self._before_fillers = None
         if watches and self.learns:
             self._watch.begin({n: p for n, p in self._parameters.items() if n not in self._learned})
         else:
@@ -265,27 +277,29 @@ class ModelTensors:
     def unused_gradients(self, used: Collection[int], *, before_step: bool) -> dict[str, torch.Tensor]:
         """Returns `gradients` without those of the parameters with ids in `used`.
 
-        before_step: as they were when the first backward of the step under way began.
+        before_step: as they were at the resume point of the step under way.
         """
         held = self._gradients if before_step and self._gradients is not None else self.gradients()
         return {
             n: g for n, g in held.items() if n in self._parameters and id(self._parameters[n]) not in used
         }
 
-    def put_gradients(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Makes these values the parameters' .grad; that of all other parameters becomes None."""
+    def put_gradients(self, values: Mapping[str, torch.Tensor], but: Collection[str] = ()) -> None:
+        """Makes these values the parameters' .grad; that of all other parameters becomes None, except those in
+        `but`."""
         for name, parameter in self._parameters.items():
             value = values.get(name)
-            if value is not None or parameter.grad is not None:
+            if name not in but and (value is not None or parameter.grad is not None):
                 self._put_gradient(parameter, value)
 
     def backward_begins(self, *, is_filler: bool) -> None:
-        """Copies what .grad holds before a backward adds to it.
+        """Copies those gradients that the snapshot left out, before a backward adds to them.
 
-        Only the first backward of a step makes this copy, and so does the first one of a filler.
+        Only the first backward of a step makes this copy. The first one of a filler copies all gradients.
         """
-        if self._gradients is None:
-            self._gradients = {n: g.clone() for n, g in self.gradients().items()}
+        if self._gradients is not None and self._late_gradients:
+            late, self._late_gradients = self._late_gradients, set()
+            self._gradients.update({n: g.clone() for n, g in self.gradients().items() if n in late})
         if is_filler and self._before_fillers is None:
             self._before_fillers = {n: g.clone() for n, g in self.gradients().items()}
 
@@ -303,14 +317,18 @@ class ModelTensors:
         self.put_gradients(values)
         if self._gradients is not None:
             self._gradients = {n: g.clone() for n, g in self.gradients().items()}
+            self._late_gradients = set()
         if self._before_fillers is not None:
             self._before_fillers = {n: g.clone() for n, g in self.gradients().items()}
 
     def roll_back_gradients(self) -> None:
-        """Restores .grad as it was before a step that did not happen; the reducer has forgotten that step."""
+        """Restores .grad as it was before a step that did not happen; the reducer has forgotten that step.
+
+        Used gradients that no backward has added to stay as they are.
+        """
         if self._gradients is not None:
-            self.put_gradients(self._gradients)
-            self._gradients = None
+            self.put_gradients(self._gradients, but=self._late_gradients)
+            self._gradients, self._late_gradients = None, set()
 
     def adopt(self, at_resume_point: Mapping[str, torch.Tensor]) -> None:
         """Makes a failure of the step go back to the holder's values; a state was copied in the middle of the step."""

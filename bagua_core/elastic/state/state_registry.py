@@ -126,11 +126,12 @@ class StateRegistry:
 
     @torch.no_grad()
     def snapshot(self) -> None:
-        """Remembers what a failed step gets back: volatile tensors, learning rates and registered states."""
+        """Remembers what a failed step gets back: volatile tensors, unused gradients, learning rates and registered
+        states."""
         self._has_gradients = False
         self.boundary.step_begins()
         for model in self.models:
-            model.snapshot(watches=self.watches)
+            model.snapshot(watches=self.watches, used=self._moved_last)
         self._snapshot_group_objects = [list(o.param_groups) for o in self.optimizers]
         self._snapshot_groups = [[_hyperparameters(g) for g in o.param_groups] for o in self.optimizers]
         if self.registered:
@@ -141,7 +142,7 @@ class StateRegistry:
 
     @torch.no_grad()
     def backward_begins(self, *, is_filler: bool = False) -> None:
-        """Copies what .grad holds, because a backward is about to add to it.
+        """Copies what .grad holds and the snapshot left out, because a backward is about to add to it.
 
         Called in every step, before its first gradient. is_filler: the backward is of samples that do not count, behind
         the step's others.

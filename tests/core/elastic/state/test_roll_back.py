@@ -240,3 +240,50 @@ def test_without_gradients_at_the_begin_there_are_none_after_a_failure() -> None
     registry.roll_back()
     registry.roll_back_gradients()
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_failed_step_gives_back_gradients_that_the_script_changed_before_its_backward() -> None:
+    """A script whose optimizer comes at the top of a step unscales, uses and clears the gradients there."""
+    model, optimizer, registry = odd()
+    model(torch.ones(1, 3)).sum().backward()  # type: ignore[no-untyped-call]
+    parameters = list(model.layer.parameters())
+    before = [p.grad.clone() for p in parameters if p.grad is not None]
+    for is_cleared, has_backward in ((False, True), (True, True), (True, False)):
+        registry.snapshot()
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)
+        if is_cleared:
+            optimizer.zero_grad()
+        if has_backward:
+            loss = model(torch.ones(1, 3)).sum()
+            registry.backward_begins()
+            loss.backward()
+        registry.protect()
+        registry.roll_back()
+        registry.roll_back_gradients()
+        after = [p.grad for p in parameters]
+        assert all(a is not None and torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def test_gradients_that_an_optimizer_has_used_are_copied_in_a_backward_only() -> None:
+    """Which most scripts clear first: they pay nothing for the others."""
+    model, optimizer, registry = odd()
+    model(torch.ones(1, 3)).sum().backward()  # type: ignore[no-untyped-call]
+    registry.stepped(optimizer)
+    registry.step_committed()
+    for _ in range(2):
+        registry.snapshot()
+        loss = model(torch.ones(1, 3)).sum()
+        registry.protect()
+        registry.roll_back()
+        registry.roll_back_gradients()
+        assert all(p.grad is not None for p in model.layer.parameters()), "no backward has changed them"
+    registry.snapshot()
+    optimizer.zero_grad()
+    loss = model(torch.ones(1, 3)).sum()
+    registry.backward_begins()
+    loss.backward()
+    registry.roll_back()
+    registry.roll_back_gradients()
+    assert all(p.grad is None for p in model.layer.parameters())
