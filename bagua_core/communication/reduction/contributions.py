@@ -123,7 +123,8 @@ class Contributions(Exchange):
             if not is_placed:
                 parameter.grad = place
             return
-        self._accumulated[index] = 1
+        if weight != 0.0:
+            self._accumulated[index] = 1
         if is_placed:
             parameter.grad = like(parameter, torch.zeros_like(view))
         elif gradient is not None:
@@ -133,14 +134,20 @@ class Contributions(Exchange):
         """Notes which parameters took part, before anything is filled in for the others."""
         self._used.copy_(
             torch.tensor(
-                [
-                    self._ready[i] or self._accumulated[i] or p.grad is not None
-                    for i, p in enumerate(self._parameters)
-                ],
+                [self._took_part(i, p) for i, p in enumerate(self._parameters)],
                 dtype=torch.uint8,
                 device="cpu",
             )
         )
+
+    def _took_part(self, index: int, parameter: torch.nn.Parameter) -> bool:
+        """Tells whether a sample of this rank used the parameter in this step, or .grad holds a gradient from before.
+        Fillers use nothing: an optimizer would move what no sample has used."""
+        if self._accumulated[index] or index in self._own_means:
+            return True
+        if self._micro_batch.weight == 0.0:
+            return not self._ready[index] and parameter.grad is self._gradients[index]
+        return bool(self._ready[index]) or parameter.grad is not None
 
     def _set_mean_aside(self, index: int, parameter: torch.nn.Parameter) -> None:
         """Sets aside a mean that .grad still holds, so that it goes into the next mean from one rank, unweighted; rank
