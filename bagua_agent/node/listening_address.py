@@ -10,6 +10,7 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 
+from bagua_agent.node.interface_addresses import has_ipv6_alone, interface_addresses
 from bagua_contract.addresses import is_loopback, joined, parted
 
 EVERYWHERE = "0.0.0.0"
@@ -17,21 +18,22 @@ EVERYWHERE_V6 = "::"
 _LOCAL_NAME = "localhost"
 
 
-def listening_host(host: str, own: Sequence[str]) -> str:
+def listening_host(host: str, own: Sequence[str], *, ipv6_alone: bool = False) -> str:
     """Returns the address to bind. host: a name or an address, without brackets. own: addresses of this host that the
-    name resolves to here. Pure."""
+    name resolves to here. ipv6_alone: others reach this host by IPv6 alone. Pure."""
     if host == _LOCAL_NAME or (_is_address(host) and own):
         return host
     if _is_address(host):  # translated on the way, too: as that of the machine around a container
         return EVERYWHERE_V6 if ":" in host else EVERYWHERE
     reached = [a for a in own if not is_loopback(a.partition("%")[0])]
-    return reached[0] if reached else EVERYWHERE
+    return reached[0] if reached else EVERYWHERE_V6 if ipv6_alone else EVERYWHERE
 
 
 def listening_target(target: str) -> str:
     """Returns the host:port to bind, for nodes that connect to `target`."""
     host, port = parted(target)
-    return joined(listening_host(host, own_addresses(host)), port)
+    ipv6_alone = has_ipv6_alone(interface_addresses())
+    return joined(listening_host(host, own_addresses(host), ipv6_alone=ipv6_alone), port)
 
 
 def own_addresses(host: str) -> list[str]:
@@ -66,9 +68,9 @@ def _is_address(host: str) -> bool:
 
 
 def _can_bind(family: int, address: tuple[object, ...]) -> bool:
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(address)
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True

@@ -1,10 +1,13 @@
-"""Finds this node's address for the other nodes: the source address of its route to the store."""
+"""Finds this node's address for the other nodes: the source address of its route to the store, or where there is none
+another address by which packets leave the host. A loopback address that others are given is their own host's."""
 
 from __future__ import annotations
 
 import socket
 
 from bagua_agent.base.errors import UserError
+from bagua_agent.base.plain_text import some
+from bagua_agent.node.interface_addresses import interface_addresses
 from bagua_contract.addresses import family_of, is_loopback, parted
 
 LOOPBACK = "127.0.0.1"
@@ -14,14 +17,16 @@ class UnknownStoreName(UserError):
     """The host name of the store has no address, or none yet: a cluster's DNS may learn it later."""
 
 
-_DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)  # RFC 5737: nothing is ever sent there, it only asks for a route
+# RFC 5737, RFC 3849: nothing is ever sent there, they only ask for a route
+_DOCUMENTATION_V4, _DOCUMENTATION_V6 = ("192.0.2.1", 9), ("2001:db8::1", 9)
 
 
 def local_address(given: str | None, store_target: str | None, single_node: bool) -> str:
     """Returns the address at which other nodes reach this one.
 
     given: --local-addr. store_target: host:port of the store, None or a Unix socket if it is on this node. Raises
-    UserError if `given` is not a name or address of anything, UnknownStoreName if the store's host is not.
+    UserError if `given` is not a name or address of anything, or is needed; UnknownStoreName if the store's host name
+    has no address.
     """
     if given:
         return _resolved(given, "--local-addr")
@@ -36,7 +41,25 @@ def local_address(given: str | None, store_target: str | None, single_node: bool
             return address
     if single_node:
         return LOOPBACK
-    return _source_towards(_DOCUMENTATION_ADDRESS) or LOOPBACK
+    return _source_towards(_DOCUMENTATION_V4) or _address_without_route()
+
+
+def _address_without_route() -> str:
+    """Returns the address of a host without a default route of IPv4. Raises UserError if only a person knows which of
+    several it is: others that probe a wrong one may find an address of their own host, where no agent listens, and
+    take that for a proof that this one is gone."""
+    found = interface_addresses()
+    if not found:
+        return LOOPBACK  # the host has no other: nothing reaches it from outside
+    if len(found) == 1:
+        return next(iter(found.values()))[0]
+    if (address := _source_towards(_DOCUMENTATION_V6)) is not None:
+        return address
+    each = some((f"{addresses[0]} at {name}" for name, addresses in found.items()), 4)
+    raise UserError(
+        f"this host has no default route, and several addresses ({each}); give the one at which other nodes reach it: "
+        "--local-addr ADDRESS, for a daemon listen.address"
+    )
 
 
 def _means_this_host(host: str, address: str) -> bool:
@@ -58,10 +81,9 @@ def _resolved(host: str, flag: str) -> str:
 
 
 def _source_towards(destination: tuple[str, int]) -> str | None:
-    family = family_of(destination[0])
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family_of(destination[0]), socket.SOCK_DGRAM) as probe:
             probe.connect(destination)  # a datagram socket's connect sends nothing
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
+            return str(probe.getsockname()[0])
+    except OSError:  # no route, or a host without the family
+        return None

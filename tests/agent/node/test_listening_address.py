@@ -8,6 +8,7 @@ import pytest
 
 from bagua_agent.node.listening_address import (
     EVERYWHERE,
+    EVERYWHERE_V6,
     is_this_host,
     listening_host,
     listening_target,
@@ -31,6 +32,12 @@ from bagua_agent.node.listening_address import (
 )
 def test_where_to_listen(host: str, own: list[str], bound: str) -> None:
     assert listening_host(host, own) == bound
+
+
+def test_a_host_with_ipv6_alone_listens_at_ipv6() -> None:
+    assert listening_host("node-1", ["127.0.1.1"], ipv6_alone=True) == EVERYWHERE_V6
+    assert listening_host("service", [], ipv6_alone=True) == EVERYWHERE_V6
+    assert listening_host("203.0.113.7", [], ipv6_alone=True) == EVERYWHERE, "it is an address of IPv4"
 
 
 def test_what_is_bound_is_an_address_of_this_host() -> None:

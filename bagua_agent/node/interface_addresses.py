@@ -1,0 +1,74 @@
+"""Lists the addresses of this host's network interfaces that other hosts may reach. Linux."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+_GET_FLAGS, _GET_ADDRESS = 0x8913, 0x8915  # SIOCGIFFLAGS, SIOCGIFADDR
+_LOOPBACK, _RUNNING = 0x8, 0x40  # IFF_LOOPBACK, IFF_RUNNING: has a carrier, as an unused bridge has not
+_GLOBAL_SCOPE = 0
+_TENTATIVE, _REFUSED = 0x40, 0x08  # IFA_F_TENTATIVE, IFA_F_DADFAILED
+
+
+def interface_addresses() -> dict[str, list[str]]:
+    """Returns the addresses by interface, IPv4 first. Leaves out interfaces without a carrier or an address, and
+    loopback and link-local addresses."""
+    found: dict[str, list[str]] = {}
+    of_ipv6 = _ipv6_addresses()
+    with _socket_to_ask() as kernel:
+        for _, name in socket.if_nameindex():
+            flags = _asked(kernel, _GET_FLAGS, name)
+            if flags is None or struct.unpack_from("=H", flags)[0] & (_LOOPBACK | _RUNNING) != _RUNNING:
+                continue
+            address = _asked(kernel, _GET_ADDRESS, name)
+            of_ipv4 = [] if address is None else [socket.inet_ntoa(address[4:8])]
+            addresses = [a for a in (*of_ipv4, *of_ipv6.get(name, ())) if _leaves_the_host(a)]
+            if addresses:
+                found[name] = addresses
+    return found
+
+
+def has_ipv6_alone(addresses: Mapping[str, Sequence[str]]) -> bool:
+    """Tells whether all of a host's addresses are of IPv6. addresses: by interface; False if there is none."""
+    every = [address for some in addresses.values() for address in some]
+    return bool(every) and all(":" in address for address in every)
+
+
+def _socket_to_ask() -> socket.socket:
+    """Returns a socket whose requests concern interfaces. Only one of IPv4 has answers about addresses of IPv4."""
+    try:
+        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    except OSError:  # no IPv4 here
+        return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+
+def _asked(kernel: socket.socket, request: int, interface: str) -> bytes | None:
+    """Returns the answer's part behind the name of the interface; None if it has no such property, or is gone."""
+    try:
+        return fcntl.ioctl(kernel, request, struct.pack("40s", interface.encode()))[16:]
+    except OSError:
+        return None
+
+
+def _ipv6_addresses() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    try:
+        lines = _IPV6_ADDRESSES.read_text().splitlines()
+    except FileNotFoundError:  # a kernel without IPv6
+        return found
+    for line in lines:
+        digits, _, _, scope, flags, name = line.split()
+        if int(scope, 16) == _GLOBAL_SCOPE and not int(flags, 16) & (_TENTATIVE | _REFUSED):
+            found.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
+    return found
+
+
+def _leaves_the_host(address: str) -> bool:
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local)
