@@ -147,7 +147,9 @@ class Guardian:
     thread may call."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._started = False
+        self._process: subprocess.Popen[bytes] | None = None  # None also while none can be started
+        self._lacking = False  # it was logged that none can be started
         self._groups: set[int] = set()
         self._directories: dict[Path, bytes] = {}
         self._mark = b""
@@ -155,8 +157,9 @@ class Guardian:
 
     def start(self) -> None:
         with self._lock:
-            if self._process is None:
+            if not self._started:
                 self._process = self._launch()
+                self._started = True
 
     @property
     def pid(self) -> int | None:
@@ -207,7 +210,7 @@ class Guardian:
     def stop(self) -> None:
         """Ends the guardian. It kills the groups that are still registered, and removes the directories."""
         with self._lock:
-            process, self._process = self._process, None
+            process, self._process, self._started = self._process, None, False
             self._groups.clear()
             self._directories.clear()
             if process is None:
@@ -221,24 +224,41 @@ class Guardian:
             process.wait(STOP_TIMEOUT_S)
 
     def _tell(self, message: bytes) -> None:
-        if self._process is None:
+        """Sends the message. A guardian that was killed is replaced by one that knows everything; where this host has
+        no process or memory for it, the next message tries again: healthy workers must not end with their guardian."""
+        if not self._started:
             raise InternalError("the guardian is not running")
-        assert self._process.stdin is not None
-        try:
-            os.write(self._process.stdin.fileno(), message)
-        except BrokenPipeError:
-            self._replace()
+        if self._process is not None:
+            assert self._process.stdin is not None
+            try:
+                os.write(self._process.stdin.fileno(), message)
+                return
+            except BrokenPipeError:
+                self._bury(self._process)
+        self._replace()
 
-    def _replace(self) -> None:
-        old = self._process
-        assert old is not None and old.stdin is not None
+    def _bury(self, old: subprocess.Popen[bytes]) -> None:
+        self._process = None
+        assert old.stdin is not None
         old.stdin.close()
         old.kill()
         old.wait(STOP_TIMEOUT_S)
-        log.warning("the guardian (pid %d) is gone with code %s; starting another", old.pid, old.returncode)
-        self._process = self._launch()
+        log.warning("the guardian (pid %d) is gone with code %s; another is started", old.pid, old.returncode)
+
+    def _replace(self) -> None:
+        try:
+            self._process = self._launch()
+        except OSError as error:
+            if not self._lacking:
+                log.warning("no other guardian can be started (%s); workers would outlive this agent", error)
+            self._lacking = True
+            return
+        self._lacking = False
         assert self._process.stdin is not None
-        os.write(self._process.stdin.fileno(), self._everything())
+        try:
+            os.write(self._process.stdin.fileno(), self._everything())
+        except BrokenPipeError:
+            self._bury(self._process)  # the next message starts another
 
     def _everything(self) -> bytes:
         return b"".join(

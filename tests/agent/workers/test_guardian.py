@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -105,6 +106,35 @@ def test_a_killed_guardian_is_replaced_and_knows_everything(workers: Workers, gu
     guardian.stop()
     for worker in (first, second):
         wait_until(lambda worker=worker: worker.reap() == -signal.SIGKILL, "group killed")  # type: ignore[misc]
+
+
+def test_a_killed_guardian_that_cannot_be_replaced_at_once_is_replaced_later(
+    workers: Workers, guardian: Guardian, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = workers.script("import signal\nprint('up', flush=True)\nsignal.pause()\n")
+    ended, kept, new = workers.start(script), workers.start(script), workers.start(script)
+    guardian.register(ended.pid)
+    guardian.register(kept.pid)
+    before = guardian.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: not is_running(before), "guardian killed")
+
+    def refuse() -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as short_of_memory:
+        short_of_memory.setattr(Guardian, "_launch", staticmethod(refuse))
+        guardian.unregister(ended.pid)
+        guardian.register(new.pid)
+    assert guardian.pid is None
+    assert caplog.text.count("Resource temporarily unavailable") == 1
+    guardian.register(kept.pid)  # any message
+    assert guardian.pid not in (None, before)
+    guardian.stop()
+    for worker in (kept, new):
+        wait_until(lambda worker=worker: worker.reap() == -signal.SIGKILL, "group killed")  # type: ignore[misc]
+    assert ended.reap() is None
 
 
 def test_the_runtime_directory_goes_and_what_was_logged_stays(guardian: Guardian, tmp_path: Path) -> None:
