@@ -361,6 +361,10 @@ class DistributedDataParallel(nn.Module):
         """Makes `value` the .grad of `parameter`, in the memory where the next backward expects it."""
         self._exchange.put_gradient(parameter, value)
 
+    def check_shards(self) -> None:
+        """Checks the shards of a step of a deterministic job, as it ends. See Exchange.check_shards."""
+        self._exchange.check_shards()
+
     def step_committed(self) -> None:
         """Notes that the step is final and the optimizer has stepped."""
         self._exchange.step_committed()

@@ -216,6 +216,9 @@ class Model(Protocol):
     def put_gradient(self, parameter: torch.Tensor, value: torch.Tensor | None) -> None:
         """Makes `value` the .grad of `parameter`, in the memory where the next backward expects it."""
 
+    def check_shards(self) -> None:
+        """Checks the shards of a step of a deterministic job, as the step ends; see Exchange.check_shards."""
+
     def step_committed(self) -> None:
         """Tells the model that the step is final and the optimizer has stepped."""
 

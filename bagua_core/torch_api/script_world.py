@@ -201,6 +201,9 @@ class BeforeModels:
     def at_round_begin(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def check_shards(self) -> None:
+        return None
+
     def step_committed(self) -> None:
         return None
 

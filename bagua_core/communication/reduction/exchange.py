@@ -96,6 +96,10 @@ class Exchange:
         """Returns a context within which the model has the parameters with which the round under way began."""
         return nullcontext()
 
+    def check_shards(self) -> None:
+        """Checks, as a step of a deterministic job ends, that this worker's last shard of it had a backward if another
+        one had. Raises NotDeterministicError."""
+
     def step_committed(self) -> None:
         """Acts once the step is final and the optimizer has stepped."""
 

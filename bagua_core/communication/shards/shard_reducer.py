@@ -70,6 +70,15 @@ class ShardReducer(Reducer):
     def forward_begins(self) -> None:
         self._buffers.forward_begins(self._engine.micro_batch)
 
+    def check_shards(self) -> None:
+        """See Exchange. Sums that no last shard completes would be dropped here, and not by workers with one shard."""
+        if self._is_later and self._of_shard is not None:
+            raise NotDeterministicError(
+                f"this worker's last shard of the step had no backward of the model: the last one was of shard "
+                f"{self._of_shard.shard} of {self._of_shard.shards}. In a deterministic job every batch that the "
+                "loader gives must be trained on; leave the loop only where loader.is_at_step_end"
+            )
+
     def step_committed(self) -> None:
         super().step_committed()
         self._forget_step()  # a step in which no backward of this model ran

@@ -218,12 +218,16 @@ class CurrentStep:
         mine = torch.tensor([v, v * v, *self.loss_numbers()], dtype=torch.float32, device="cpu")
         votes = mine.new_empty(self.member.communicator.world_size, len(mine))
         try:
-            # Not an allreduce: Gloo would match it with a bucket of a worker whose script did compute gradients here.
-            self._wait_in(self.member.communicator.allgather(votes, mine), what)
+            # Gloo would match it with a bucket of a worker whose script did compute gradients here, if that travels by
+            # the same collective: by allreduce, or in a deterministic job by allgather or alltoall.
+            if self.virtual_shards:
+                self._wait_in(self.member.communicator.allreduce(mine), what)
+            else:
+                self._wait_in(self.member.communicator.allgather(votes, mine), what)
         except CollectiveFailed as error:
             self.reduction_failed(error)
             return None
-        total, squares, losses, reporting = votes.sum(0).tolist()
+        total, squares, losses, reporting = (mine if self.virtual_shards else votes.sum(0)).tolist()
         self.losses_reduced((losses, reporting))
         return total, squares
 

@@ -48,6 +48,9 @@ class StepEnd(CurrentStep):
         if not self.step_failed and any(model.is_unfinished for model in self.inputs.models):
             # Peers may be in the middle of its buckets: no other collective can follow.
             self.reduction_failed(UnfinishedBackward("a backward pass of this step was not finished"))
+        if self.virtual_shards and not self.step_failed:
+            for model in self.inputs.models:
+                model.check_shards()
         if self.states.phase is Phase.RUNNING:
             self._close_round()
         if self.states.phase is Phase.RUNNING:

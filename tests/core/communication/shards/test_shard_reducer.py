@@ -182,6 +182,24 @@ def test_two_backwards_in_a_shard_are_refused() -> None:
         worker.backward(places)
 
 
+def test_a_last_shard_without_a_backward_is_refused_at_the_steps_end() -> None:
+    """As behind a break after a number of batches: what its other shards brought would be dropped without a word."""
+    worker = Worker(None)
+    shards = worker.shards()
+    worker.reducer.check_shards()  # as where nothing trains the model in a step
+    for _ in range(3):
+        worker.backward(next(shards))
+    with pytest.raises(NotDeterministicError, match="the last one was of shard 2 of 6"):
+        worker.reducer.check_shards()
+    for places in shards:
+        worker.backward(places)
+    worker.reducer.check_shards()
+    worker.reducer.step_committed()
+    worker.backward(next(worker.shards()))
+    worker.reducer.step_rolled_back()
+    worker.reducer.check_shards()
+
+
 def test_a_shard_without_a_backward_is_refused() -> None:
     worker = Worker(None)
     with pytest.raises(NotDeterministicError, match="had no backward"):
