@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from bagua_core.kernels.cpu_library import LibraryUnavailableError, find
+from bagua_core.kernels.compiled_cache import LibraryUnavailableError
+from bagua_core.kernels.cpu_library import find
 
 
 def main() -> int:

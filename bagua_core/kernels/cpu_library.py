@@ -7,24 +7,20 @@ one process at a time. A library of other sources than those here is never used.
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import os
 import platform
-import stat
-import tempfile
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bagua_core.errors import BaguaError
 from bagua_core.kernels import compilation
 from bagua_core.kernels.compilation import CompilationError
-
-
-class LibraryUnavailableError(BaguaError, RuntimeError):
-    """Raised if no library fits; the message holds every reason."""
+from bagua_core.kernels.compiled_cache import (
+    LibraryUnavailableError,
+    cache_directory,
+    check_private,
+    compile_once,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +48,6 @@ def find() -> Found:
     raise LibraryUnavailableError("; ".join(reasons))
 
 
-def cache_directory() -> Path:
-    """Returns the directory of libraries compiled on demand; not created here."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "bagua-kernels"
-
-
 def _from_cache(directory: Path, digest: str) -> Found:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private(directory)
@@ -70,28 +60,6 @@ def _from_cache(directory: Path, digest: str) -> Found:
 def address_of(values: array[Any]) -> int:
     """Returns the address of `values` for the library's functions; valid while a reference to `values` exists."""
     return values.buffer_info()[0]
-
-
-def check_private(directory: Path) -> None:
-    """Checks that only this user can write to `directory`, for code from there is run here. Raises
-    LibraryUnavailableError."""
-    status = directory.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise LibraryUnavailableError(
-            f"{directory} is not a directory that this user alone can write to; remove it or set XDG_CACHE_HOME"
-        )
-
-
-def compile_once(path: Path, compile_into: Callable[[Path], None]) -> None:
-    """Makes `path` by compile_into(a new file), once among all processes. Raises OSError and what compile_into does."""
-    with open(path.parent / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # its holder ends: the compiler has a deadline
-        if path.exists():
-            return
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            fresh = Path(scratch) / path.name
-            compile_into(fresh)
-            os.rename(fresh, path)  # readers see a whole file or none
 
 
 def _load(path: Path, digest: str) -> ctypes.CDLL:

@@ -1,4 +1,4 @@
-"""Starts kernels on a GPU: CuPy compiles cuda.cu when first needed and launches it on torch's current stream.
+"""Starts kernels on a GPU: NVRTC compiles cuda.cu when first needed, and CuPy launches it on torch's current stream.
 
 Memory belongs to torch alone: kernels get its addresses, and CuPy allocates nothing. The thread's device is set by
 torch: CuPy's `Device` selects the device before it again on leaving, which from CUDA 12 on makes a context there.
@@ -7,6 +7,8 @@ torch: CuPy's `Device` selects the device before it again on leaving, which from
 from __future__ import annotations
 
 import functools
+import hashlib
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +17,16 @@ import torch
 from torch import Tensor
 
 from bagua_contract.distribution import CUPY_HINT
+from bagua_core.kernels.compiled_cache import (
+    LibraryUnavailableError,
+    cache_directory,
+    check_private,
+    compile_once,
+)
 from bagua_core.kernels.errors import KernelUnavailableError
-from bagua_core.kernels.on_gpu import SOURCE, THREADS, compile_flags
+from bagua_core.kernels.on_gpu import HEADER, SOURCE, THREADS, compile_flags
+
+_log = logging.getLogger("bagua.kernels")
 
 KEPT_TABLES = 256  # of part addresses; a model's buckets come again in every step
 
@@ -39,7 +49,36 @@ class CupyLauncher:
         self.description = f"CuPy {cupy.__version__}"
 
     def _compile(self, device_index: int, passes: int) -> Any:
-        return self._cupy.RawModule(code=SOURCE.read_text(), options=compile_flags(passes), backend="nvrtc")
+        module = self._cupy.cuda.Module()
+        module.load(self._machine_code(torch.cuda.get_device_capability(device_index), passes))
+        return module
+
+    def _machine_code(self, capability: tuple[int, int], passes: int) -> bytes:
+        """Returns the kernels for the current device, compiled (seconds) unless the user's cache has them.
+
+        Not by CuPy's RawModule: behind all other options it gives NVRTC -ftz=true, which reads denormals as 0, and its
+        own cache does not notice a changed header (CuPy 14.2, cupy/cuda/compiler.py).
+        """
+        versions = f"{self._cupy.__version__} {self._cupy.cuda.nvrtc.getVersion()} {capability}"
+        digest = hashlib.sha256(" ".join([versions, *compile_flags(passes)]).encode())
+        for source in (SOURCE, HEADER):
+            digest.update(source.read_bytes())
+        path = cache_directory() / f"cuda-{digest.hexdigest()[:16]}.bin"
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_private(path.parent)
+            if not path.exists():
+                compile_once(path, lambda fresh: fresh.write_bytes(self._compiled(passes)))
+            return path.read_bytes()
+        except (LibraryUnavailableError, OSError) as error:
+            _log.warning(
+                "the CUDA kernels are compiled anew by each worker, for they can't be kept: %s", error
+            )
+            return self._compiled(passes)
+
+    def _compiled(self, passes: int) -> bytes:
+        code, _ = self._cupy.cuda.compiler.compile_using_nvrtc(SOURCE.read_text(), compile_flags(passes))
+        return bytes(code)
 
     def launch(
         self, device: torch.device, name: str, passes: int, thread_blocks: int, arguments: Sequence[Any]

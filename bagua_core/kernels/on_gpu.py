@@ -18,6 +18,7 @@ from bagua_core.kernels.formats import blocks_in
 from bagua_core.kernels.interface import RAW, VALUE_DTYPES, Code
 
 SOURCE = Path(__file__).with_name("cuda.cu")
+HEADER = SOURCE.with_name("arithmetic.h")
 THREADS = 256  # THREADS of cuda.cu
 PASS = 1024  # PASS of cuda.cu: elements that a thread block takes at a time
 PASSES = (1, 2, 4, 8)  # what cuda.cu is compiled for, when first needed

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bagua_core.kernels import cpu_library
+from bagua_core.kernels.compiled_cache import LibraryUnavailableError
 from bagua_core.kernels.errors import KernelArgumentError, KernelUnavailableError
 from bagua_core.kernels.fallback import FallbackKernels
 from bagua_core.kernels.interface import Kernels
@@ -54,7 +55,7 @@ def compiled_library() -> ctypes.CDLL:
         raise KernelUnavailableError(f"{CHOICE_VARIABLE}=fallback")
     try:
         return cpu_library.find().library
-    except cpu_library.LibraryUnavailableError as error:
+    except LibraryUnavailableError as error:
         raise KernelUnavailableError(str(error)) from error
 
 
@@ -75,7 +76,7 @@ def _cpu(choice: str) -> tuple[Target, Kernels]:
         return Target("fallback", f"{CHOICE_VARIABLE}=fallback"), FallbackKernels()
     try:
         found = cpu_library.find()
-    except cpu_library.LibraryUnavailableError as error:
+    except LibraryUnavailableError as error:
         if choice == "extension":
             raise KernelUnavailableError(f"{CHOICE_VARIABLE}=extension, but {error}") from error
         _log.warning(

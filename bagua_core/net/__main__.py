@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bagua_contract import net_counters as counters
 from bagua_core.kernels.compilation import CompilationError
-from bagua_core.kernels.cpu_library import LibraryUnavailableError
+from bagua_core.kernels.compiled_cache import LibraryUnavailableError
 from bagua_core.net.build import find_compiler, library
 from bagua_core.net.check import report
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bagua_core.kernels import compilation
-from bagua_core.kernels.cpu_library import cache_directory, check_private, compile_once
+from bagua_core.kernels.compiled_cache import cache_directory, check_private, compile_once
 
 SOURCES = Path(__file__).resolve().parent / "plugin"
 FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bagua_core.kernels import compilation
-from bagua_core.kernels.cpu_library import compile_once
+from bagua_core.kernels.compiled_cache import compile_once
 from bagua_core.net import build as net
 
 HERE = Path(__file__).resolve().parent

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_core.kernels import compilation, cpu_library
+from bagua_core.kernels import compilation, compiled_cache, cpu_library
 from tests.lab import launched, zygote
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -124,15 +124,15 @@ def test_a_library_of_other_sources_is_not_used(checkout: Path, tmp_path: Path) 
 
 
 def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
-    directory = cpu_library.cache_directory()
+    directory = compiled_cache.cache_directory()
     directory.mkdir(parents=True)
     directory.chmod(0o777)
-    with pytest.raises(cpu_library.LibraryUnavailableError, match="this user alone"):
+    with pytest.raises(compiled_cache.LibraryUnavailableError, match="this user alone"):
         cpu_library._from_cache(directory, compilation.source_digest())
     assert list(directory.iterdir()) == []
     directory.rmdir()
     directory.symlink_to(tmp_path)
-    with pytest.raises(cpu_library.LibraryUnavailableError, match="this user alone"):
+    with pytest.raises(compiled_cache.LibraryUnavailableError, match="this user alone"):
         cpu_library._from_cache(directory, compilation.source_digest())
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from bagua_core.kernels import KernelUnavailableError, targets
+from bagua_core.kernels import KernelUnavailableError, cupy_launcher, targets
 from bagua_core.kernels.cupy_launcher import KEPT_TABLES, CupyLauncher
+from bagua_core.kernels.on_gpu import HEADER, SOURCE, compile_flags
 
 GPU = torch.device("cuda", 1)
 
@@ -20,6 +22,12 @@ GPU = torch.device("cuda", 1)
 class Notes:
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.compiled: list[tuple[str, tuple[str, ...]]] = []
+        self.loaded: list[bytes] = []
+
+    def compile(self, source: str, options: tuple[str, ...]) -> tuple[bytes, None]:
+        self.compiled.append((source, options))
+        return b"code %d" % len(self.compiled), None
 
     @contextmanager
     def within(self, what: str) -> Iterator[None]:
@@ -37,8 +45,10 @@ class TorchStream:
 
 
 @pytest.fixture
-def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
+def notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notes:
     made = Notes()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", lambda index: made.within(f"torch's device {index}"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: TorchStream(77))
     return made
@@ -63,9 +73,14 @@ def install_cupy(monkeypatch: pytest.MonkeyPatch, notes: Notes, with_protocol: b
         notes.lines.append("kernel")
 
     cupy.__version__ = "14.0"
-    cupy.RawModule = lambda **_: SimpleNamespace(get_function=lambda name: kernel)
+    cupy.RawModule = lambda **_: pytest.fail("it has denormals read as 0")
     cupy.cuda = SimpleNamespace(
-        Stream=Stream, ExternalStream=external, Device=lambda _: pytest.fail("it selects device 0 on leaving")
+        Module=lambda: SimpleNamespace(load=notes.loaded.append, get_function=lambda name: kernel),
+        nvrtc=SimpleNamespace(getVersion=lambda: (12, 9)),
+        compiler=SimpleNamespace(compile_using_nvrtc=notes.compile),
+        Stream=Stream,
+        ExternalStream=external,
+        Device=lambda _: pytest.fail("it selects device 0 on leaving"),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
 
@@ -86,6 +101,37 @@ def test_a_kernel_starts_on_torchs_stream_with_torchs_guard(
         f"leave {stream}",
         "leave torch's device 1",
     ]
+
+
+def test_kernels_are_compiled_once_with_our_options_and_anew_for_other_sources(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install_cupy(monkeypatch, notes, True)
+
+    def launch() -> None:
+        CupyLauncher().launch(GPU, "bagua_decode", 2, 4, [])
+
+    launch()
+    launch()
+    assert notes.compiled == [(SOURCE.read_text(), compile_flags(2))]
+    assert notes.loaded == [b"code 1", b"code 1"], "the second process finds it"
+    monkeypatch.setattr(cupy_launcher, "HEADER", tmp_path / "arithmetic.h")
+    cupy_launcher.HEADER.write_text(HEADER.read_text() + "\n")
+    launch()
+    assert notes.loaded[-1] == b"code 2"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
+    launch()
+    assert notes.loaded[-1] == b"code 3"
+
+
+def test_without_a_private_cache_kernels_are_compiled_by_each_process(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    install_cupy(monkeypatch, notes, True)
+    (tmp_path / "cache").write_text("no directory")
+    CupyLauncher().launch(GPU, "bagua_decode", 1, 4, [])
+    assert notes.loaded == [b"code 1"]
+    assert "can't be kept" in caplog.text
 
 
 def test_a_table_is_kept_for_every_stream_that_reads_it(
