@@ -164,6 +164,21 @@ def test_a_new_agent_takes_the_place_of_a_killed_one(
 
 
 @pytest.mark.long
+def test_the_workers_of_the_others_start_again_when_a_host_is_lost(
+    tmp_path: Path, etcd: EmbeddedEtcd, agents: list[Agent]
+) -> None:
+    """They do so without an error of their own: these workers do not talk to each other."""
+    agents += [Agent(tmp_path, name, etcd, nodes="1:2") for name in ("survivor", "lost")]
+    for one in agents:
+        one.await_world(2, START_S)
+    survivor, lost = agents
+    lost.kill_all()
+    survivor.await_world(1, CHANGE_S)
+    (tmp_path / "end").touch()
+    assert survivor.process.wait(CHANGE_S) == 0, survivor.log.read_text()[-3000:]
+
+
+@pytest.mark.long
 def test_a_new_agent_joins_those_that_an_outage_of_etcd_has_silenced(
     tmp_path: Path, etcd: EmbeddedEtcd, agents: list[Agent]
 ) -> None:

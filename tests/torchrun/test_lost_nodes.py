@@ -1,0 +1,114 @@
+"""Agents of one torchrun job on a real etcd, each a thread with the plugin's handler, when one of them is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
+
+from bagua_agent.etcd.client import Store
+from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_torchrun.handler import NO_SHARED_STORE, handler_on
+from bagua_torchrun.settings import Settings, parse
+from tests.lab.wait import HANG_S, eventually
+
+POLL_S = 0.1
+
+
+class Agent:
+    """What a torchrun agent does with its handler while its workers run. size: of its round; 0: it has none."""
+
+    def __init__(self, settings: Settings, nodes: str, attempts: int) -> None:
+        least, _, most = nodes.partition(":")
+        conf = {"keep_alive_interval": 1, "keep_alive_max_attempt": attempts, "last_call_timeout": 1}
+        parameters = RendezvousParameters(
+            "bagua-etcd", "", "demo", int(least), int(most), "127.0.0.1", **conf
+        )
+        self.store = Store(settings.store)
+        self.handler = handler_on(self.store, settings, parameters)
+        self.size, self.rounds, self.was_refused = 0, 0, False
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._ends.is_set():
+                self.size = 0
+                self.size = self.handler.next_rendezvous().world_size
+                self.rounds += 1
+                while not self._ends.wait(POLL_S) and not self.handler.num_nodes_waiting():
+                    pass
+        except RendezvousClosedError:
+            self.was_refused = True
+
+    def is_lost(self) -> None:
+        """Ends without a word, as when its host is lost."""
+        self._ends.set()
+        self._thread.join(HANG_S)
+        self.handler._stop_heartbeats()
+
+    @property
+    def participants(self) -> int:
+        return len(self.handler._state_holder.state.participants)
+
+
+Starts = Callable[..., list[Agent]]
+
+
+@pytest.fixture
+def started(
+    etcd: EmbeddedEtcd, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Starts]:
+    """Starts agents. One without heartbeats is removed after `attempts` seconds."""
+    agents: list[Agent] = []
+
+    def start(number: int, nodes: str, attempts: int = 2) -> list[Agent]:
+        settings = parse(str(etcd.endpoint), request.node.name, {})
+        new = [Agent(settings, nodes, attempts) for _ in range(number)]
+        agents.extend(new)
+        return new
+
+    monkeypatch.setenv(NO_SHARED_STORE, "1")
+    yield start
+    for one in agents:
+        one.is_lost()
+        one.store.close()
+
+
+def await_sizes(size: int, *agents: Agent) -> None:
+    eventually(lambda: {one.size for one in agents} == {size}, HANG_S, f"one round of {size}")
+
+
+def test_nodes_that_live_stay_in_their_round(started: Starts) -> None:
+    first, second = started(2, "1:2", attempts=600)
+    await_sizes(2, first, second)
+    assert first.handler.num_nodes_waiting() == second.handler.num_nodes_waiting() == 0
+
+
+def test_the_loss_of_a_node_begins_another_round(started: Starts) -> None:
+    survivor, lost = started(2, "1:2")
+    await_sizes(2, survivor, lost)
+    lost.is_lost()
+    await_sizes(1, survivor)
+
+
+def test_a_node_that_the_others_took_for_dead_joins_again(started: Starts) -> None:
+    """The state lacks it, as after an outage of its network, or after etcd has lost its keys."""
+    first, second = started(2, "1:2")
+    await_sizes(2, first, second)
+    before = second.rounds
+    second.handler._stop_heartbeats()
+    eventually(lambda: second.rounds > before, HANG_S, "it joins again")
+    await_sizes(2, first, second)
+
+
+def test_a_closed_run_has_no_other_round(started: Starts) -> None:
+    first, second = started(2, "1:2")
+    await_sizes(2, first, second)
+    second.handler.shutdown()
+    second.is_lost()
+    eventually(lambda: first.participants == 1, HANG_S, "it is removed from the round")
+    assert first.handler.num_nodes_waiting() == 0 and not first.was_refused
