@@ -48,8 +48,9 @@ _TOKEN_IS_OLD = (Trouble.TOKEN_REJECTED, Trouble.RIGHTS_CHANGED)
 class StoreConfig:
     """The endpoints of etcd and how to reach them. Paths are PEM files; user and password come together.
 
-    request_timeout_s bounds an operation with all its attempts; attempt_timeout_s bounds one attempt at one endpoint,
-    so a frozen one costs no more than that.
+    request_timeout_s bounds an operation with all its attempts, unless it gives its own limit. attempt_timeout_s bounds
+    one attempt at one endpoint, so a frozen one costs no more than that; attempts become longer, up to
+    request_timeout_s, while no endpoint answers in time.
     """
 
     endpoints: tuple[Endpoint, ...]

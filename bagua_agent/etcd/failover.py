@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bagua_agent.base.backoff import delay_s
@@ -50,6 +50,8 @@ class Failover:
         self._closed = threading.Event()
         self._is_full = False  # as the last write found it
         self._current = 0  # index of the endpoint in use
+        self._silent_attempts = 0  # one after the other, since the last answer in the usual time
+        self._last_silent_end_s = float("-inf")
         self._connections: dict[int, _Shared] = {}
 
     @property
@@ -88,16 +90,17 @@ class Failover:
         failed_since_pause = pauses = 0
         while True:
             shared = self._borrow(operation)
-            attempt_s = min(self.config.attempt_timeout_s, max(0.001, deadline - time.monotonic()))
+            began_s = time.monotonic()
+            attempt_s = min(self._patience_s(), max(0.001, deadline - began_s))
             try:
-                return shared.connection.call(attempt, attempt_s, deadline)
+                answer = shared.connection.call(attempt, attempt_s, deadline)
             except CallFailed as error:
                 failure = error.failure
                 if denied_is_fine and failure.trouble is Trouble.DENIED:
                     return None  # type: ignore[return-value]  # connect: someone is there
                 self._raise_if_final(operation, shared, failure, error)
                 if not repeatable and not failure.certainly_not_done and not self._closed.is_set():
-                    self._fail_over(shared)
+                    self._fail_over(shared, failure, began_s)
                     raise OutcomeUnknown(
                         f"{operation}: no answer from etcd at {shared.connection.endpoint} "
                         f"({failure.detail}); it may have been done"
@@ -106,7 +109,10 @@ class Failover:
                     reasons.setdefault(shared.index, f"no answer within {attempt_s:.3g} s")
                 else:
                     reasons[shared.index] = failure.detail
-                self._fail_over(shared)
+                self._fail_over(shared, failure, began_s)
+            else:
+                self._answered(shared, time.monotonic() - began_s)
+                return answer
             finally:
                 self._give_back(shared)
             failed_since_pause += 1
@@ -196,15 +202,51 @@ class Failover:
         if unused:
             shared.connection.close()
 
-    def _fail_over(self, shared: _Shared) -> None:
-        """Retires a connection that failed. It serves no new call: after a silent cut it would stay broken for minutes.
-        Other threads' calls on it run to their end."""
+    def _patience_s(self) -> float:
+        """Returns the limit of the next attempt. It grows with each round of all endpoints without an answer: an etcd
+        that takes longer than one attempt would never answer else."""
+        rounds = self._silent_attempts // len(self.config.endpoints)
+        first_s = self.config.attempt_timeout_s
+        return delay_s(1 + rounds, first_s, max(first_s, self.config.request_timeout_s))
+
+    def _answered(self, shared: _Shared, took_s: float) -> None:
+        """Notes an answer, and retires connections to other endpoints than the one in use."""
         with self._lock:
-            if self._connections.get(shared.index) is shared:
-                del self._connections[shared.index]
-                shared.retired = True
-                if self._current == shared.index:
-                    self._current = (shared.index + 1) % len(self.config.endpoints)
+            if took_s < self.config.attempt_timeout_s:
+                self._silent_attempts = 0
+            shared.has_answered = True
+            others = [each for each in self._connections.values() if each.index != self._current]
+            unused = [other for other in others if other.users == 0]
+            for other in others:
+                self._retire(other)
+        for other in unused:
+            other.connection.close()
+
+    def _fail_over(self, shared: _Shared, failure: Failure, began_s: float) -> None:
+        """Goes on to the next endpoint, and retires a connection that failed. It serves no new call: after a silent cut
+        it would stay broken for minutes. Other threads' calls on it run to their end.
+
+        One that has never answered is kept for a while: the look-up of the endpoint's name, or the handshake, may take
+        longer than an attempt, and would begin anew.
+        """
+        with self._lock:
+            now_s = time.monotonic()
+            # of attempts at the same time only one counts
+            if failure.is_timeout and began_s >= self._last_silent_end_s:
+                self._silent_attempts += 1
+                self._last_silent_end_s = now_s
+            if self._connections.get(shared.index) is not shared:
+                return
+            if self._current == shared.index:
+                self._current = (shared.index + 1) % len(self.config.endpoints)
+            may_connect_yet = now_s - shared.opened_s < self.config.request_timeout_s
+            if not (failure.is_timeout and may_connect_yet and not shared.has_answered):
+                self._retire(shared)
+
+    def _retire(self, shared: _Shared) -> None:
+        """Takes a connection out of use; the last call on it closes it. The lock is held."""
+        del self._connections[shared.index]
+        shared.retired = True
 
 
 def _next_move(reasons: Collection[str], log_in: str) -> str:
@@ -229,5 +271,7 @@ class _Shared:
 
     index: int
     connection: Connection
+    opened_s: float = field(default_factory=time.monotonic)
     users: int = 0
+    has_answered: bool = False
     retired: bool = False
