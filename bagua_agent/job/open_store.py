@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua_agent.base.backoff import delay_s
 from bagua_agent.base.errors import BaguaError, StoreUnavailable, UserError
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import JobConfig, StoreCredentials
@@ -26,7 +27,10 @@ log = logging.getLogger(__name__)
 
 _IS_ANYONE_THERE_S = 0.5
 _RELEASE_TIMEOUT_S = 1.0
-_LOOK_UP_EVERY_S = 0.5  # while connecting: a signal must not wait for an etcd that never answers
+# Limits of a try to connect: a signal must not wait long for an etcd that never answers, and one that is slow or far
+# away must have time to answer.
+_FIRST_TRY_S = 0.5
+_LONGEST_TRY_S = 2.0
 _UNLIMITED_S = 365 * 86400.0
 
 
@@ -74,24 +78,25 @@ def open_store(
     limit_s = _UNLIMITED_S if config.join_timeout_s is None else config.join_timeout_s
     limit = "without limit" if config.join_timeout_s is None else f"for up to {limit_s:g} s"
     deadline_s = time.monotonic() + limit_s
-    told = False
+    failed = 0
     try:
         while not interrupted():
             remaining_s = deadline_s - time.monotonic()
+            try_s = delay_s(1 + failed, _FIRST_TRY_S, _LONGEST_TRY_S)
             try:
-                store.connect(min(_LOOK_UP_EVERY_S, max(round(remaining_s, 2), 0.01)))
+                store.connect(min(try_s, max(round(remaining_s, 2), 0.01)))
             except StoreUnavailable as error:
-                if remaining_s <= _LOOK_UP_EVERY_S:
+                if remaining_s <= try_s:
                     raise StoreUnavailable(
                         f"{error} (tried for {limit_s:g} s; --rdzv-conf join_timeout=S changes that)"
                     ) from error
-                if not told:
+                if not failed:
                     tell(f"{error}; trying {limit} (--rdzv-conf join_timeout=S)")
-                told = True
+                failed += 1
                 left = "" if config.join_timeout_s is None else f", {max(remaining_s, 0):.0f} s left"
                 show(f"waiting for etcd at {','.join(config.endpoints)}{left}")
             else:
-                if told:
+                if failed:
                     tell("etcd answers")
                 return JobStore(store, ",".join(config.endpoints))
     except BaseException:
@@ -153,7 +158,7 @@ def _hosted(listen: str, directory: Path, reached_at: str | None = None) -> JobS
     server = HostedEtcd.start(listen, directory=directory)
     store = Store(store_config((server.endpoint,), StoreCredentials()))  # those of `config` are a cluster's
     try:
-        store.connect(_IS_ANYONE_THERE_S)
+        store.connect(START_TIMEOUT_S)
     except BaseException:
         store.close()
         server.stop()

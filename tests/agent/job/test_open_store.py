@@ -18,8 +18,11 @@ from bagua_agent.etcd.endpoints import DEFAULT_PORT
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.job.open_store import JobStore, is_exposed, open_store
 from bagua_agent.node import listening_address
+from tests.agent.etcd.slow_relay import MakeSlowRelay, make_slow_relay
 from tests.lab.free_port import free_port
 from tests.lab.ipv6 import IPV6_HERE, needs_ipv6
+
+__all__ = ["make_slow_relay"]
 
 COMMAND = WorkerCommand(CommandKind.SCRIPT, "train.py")
 Open = Callable[..., JobStore]
@@ -264,3 +267,14 @@ def test_a_signal_ends_the_wait_for_an_etcd_that_never_answers(tmp_path: Path) -
             open_store(config(max_nodes=2, endpoints=(endpoint,)), "127.0.0.1", tmp_path, interrupted) is None
         )
         assert time.monotonic() - began_s < 10.0
+
+
+def test_an_etcd_that_answers_slowly_is_joined(tmp_path: Path, make_slow_relay: MakeSlowRelay) -> None:
+    """Its answers take longer than a first look."""
+    etcd = EmbeddedEtcd.start(free_endpoint())
+    try:
+        relay = make_slow_relay(etcd.endpoint, 0.7)
+        settings = config(max_nodes=2, endpoints=(relay.endpoint,), join_timeout_s=20.0)
+        _connected(open_store(settings, "127.0.0.1", tmp_path, never)).close()
+    finally:
+        etcd.stop()
