@@ -22,7 +22,7 @@ from bagua_agent.base.messages import HealthAsked, HelperFailed, SignalCame, Wor
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.base.sizes import ANY_SIZE
 from bagua_agent.config.job_config import JobConfig, launcher_variables
-from bagua_agent.etcd.leased_keys import LeaseGranted, LeaseLapsed
+from bagua_agent.etcd.leased_keys import LeaseGranted, LeaseLapsed, StoreAway, StoreBack
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history import job_history
 from bagua_agent.job.assembly import job_parts, lifecycle_of_workers, node_parts
@@ -219,11 +219,16 @@ class JobLoop:
                 self._membership.store_answers = message.connected
                 self._outage.changed(message.connected, now_s, self._job, leading=leading)
             case LeaseChanged():
-                if isinstance(message.event, LeaseLapsed):
-                    self._parts.lost_keys.own_keys_lost(now_s)
-                    self._membership.follow_leader(now_s)
-                elif isinstance(message.event, LeaseGranted):
-                    self._job.writes.until_done("key pair", self._look_at_key_pair)
+                match message.event:
+                    case LeaseLapsed():
+                        self._parts.lost_keys.own_keys_lost(now_s)
+                        self._membership.follow_leader(now_s)
+                    case LeaseGranted():
+                        self._job.writes.until_done("key pair", self._look_at_key_pair)
+                    case StoreAway(reason):
+                        self._outage.keys_away(reason, now_s, self._job)
+                    case StoreBack():
+                        self._outage.keys_back(self._job)
             case KeyPairReplaced():
                 self._key_pair_replaced()
             case LeadershipReported():

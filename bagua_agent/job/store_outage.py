@@ -1,7 +1,8 @@
 """Follows whether etcd answers: the lines and the history of an outage, and its length.
 
 Steps need no etcd, but the generation after a loss does: the lines tell an outage in which training goes on from one in
-which it waits.
+which it waits. An etcd that sends changes may still not take this node's keys, as one with a slow disk; this too is
+reported.
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ STUCK = (
     "answers. Check whether this host is cut off; if the host of etcd is lost, end the job on all nodes and start it "
     "again"
 )
+KEYS_AWAY_AFTER_S = 5.0  # longer than fail-over to another endpoint takes
+KEYS_BACK = "etcd takes this node's keys again"
+
+_TIMER = "keys away"
+
+
+def keys_away(reason: str) -> str:
+    return f"etcd does not take this node's keys, so the node may count as lost; it is tried again. {reason}"
 
 
 class StoreOutage:
@@ -29,6 +38,7 @@ class StoreOutage:
         self._is_noted = False
         self._waits = False  # workers here take no step before another generation
         self._told_stuck = False  # in this outage
+        self._told_keys_away = False
 
     def away_for_s(self, now_s: float) -> float:
         return 0.0 if self.connected else now_s - self._since_s
@@ -66,6 +76,25 @@ class StoreOutage:
         self._waits = awaits_generation
         if awaits_generation and not self.connected:
             self._tell_stuck(job)
+
+    def keys_away(self, reason: str, now_s: float, job: JoinedJob) -> None:
+        """Notes that this node's leased keys can't be kept up; told if that lasts while etcd answers."""
+        job.timers.set(
+            _TIMER, now_s + KEYS_AWAY_AFTER_S, lambda due_s: self._tell_keys_away(reason, due_s, job)
+        )
+
+    def keys_back(self, job: JoinedJob) -> None:
+        job.timers.cancel(_TIMER)
+        if self._told_keys_away:
+            self._told_keys_away = False
+            job.terminal.tell(KEYS_BACK)
+
+    def _tell_keys_away(self, reason: str, now_s: float, job: JoinedJob) -> None:
+        if not self.connected:  # that was told
+            self.keys_away(reason, now_s, job)
+            return
+        self._told_keys_away = True
+        job.terminal.tell(keys_away(reason))
 
     def _tell_stuck(self, job: JoinedJob) -> None:
         if not self._told_stuck:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
-from bagua_agent.job.store_outage import AWAY, STUCK, StoreOutage
+from bagua_agent.base.timers import Timers
+from bagua_agent.job.store_outage import (
+    AWAY,
+    KEYS_AWAY_AFTER_S,
+    KEYS_BACK,
+    STUCK,
+    StoreOutage,
+    keys_away,
+)
 from bagua_agent.job_state.context import JoinedJob
 
 BACK = "etcd answers again"
@@ -14,12 +22,14 @@ BACK = "etcd answers again"
 class Terminal:
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.timers = Timers()
         self.outage = StoreOutage()
         self.job = cast(
             JoinedJob,
             SimpleNamespace(
                 terminal=SimpleNamespace(tell=self.said.append),
                 leased=SimpleNamespace(recheck=lambda: None),
+                timers=self.timers,
             ),
         )
 
@@ -28,6 +38,10 @@ class Terminal:
 
     def steps(self, *, wait: bool) -> None:
         self.outage.follow_steps(self.job, awaits_generation=wait)
+
+    def pass_time(self, until_s: float) -> None:
+        for due in self.timers.take_due(until_s):
+            due(until_s)
 
 
 def test_an_outage_without_a_loss_stops_no_step() -> None:
@@ -67,3 +81,33 @@ def test_the_next_outage_is_told_anew() -> None:
         terminal.etcd(answers=True)
         terminal.steps(wait=False)
     assert terminal.said == [AWAY, STUCK, BACK] * 2
+
+
+def test_keys_that_etcd_does_not_take_are_told_of_while_its_changes_arrive() -> None:
+    terminal = Terminal()
+    terminal.outage.keys_away("no answer within 15 s", 1.0, terminal.job)
+    terminal.pass_time(1.0 + KEYS_AWAY_AFTER_S / 2)
+    assert terminal.said == [], "another endpoint of etcd may take them"
+    terminal.pass_time(1.0 + KEYS_AWAY_AFTER_S)
+    assert terminal.said == [keys_away("no answer within 15 s")]
+    terminal.outage.keys_back(terminal.job)
+    assert terminal.said == [keys_away("no answer within 15 s"), KEYS_BACK]
+
+
+def test_keys_that_etcd_takes_soon_are_not_told_of() -> None:
+    terminal = Terminal()
+    terminal.outage.keys_away("no answer within 15 s", 1.0, terminal.job)
+    terminal.outage.keys_back(terminal.job)
+    terminal.pass_time(1000.0)
+    assert terminal.said == []
+
+
+def test_keys_in_an_outage_are_told_of_only_if_they_outlast_it() -> None:
+    terminal = Terminal()
+    terminal.etcd(answers=False)
+    terminal.outage.keys_away("no answer within 15 s", 1.0, terminal.job)
+    terminal.pass_time(100.0)
+    assert terminal.said == [AWAY]
+    terminal.etcd(answers=True)
+    terminal.pass_time(100.0 + KEYS_AWAY_AFTER_S)
+    assert terminal.said == [AWAY, BACK, keys_away("no answer within 15 s")]
