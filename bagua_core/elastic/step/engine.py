@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -365,7 +365,9 @@ class Engine(ScriptRanks):
         position = dict(infos[plan.holders[0]].position)
         self._job_step = plan.furthest.step
         begin_s = time.monotonic()
-        self.copying.enter(communicator, plan)
+        is_read = communicator.global_rank in plan.sources and bool(plan.rounds)
+        with self.at_round_begin() if is_read else nullcontext():
+            self.copying.enter(communicator, plan)
         if plan.initial and self.rounds is not None:
             # All members have one state now. A name keeps a loss in the first round from undoing local steps.
             self.state.name = StateName(generation.number, 0, 0)

@@ -5,8 +5,7 @@ Says to late_leave_plan.py how the step under way stands, and has the last check
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 
 from bagua_contract import membership_pb2
 from bagua_contract.records import Generation
@@ -14,8 +13,8 @@ from bagua_core.communication.step_interface import Model
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.state.committed_state import Remains
-from bagua_core.elastic.step.current_step import CurrentStep
 from bagua_core.elastic.step.late_leave_plan import FIRST_WRITE_S, Form, LeaveSituation, part_of
+from bagua_core.elastic.step.round_end import RoundEnd
 from bagua_core.elastic.step.step_states import Phase
 
 
@@ -25,7 +24,7 @@ class Leaving:
 
     def __init__(
         self,
-        step: CurrentStep,
+        step: RoundEnd,
         member: Member,
         checkpoints: JobCheckpoints,
         models: Sequence[Model],
@@ -55,7 +54,7 @@ class Leaving:
             stripes = place is not None and together and not self._step.newcomers
             replicas = left.world_size // left.replica_size
             part = (place.global_rank // left.replica_size, replicas) if place and stripes else (0, 1)
-            with self._at_round_begin():
+            with self._step.at_round_begin():
                 self._checkpoints.step_aside(left, *part, self._member.session.news.leave_by_s)
 
     def before_leaving(self) -> membership_pb2.LastCheckpoint | None:
@@ -110,18 +109,8 @@ class Leaving:
             copied=bool(step.newcomers),
         )
         at_resume_point = form is Form.AT_RESUME_POINT
-        with self._at_round_begin():
+        with self._step.at_round_begin():
             self._checkpoints.step_aside(current, *part, leave_by_s, at_resume_point=at_resume_point)
-
-    @contextmanager
-    def _at_round_begin(self) -> Iterator[None]:
-        """Gives the models, within this context, the parameters with which the round under way began. The checkpoint of
-        a round has no local step of the next one, whose samples it calls unused."""
-        rounds = self._step.rounds
-        with ExitStack() as stack:
-            for model in self._models if rounds is not None and rounds.has_work else ():
-                stack.enter_context(model.at_round_begin())
-            yield
 
     def end_last_write(self, leave_by_s: float, problem: str) -> membership_pb2.LastCheckpoint | None:
         """Waits for the end of the last write. problem: why it was not begun. Returns None if this worker holds no

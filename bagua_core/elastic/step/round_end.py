@@ -10,7 +10,8 @@ docs/design/rounds.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -94,6 +95,21 @@ class RoundEnd(StepEnd):
         """Returns the begin of the step that starts at now_s. A repeated round begins earlier by the time of its local
         steps, so that the time between the two tries does not count."""
         return now_s - (self._kept_s if self.rounds is not None and self.rounds.has_work else 0.0)
+
+    @contextmanager
+    def at_round_begin(self) -> Iterator[None]:
+        """Gives the models, within this context, the parameters with which the round under way began. A checkpoint, or
+        a copy for another worker, has no local step of a round whose samples its book calls unused."""
+        guard = self.state.guard  # no other thread reads the state in the middle of these changes
+        with ExitStack() as models:
+            with guard.held():
+                for model in self.inputs.models if self.rounds is not None and self.rounds.has_work else ():
+                    models.enter_context(model.at_round_begin())
+            try:
+                yield
+            finally:
+                with guard.held():
+                    models.close()
 
     def _close_round(self) -> None:
         rounds = self.rounds

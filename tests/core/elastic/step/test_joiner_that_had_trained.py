@@ -1,4 +1,4 @@
-"""A worker that trained, was left out and joins again brings nothing of what it trained."""
+"""A worker within a round: joining again it brings nothing of what it trained, and what others copy has none of it."""
 
 from __future__ import annotations
 
@@ -58,6 +58,10 @@ class InRound:
         assert engine.rounds is not None and engine.rounds.has_work
         self.rounds = engine.rounds
 
+    @property
+    def weight(self) -> float:
+        return float(next(self.model.parameters()).detach())
+
     def _count(self) -> None:
         self.replaced += 1
 
@@ -96,6 +100,27 @@ def test_a_copy_tells_the_models_that_they_were_replaced(worker: InRound) -> Non
     }
     worker.engine._swap_in(copied)
     assert worker.replaced == 1 and not worker.rounds.has_work
+
+
+def test_what_others_copy_of_it_has_no_local_step(worker: InRound, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their book says that these samples are unused, and they lease them again if this worker is lost."""
+    assert worker.engine.copying is not None
+    (model,) = worker.engine.inputs.models
+    local = worker.weight
+    with model.at_round_begin():
+        began = worker.weight
+    assert local != began
+    seen: list[float] = []
+    monkeypatch.setattr(worker.engine.copying, "enter", lambda *_: seen.append(worker.weight))
+    kept = entry.Info(StateName(1, 3), False, {"epoch": 0, "batch": 3}, kept=True)
+    behind = entry.Info(StateName(1, 2), False, {"epoch": 0, "batch": 2})
+    record = generation(3, "w0", "w1", since=1)
+    for sources, expected in (((0,), began), ((1,), local)):
+        plan = HealPlan(
+            StateName(1, 3), sources, frozenset({0, 1}) - set(sources), frozenset(), False, "a test"
+        )
+        worker.engine.take_part(record, plan, [kept, behind])
+        assert seen.pop() == expected and worker.weight == local
 
 
 def test_all_shards_of_a_replica_know_it_by_one_id(worker: InRound, monkeypatch: pytest.MonkeyPatch) -> None:
