@@ -160,10 +160,7 @@ class Engine(ScriptRanks):
         if self._before_loop is not None:
             self._before_loop.boundary()
         if self.in_step:
-            step = self.state.name.step
-            self._end_step()
-            if self.state.name.step > step and (confirmed or (goes_on and self._is_to_save_and_step_aside())):
-                self.state.owes_epoch_end = self.member is not None
+            self._end_step_for(goes_on, confirmed)
         if self.inputs.seed is None:
             self.inputs.seed = torch.initial_seed()
         if self.member is not None:
@@ -176,11 +173,18 @@ class Engine(ScriptRanks):
         while self.is_round_open and self.member is not None:
             # Members hold local steps that no average contains: it comes before any new lease.
             self.begin_micro_batch(MicroBatch(0.0, True))
-            self._end_step()
+            self._end_step_for(goes_on, confirmed)
             with self._may_leave():
                 self._follow(self.member)
             self._plan_step()
         return self.plan
+
+    def _end_step_for(self, goes_on: bool, confirmed: bool) -> None:
+        """Ends the step for a boundary. Once it is committed, this worker may owe the collective that confirms it."""
+        step = self.state.name.step
+        self._end_step()
+        if self.state.name.step > step and (confirmed or (goes_on and self._is_to_save_and_step_aside())):
+            self.state.owes_epoch_end = self.member is not None
 
     @contextmanager
     def _may_leave(self) -> Iterator[None]:
