@@ -1,10 +1,11 @@
-"""Gives workers the variable by which NCCL loads Bagua-Net (--enable-bagua-net)."""
+"""Gives workers the variables by which NCCL loads Bagua-Net (--enable-bagua-net)."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+from bagua_contract import net_variables as plugin_variables
 from bagua_launch import scalar_values
 from bagua_launch.errors import RequestError
 from bagua_launch.precedence import Values
@@ -34,4 +35,4 @@ def net_variables(values: Values) -> dict[str, str]:
     if found.returncode != 0:
         last = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
         raise RequestError(f"{said.where}: {last}; or leave it out")
-    return {"NCCL_NET_PLUGIN": found.stdout.strip()}
+    return plugin_variables.loading(found.stdout.strip())

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from bagua_contract import net_counters as counters
+from bagua_contract import net_variables
 from bagua_core.kernels.compilation import CompilationError
 from bagua_core.kernels.compiled_cache import LibraryUnavailableError
 from bagua_core.net.build import find_compiler, library
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     # one command: eval $(...) without quotes joins lines
     variable = f"LD_LIBRARY_PATH={shlex.quote(str(path.parent))}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
-    print(f"export NCCL_NET_PLUGIN=bagua {variable}")
+    names = " ".join(f"{name}={value}" for name, value in net_variables.loading("bagua").items())
+    print(f"export {names} {variable}")
     return 0
 
 

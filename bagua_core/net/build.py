@@ -12,6 +12,9 @@ from bagua_core.kernels.compiled_cache import cache_directory, check_private, co
 
 SOURCES = Path(__file__).resolve().parent / "plugin"
 FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared"]
+# Its counters and its threads are the process's, also where NCCL unloads the plugin and loads it again. g++ gives that
+# by accident, with a unique symbol of its library; other compilers don't.
+FLAGS += ["-Wl,-z,nodelete"]
 FILE_NAME = "libnccl-net-bagua.so"
 COMPILE_TIMEOUT_S = 300.0
 

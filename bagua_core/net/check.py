@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from bagua_contract.net_variables import KEEPS_LOADED
+
 INTERFACE_VERSIONS = "6 to 12"
 _INIT, _DEVICES, _PROPERTIES = 1, 2, 3  # members of the table of version 6
 
@@ -28,14 +30,16 @@ class _Properties(ctypes.Structure):
 
 
 def why_inactive(environ: Mapping[str, str], library: Path) -> str:
-    """Returns why NCCL would not load `library`, by the environment of a program; empty if it would."""
+    """Returns why NCCL would not load and keep `library`, by the environment of a program; empty if it would."""
     named = environ.get("NCCL_NET_PLUGIN", "")
-    if named == str(library):
-        return ""
-    if named not in ("bagua", library.name):
-        return f"NCCL_NET_PLUGIN is {named!r}" if named else "NCCL_NET_PLUGIN is not set"
-    if str(library.parent) not in environ.get("LD_LIBRARY_PATH", "").split(":"):
-        return f"LD_LIBRARY_PATH lacks {library.parent}"
+    if named != str(library):
+        if named not in ("bagua", library.name):
+            return f"NCCL_NET_PLUGIN is {named!r}" if named else "NCCL_NET_PLUGIN is not set"
+        if str(library.parent) not in environ.get("LD_LIBRARY_PATH", "").split(":"):
+            return f"LD_LIBRARY_PATH lacks {library.parent}"
+    for name, value in KEEPS_LOADED.items():
+        if environ.get(name) != value:
+            return f"{name} is not {value}: NCCL would unload it with the last communicator"
     return ""
 
 

@@ -57,7 +57,7 @@ def test_bagua_net_is_on_only_where_the_variable_says_so(monkeypatch: pytest.Mon
     for written in OFF:
         assert net_variables(merge(RUN_OPTIONS, {}, {"BAGUA_ENABLE_BAGUA_NET": written}, {})) == {}
     on = merge(RUN_OPTIONS, {}, {"BAGUA_ENABLE_BAGUA_NET": "on"}, {})
-    assert net_variables(on) == {"NCCL_NET_PLUGIN": "/plugin.so"}
+    assert net_variables(on) == {"NCCL_NET_PLUGIN": "/plugin.so", "NCCL_NET_PLUGIN_REF_COUNT": "1"}
 
 
 @pytest.mark.parametrize(("line", "code"), [("false", 0), ('"0"', 0), ("true", 9), ('"on"', 9)])

@@ -210,18 +210,20 @@ def test_the_environment_names_the_compiled_library_and_the_check_finds_it(
     (library,) = cache.glob(f"bagua-kernels/net-*/{build.FILE_NAME}")
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout.splitlines()
-    assert "NCCL_NET_PLUGIN=bagua" in said and "active: yes" in said
+    assert {"NCCL_NET_PLUGIN=bagua", "NCCL_NET_PLUGIN_REF_COUNT=1", "active: yes"} <= set(said)
     assert any(line.startswith(f"LD_LIBRARY_PATH={library.parent}") for line in said)
 
 
 def test_the_check_says_whether_nccl_would_load_the_plugin(plugin: Plugin, cache: Path) -> None:
     library = Path("/cache/net-1/libnccl-net-bagua.so")
-    named = {"NCCL_NET_PLUGIN": "bagua"}
+    kept = {"NCCL_NET_PLUGIN_REF_COUNT": "1"}
+    named = {"NCCL_NET_PLUGIN": "bagua", **kept}
     assert why_inactive({}, library) == "NCCL_NET_PLUGIN is not set"
     assert why_inactive({"NCCL_NET_PLUGIN": "aws"}, library) == "NCCL_NET_PLUGIN is 'aws'"
     assert why_inactive(named, library) == "LD_LIBRARY_PATH lacks /cache/net-1"
     assert why_inactive({**named, "LD_LIBRARY_PATH": "/x:/cache/net-1"}, library) == ""
-    assert why_inactive({"NCCL_NET_PLUGIN": str(library)}, library) == ""
+    assert why_inactive({"NCCL_NET_PLUGIN": str(library), **kept}, library) == ""
+    assert "would unload it" in why_inactive({"NCCL_NET_PLUGIN": str(library)}, library)
     assert interfaces(build.library()) == ["lo, 10000 Mbit/s"]
     done = subprocess.run(
         [sys.executable, "-m", "bagua_core.net", "check"], capture_output=True, text=True, timeout=HANG_S

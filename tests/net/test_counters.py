@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -47,6 +48,31 @@ def test_counters_say_what_was_moved(make_driver: MakeDriver) -> None:
     for driver in (sender, receiver):
         now = counters.read(driver.pid)
         assert (now["connections_opened"], now["connections_open"], now["failures"]) == (STREAMS, 0, 0)
+
+
+RELOADED = """
+import _ctypes, ctypes, os, sys
+from bagua_core.net.check import interfaces
+from pathlib import Path
+for _ in range(3):
+    interfaces(Path(sys.argv[1]))
+    plugin = ctypes.CDLL(sys.argv[1])
+    for _ in range(2):
+        _ctypes.dlclose(plugin._handle)
+print(sum("bagua-net-counters" in os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")
+    if os.path.exists(f"/proc/self/fd/{n}") or os.path.islink(f"/proc/self/fd/{n}")))
+"""
+
+
+def test_a_plugin_that_is_loaded_again_has_one_set_of_counters() -> None:
+    """NCCL unloads a plugin with its last communicator, where no variable forbids it."""
+    done = subprocess.run(
+        [sys.executable, "-c", RELOADED, str(build.library())],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert done.stdout.split() == ["1"], done.stderr
 
 
 def test_stalls_and_failures_are_counted(make_driver: MakeDriver) -> None:

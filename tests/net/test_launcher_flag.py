@@ -18,6 +18,7 @@ import ctypes, os
 from bagua_contract import net_counters as counters
 plugin = ctypes.CDLL(os.environ["NCCL_NET_PLUGIN"])
 print("plugin", ctypes.c_char_p.in_dll(plugin, "ncclNetPlugin_v12").value.decode())
+print("kept", os.environ["NCCL_NET_PLUGIN_REF_COUNT"])
 print("bytes_sent", counters.read(os.getpid())["bytes_sent"])
 """
 
@@ -42,6 +43,7 @@ def test_workers_can_load_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("plugin Bagua") == 2
     assert done.stdout.count("bytes_sent 0") == 2
+    assert done.stdout.count("kept 1") == 2
 
 
 def test_without_a_compiler_nothing_is_started(tmp_path: Path) -> None:
