@@ -309,4 +309,18 @@ def next_run(storage: Storage) -> int:
 def write_run(storage: Storage, run: Run, job: str) -> None:
     """Writes the file of a run. Raises OSError."""
     text = json.dumps({"resumed_at_step": run.resumed_at_step, "job": job})
-    storage.write(f"run-{run.number:04d}.json", (text.encode(),))
+    storage.write(_run_name(run.number), (text.encode(),))
+
+
+def has_run(storage: Storage, number: int) -> bool:
+    """Tells whether the file of a run is there. Raises OSError, also if the root is not there."""
+    try:
+        storage.open(_run_name(number)).close()
+    except FileNotFoundError:
+        storage.entries()
+        return False
+    return True
+
+
+def _run_name(number: int) -> str:
+    return f"run-{number:04d}.json"

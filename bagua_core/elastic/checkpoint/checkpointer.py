@@ -105,7 +105,7 @@ class Checkpointer:
         self._refused: frozenset[PartSet] = frozenset()
         self._unseen: OSError | None = None  # why the chosen one was not read; it may be whole
         self._script: Mapping[str, str] | None = None
-        self.writer = Writer(settings.storage, say, at_edge)
+        self.writer = Writer(settings.storage, say, at_edge, clock)
         try:
             settings.storage.prepare()
         except OSError as error:
@@ -128,6 +128,10 @@ class Checkpointer:
         assert choice is not None
         self.run = choice.run
         return choice
+
+    def require_one_directory(self, choice: Choice) -> None:
+        """Checks that rank 0, which chose, has the same directory. Blocks on the disk. Raises CheckpointsUnreadable."""
+        restore.require_one_directory(self._settings.storage, choice)
 
     def read(self, choice: Choice) -> Restored | None:
         """Reads the chosen state. Returns None if it can't be read here. Blocks on the disk.
@@ -223,9 +227,19 @@ class Checkpointer:
         capture: the state as it is now; the tensors are the live ones.
         """
         failed_step, self._failed_step = self._failed_step, 0
-        self._write(moment, capture, failed_step)
+        before = None if failed_step or self.writer.written is None else self.writer.written.place
+        # In one generation all agreed, when this one was due, that none was writing and none had failed.
+        if before is not None and (before.run, before.name.generation) != (self.run, moment.name.generation):
+            before = None
+        self._write(moment, capture, failed_step, before)
 
-    def _write(self, moment: Moment, capture: Callable[[], dict[str, Any]], failed_step: int = 0) -> None:
+    def _write(
+        self,
+        moment: Moment,
+        capture: Callable[[], dict[str, Any]],
+        failed_step: int = 0,
+        before: Place | None = None,
+    ) -> None:
         if moment.alone and moment.part != 0:
             return
         began_s = self._clock()
@@ -256,7 +270,7 @@ class Checkpointer:
             replica=moment.replica,
             placed=stripe.placed,
         )
-        self.writer.write(header, stripe, failed_step=failed_step)
+        self.writer.write(header, stripe, failed_step=failed_step, before=before)
         self.pause_s = self._clock() - began_s
 
     # -- all members step aside
@@ -282,7 +296,8 @@ class Checkpointer:
         if not self.writer.wait(limit_s):
             return f"it was still being written after {max(0.0, limit_s):.1f} s"
         if self.writer.written == self._part_of(moment):
-            return ""
+            # Where parts of earlier ones stay missing, those of this one do too.
+            return self.writer.not_whole if moment.numbers > 1 else ""
         return self.writer.problem or "the part before it took too long"
 
     def _part_of(self, moment: Moment) -> WrittenPart:

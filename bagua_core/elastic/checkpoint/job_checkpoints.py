@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,7 +22,7 @@ from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.elastic.checkpoint.assembly import Reader
 from bagua_core.elastic.checkpoint.checkpointer import LAST_WAIT_S, Checkpointer, Moment, Settings
 from bagua_core.elastic.checkpoint.layout import NAMES
-from bagua_core.elastic.checkpoint.restore import Choice, Restored, require_order
+from bagua_core.elastic.checkpoint.restore import Restored, require_order
 from bagua_core.elastic.checkpoint.state_agreement import NO_CHECKPOINTS, NOT_KNOWN
 from bagua_core.elastic.checkpoint.storage import storage_of
 from bagua_core.elastic.checkpoint.writer import NOTHING_SAVED, Saved
@@ -35,6 +36,7 @@ from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.state.wanted_layouts import wanted_layouts
 
 CLOSE_WAIT_S = 5.0
+T = TypeVar("T")
 
 
 def settings_of(environment: WorkerEnvironment) -> Settings | None:
@@ -98,8 +100,9 @@ class JobCheckpoints:
     ) -> tuple[HealPlan, list[entry.Info]]:
         """Returns the plan to go on with: unchanged, unless no member has any state and there is a checkpoint.
 
-        Raises CollectiveFailed, CheckpointMismatch if the checkpoint is another script's, and StateGone if the job
-        begins anew and every member has trained before.
+        Raises CollectiveFailed, CheckpointMismatch if the checkpoint is another script's, CheckpointsUnreadable if it
+        or the directory can't be read or is another one than rank 0's, and StateGone if the job begins anew and every
+        member has trained before.
         """
         self._last = None
         begins_again = (
@@ -124,8 +127,10 @@ class JobCheckpoints:
         while True:
             choice = checkpointer.choose(communicator, generation.nonce, self._member.wait_unlearned)
             self._state.run = choice.run
+            if communicator.global_rank != 0:
+                self._beside(partial(checkpointer.require_one_directory, choice))
             if choice.place is not None:
-                restored = self._read(checkpointer, choice)
+                restored = self._beside(partial(checkpointer.read, choice))
                 if restored is not None:
                     checkpoint = f"{self._directory}/{choice.place.directory_name}"
                     names = restored.state.get(NAMES, ())  # of no state of an early version
@@ -148,14 +153,14 @@ class JobCheckpoints:
             )
             return plan, infos
 
-    def _read(self, checkpointer: Checkpointer, choice: Choice) -> Restored | None:
-        """Reads the chosen state in a thread of its own, so that the end of the generation releases this one."""
-        transfer = heal.Transfer(lambda: checkpointer.read(choice), self._member.changed)
+    def _beside(self, read: Callable[[], T]) -> T:
+        """Reads from the disk in a thread of its own, so that the end of the generation releases this one."""
+        transfer = heal.Transfer(read, self._member.changed)
         self._member.wait_for_transfer(lambda: transfer.done)
         if transfer.error is not None:
             raise transfer.error
-        restored: Restored | None = transfer.result
-        return restored
+        result: T = transfer.result
+        return result
 
     def _take_over(self, generation: Generation, restored: Restored) -> None:
         self._swap_in(

@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from bagua_core.elastic.state.state_registry import ORDER, SHARDING
 from bagua_core.errors import InfrastructureLost, UserError
 
 _ROW_BYTES = 1024
+_DELAYS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+"""Between looks for a run's file, which a network's file system may show late. In all less than a hang takes."""
 
 # May differ between what wrote a checkpoint and what goes on from it: none changes state nor position. require_order
 # compares the names that ORDER is a digest of, which earlier versions wrote too.
@@ -47,11 +50,13 @@ class CheckpointsUnreadable(InfrastructureLost, RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Rank 0's choice; place None: there is no checkpoint to go on from. run: the number of the run that begins.
-    replica: whose parts are read, see Header; all shards must read those of one replica."""
+    replica: whose parts are read, see Header; all shards must read those of one replica. is_noted: the file of the run
+    was written."""
 
     run: int
     place: Place | None
     replica: str = ""
+    is_noted: bool = True
 
     @property
     def step(self) -> int:
@@ -93,6 +98,7 @@ def choose(storage: Storage, job: str, refused: frozenset[PartSet], say: Callabl
         catalogue.write_run(storage, Run(run, choice.step), job)
     except OSError as error:
         say(f"run {run} can't be noted in {storage}: {error}")
+        return replace(choice, is_noted=False)
     return choice
 
 
@@ -101,11 +107,36 @@ def share(communicator: Communicator, choice: Choice | None, wait: Callable[[Pen
     row = torch.zeros(_ROW_BYTES, dtype=torch.uint8, device="cpu")
     if choice is not None:
         name = choice.place.directory_name if choice.place else ""
-        text = json.dumps([choice.run, name, choice.replica]).encode()
+        text = json.dumps([choice.run, name, choice.replica, choice.is_noted]).encode()
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     wait(communicator.broadcast(row, 0))
-    run, name, replica = json.loads(row.numpy().tobytes().rstrip(b"\0"))
-    return Choice(run, Place.of(name), replica)
+    run, name, replica, is_noted = json.loads(row.numpy().tobytes().rstrip(b"\0"))
+    return Choice(run, Place.of(name), replica, is_noted)
+
+
+def require_one_directory(
+    storage: Storage, choice: Choice, pause: Callable[[float], None] = time.sleep
+) -> None:
+    """Checks that the run's file, which rank 0 has written, is in this member's storage too. Blocks on the disk.
+
+    Where it is not, the job's checkpoints would have their parts in several directories, and none would be whole. A
+    storage that can't be read or is not there is no other one: its parts fail, which is said.
+    Raises CheckpointsUnreadable.
+    """
+    if not choice.is_noted:
+        return
+    for delay_s in (*_DELAYS_S, None):
+        try:
+            if catalogue.has_run(storage, choice.run):
+                return
+        except OSError:
+            return
+        if delay_s is not None:
+            pause(delay_s)
+    raise CheckpointsUnreadable(
+        f"{storage} is another directory here than on the node of rank 0: it lacks the file of run {choice.run}, which "
+        f"rank 0 wrote. All nodes must see one --checkpoint-dir: mount it here, or give a shared one"
+    )
 
 
 def read(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,12 +20,16 @@ from bagua_core.elastic.checkpoint.part_file import Header
 from bagua_core.elastic.checkpoint.storage import Storage
 from bagua_core.elastic.state.heal_memory import is_out_of_memory
 
+LISTING_LAG_S = 90.0
+"""Parts that other hosts wrote are listed at the latest after this time. NFS keeps a listing for up to 60 s."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     header: Header  # without the digest, which is taken in the thread
     data: torch.Tensor | None  # None: there was no memory for it, and room is made all the same
     failed_step: int  # see Writer.write
+    before: Place | None  # see Writer.write
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,8 @@ class Saved:
     """The state of a rank's parts on disk, for a person.
 
     step: of the newest one on disk; 0: none. trouble: why the one that was due after it is not there; empty: none was
-    due, or it is being written in time.
+    due, or it is being written in time. The writer of part 0 looks for the parts of all ranks: if some stay missing,
+    step is of the newest whole checkpoint.
     """
 
     step: int = 0
@@ -61,7 +66,7 @@ def no_memory(for_what: str, error: BaseException) -> str:
 class Writer:
     """Writes this rank's parts in a thread. The writer of part 0 also removes checkpoints that have served.
 
-    at_edge: called with each edge of a write, see Storage.write.
+    at_edge: called with each edge of a write, see Storage.write. clock: monotonic seconds.
     """
 
     def __init__(
@@ -69,7 +74,9 @@ class Writer:
         storage: Storage,
         say: Callable[[str], None],
         at_edge: Callable[[str], None] = lambda edge: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._storage = storage
         self._say = say
         self._at_edge = at_edge
@@ -85,6 +92,10 @@ class Writer:
         self.problem = ""  # of the last write; empty: it succeeded
         self.failed_step = 0  # of that write, if it failed; 0: it succeeded
         self._left_out = ""  # why the newest part was not even begun; empty: it was
+        # The oldest checkpoint of which all ranks wrote their parts and that was not seen whole yet, and since when
+        self._awaited: tuple[Place, float] | None = None
+        self.not_whole = ""  # why it is not whole after LISTING_LAG_S
+        self._whole_step = 0  # of the newest whole checkpoint, if not_whole
 
     @property
     def is_busy(self) -> bool:
@@ -93,16 +104,20 @@ class Writer:
 
     @property
     def saved(self) -> Saved:
-        written = self.written
-        return Saved(0 if written is None else written.place.name.step, self._left_out or self.problem)
+        written, not_whole = self.written, self.not_whole
+        step = 0 if written is None else written.place.name.step
+        return Saved(self._whole_step if not_whole else step, self._left_out or self.problem or not_whole)
 
-    def write(self, header: Header, stripe: Stripe, *, failed_step: int = 0) -> bool:
+    def write(
+        self, header: Header, stripe: Stripe, *, failed_step: int = 0, before: Place | None = None
+    ) -> bool:
         """Copies the stripe and has it written.
 
         Returns False if the last part is still being written, or if there is no memory for the copy; this is said once.
 
         failed_step: of the checkpoint before, if a part of it could not be written, else 0. The writer of part 0 first
-        removes what that attempt left, see catalogue.failed_attempts.
+        removes what that attempt left, see catalogue.failed_attempts. before: the checkpoint before, if all ranks have
+        written their parts of it.
         """
         if self.is_busy:
             self.say_left_out(header.name.step)
@@ -116,7 +131,7 @@ class Writer:
             self.not_written(header.name.step, no_memory("for the copy of this worker's part", error))
             data = None
         with self._changed:
-            self._job = _Job(header, data, failed_step)
+            self._job = _Job(header, data, failed_step, before)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="bagua-checkpoint", daemon=True)
                 self._thread.start()
@@ -210,14 +225,48 @@ class Writer:
         self.written = WrittenPart(place, job.header.part, job.header.parts)
         self.write_s, self.problem, self.failed_step = time.monotonic() - began_s, "", 0
         if job.header.part == 0:
-            self._prune()
+            self._prune(job.before)
+        else:
+            self._awaited, self.not_whole = None, ""  # it may have been the writer of part 0 before
 
-    def _prune(self) -> None:
-        """Removes checkpoints that have served.
+    def _prune(self, before: Place | None) -> None:
+        """Removes checkpoints that have served, and looks whether checkpoints become whole.
 
         The parts of others may come later than this one: then they count the next time.
         """
-        self._remove(catalogue.removable)
+
+        def choose(found: list[Found]) -> list[Place]:
+            self._look_for_whole(found, before)
+            return catalogue.removable(found)
+
+        self._remove(choose)
+
+    def _look_for_whole(self, found: Sequence[Found], before: Place | None) -> None:
+        """Notes, and says once, that parts stay missing which other ranks have written, as into a directory of their
+        own host."""
+        whole = max((f.place for f in found if f.is_complete), default=None)
+        awaited = None if self._awaited is None else self._awaited[0]
+        if any(f.unseen is not None and (whole is None or f.place > whole) for f in found):
+            return  # that one may be whole
+        if awaited is not None and whole is not None and whole >= awaited:
+            self._awaited = awaited = None
+            if self.not_whole:
+                self._say(f"checkpoints are whole again: that of step {whole.name.step} is")
+            self.not_whole = ""
+        if awaited is None:
+            if before is not None and (whole is None or whole < before):
+                self._awaited = (before, self._clock())
+            return
+        assert self._awaited is not None
+        if self._clock() - self._awaited[1] < LISTING_LAG_S:
+            return
+        reason = next((f.reason for f in found if f.place == awaited), "it was removed")
+        self._whole_step = 0 if whole is None else whole.name.step
+        if not self.not_whole:
+            self.not_whole = (
+                f"the checkpoint of step {awaited.name.step} is not whole, though all have written: {reason}"
+            )
+            self._say(f"{self.not_whole}. All nodes must see one directory as {self._storage}")
 
     def _make_room(self, place: Place, failed_step: int) -> None:
         """Removes checkpoints that have served, and failed attempts.

@@ -68,7 +68,7 @@ def test_a_third_complete_one_is_removed_though_part_0_fails(
     together(ranks, begin=True)
     both_written(ranks, 4)
     with monkeypatch.context() as patched:
-        patched.setattr(ranks[0].checkpointer.writer, "_prune", lambda: None)
+        patched.setattr(ranks[0].checkpointer.writer, "_prune", lambda before: None)
         both_written(ranks, 2)
     both_written(ranks, 4)
     assert on_disk(tmp_path, complete=True) == [6, 4] and on_disk(tmp_path, complete=False) == [10]
