@@ -203,13 +203,16 @@ class ElasticAccelerator(Accelerator):
     def _do_sync(self) -> None:
         """Decides whether the optimizer steps on this batch, from the job's place and not from a counter of this
         process: a joiner and a repeated step decide as the others do."""
-        if self._train_loader is None:
+        loader, settings = self._train_loader, self.gradient_state
+        if loader is None:
             raise UnsupportedInElasticJob("ElasticAccelerator.accumulate() needs a train loader: prepare it")
-        batch, group = self._train_loader.position()["batch"], self.gradient_state.num_steps
-        ends_epoch = self.gradient_state.sync_with_dataloader and self._train_loader.is_at_last_batch
-        self.step = batch + 1
+        if settings.sync_with_dataloader:
+            done, ends_epoch = loader.position()["batch"], loader.is_at_last_batch
+        else:  # a group may go on in the next epoch
+            done, ends_epoch = loader.step, False
+        self.step = done + 1
         self._decided_as_joiner = runtime.engine().joining
-        self.gradient_state._set_sync_gradients(ends_epoch or (batch + 1) % group == 0)
+        settings._set_sync_gradients(ends_epoch or self.step % settings.num_steps == 0)
 
     def backward(self, loss: torch.Tensor, **keywords: Any) -> None:
         super().backward(loss, **keywords)

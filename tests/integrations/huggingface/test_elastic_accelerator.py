@@ -254,6 +254,30 @@ def test_values_of_fillers_are_left_out_unless_they_are_of_an_evaluation(
     assert asked == [True, True, False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("with_epoch", "updates"),
+    [(True, [False, False, True] * 3), (False, [False, False, False, True] * 2 + [False])],
+)
+def test_a_group_of_batches_ends_with_its_epoch_unless_told_otherwise(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch, with_epoch: bool, updates: list[bool]
+) -> None:
+    """Epochs of three batches are shorter than a group of four."""
+    settings = {"num_steps": 4, "sync_with_dataloader": with_epoch}
+    monkeypatch.setitem(vars(accelerator.gradient_state), "plugin_kwargs", settings)
+    module = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(module, optimizer, DataLoader(NUMBERS, batch_size=4))
+    found = []
+    for _ in loader.epochs(3):
+        for [x] in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(x[:, None]).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(accelerator.sync_gradients)
+    assert found == updates
+
+
 def test_the_core_imports_nothing_of_accelerate() -> None:
     words = "import sys, bagua_core; sys.exit('accelerate' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", words], timeout=HANG_S).returncode == 0
