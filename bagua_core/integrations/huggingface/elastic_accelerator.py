@@ -58,7 +58,7 @@ class ElasticAccelerator(Accelerator):
         self._train_loader: TrainLoader | None = None
         self._is_preparing = False
         self._decided_as_joiner = False
-        self._registered = 0  # schedulers
+        self._registered: list[Any] = []  # schedulers; accelerate's own list is emptied by free_memory()
         self._evaluated_in: MicroBatch | None = None  # where in a step an evaluation was begun last
         bagua.init_process_group()
         if torch.cuda.is_available() and not accelerator_arguments.get("cpu"):
@@ -127,9 +127,11 @@ class ElasticAccelerator(Accelerator):
             self._wrapped(thing, optimizers) if isinstance(thing, torch.nn.Module) else thing
             for thing in prepared
         )
-        for scheduler in self._schedulers[self._registered :]:
-            bagua.register_state(f"huggingface.scheduler{self._registered}", scheduler.scheduler)
-            self._registered += 1
+        for scheduler in self._schedulers:
+            if not any(scheduler is known for known in self._registered):
+                name = f"huggingface.scheduler{len(self._registered)}"
+                bagua.register_state(name, scheduler.scheduler)
+                self._registered.append(scheduler)
         return prepared if len(objects) > 1 else prepared[0]
 
     def prepare_model(self, model: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:

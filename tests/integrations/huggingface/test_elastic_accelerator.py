@@ -124,6 +124,19 @@ def test_a_loop_over_a_range_of_epochs_is_refused(accelerator: Any) -> None:
         next(iter(loader))
 
 
+def test_a_scheduler_is_part_of_the_state_also_after_free_memory(accelerator: Any) -> None:
+    for number in range(2):
+        module = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        accelerator.prepare(module, optimizer, scheduler)
+        accelerator.prepare(torch.nn.Identity())
+        registered = runtime.engine().state.registry.registered
+        assert registered[f"huggingface.scheduler{number}"] is scheduler
+        assert len(registered) == number + 1
+        accelerator.free_memory()
+
+
 def test_the_model_is_unwrapped(accelerator: Any) -> None:
     module = torch.nn.Linear(2, 2)
     model, _ = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
