@@ -8,11 +8,14 @@ from another worker leaves it alone.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.trainer.states import RunningStage
 from torchmetrics import Metric
 
 
@@ -40,7 +43,10 @@ class TrainerState:
         _put_counters(trainer.fit_loop, state["loops"])
         for callback in trainer.callbacks:
             if callback.state_key in state["callbacks"]:
+                elapsed_s = callback.time_elapsed() if isinstance(callback, Timer) else 0.0
                 callback.load_state_dict(state["callbacks"][callback.state_key])
+                if isinstance(callback, Timer):
+                    _go_on(callback, elapsed_s)
         trainer._logger_connector._callback_metrics.update(state["metrics"])
         trainer.should_stop = state["should_stop"]
         if state["worker"] == self._worker:
@@ -103,6 +109,14 @@ def _put_counters(loop: Any, state: dict[str, Any], prefix: str = "") -> None:
     for name, inner in vars(loop).items():
         if isinstance(inner, _Loop):
             _put_counters(inner, state, f"{prefix}{name}.")
+
+
+def _go_on(timer: Any, elapsed_s: float) -> None:
+    """Has a timer that has just loaded a state go on from there, or from its own time if that is more: a step that is
+    rolled back has taken time. Its load_state_dict adds the loaded time to all that it has measured itself."""
+    timer._offset = max(timer._offset, elapsed_s)
+    if timer._start_time[RunningStage.TRAINING] is not None:
+        timer._start_time[RunningStage.TRAINING] = time.monotonic()
 
 
 def _logged(item: Any) -> dict[str, Any]:
