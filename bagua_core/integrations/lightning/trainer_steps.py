@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint, Timer
 
 from bagua_core.elastic.step import runtime
 from bagua_core.integrations.lightning.train_batches import TrainBatches
@@ -147,11 +147,14 @@ class TrainerSteps:
         return bool(
             loop._num_ready_batches_reached()
             or loop._should_check_val_fx(self._fetcher)
-            or any(_saves_between_steps(callback) for callback in self._trainer.callbacks)
+            or any(_acts_between_steps(callback) for callback in self._trainer.callbacks)
         )
 
 
-def _saves_between_steps(callback: Any) -> bool:
+def _acts_between_steps(callback: Any) -> bool:
+    """Tells whether a callback of Lightning's has collectives behind each step: to save, or to agree on the time."""
+    if isinstance(callback, Timer):
+        return callback._duration is not None and callback._interval == "step"
     return isinstance(callback, ModelCheckpoint) and bool(
         callback._every_n_train_steps or callback._train_time_interval
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 
 def trainer(**settings: Any) -> Any:
     import lightning
@@ -46,3 +48,23 @@ def test_a_step_that_is_rolled_back_takes_the_time_that_it_took() -> None:
         assert 1.6e6 <= timers[0].time_elapsed() < 1.7e6
     states[0].load_state_dict(states[1].state_dict())
     assert 5e7 <= timers[0].time_elapsed() < 5.01e7, "the job's, on a worker that joins"
+
+
+@pytest.mark.parametrize(("interval", "is_confirmed"), [("step", True), ("epoch", False), (None, False)])
+def test_a_step_is_confirmed_where_a_time_limit_is_looked_at_behind_it(
+    interval: str | None, is_confirmed: bool
+) -> None:
+    from lightning.pytorch.callbacks import Timer
+    from torch.utils.data import DataLoader
+
+    from bagua_core.integrations.lightning.train_batches import elastic
+    from bagua_core.integrations.lightning.trainer_state import TrainerState
+    from bagua_core.integrations.lightning.trainer_steps import TrainerSteps
+
+    timer = Timer(duration="00:01:00:00", interval=interval) if interval else Timer()
+    own = trainer(callbacks=[timer], max_epochs=2)
+    own.fit_loop.max_batches = 10
+    numbers: Any = list(range(20))
+    batches = elastic(DataLoader(numbers, batch_size=2), None, workers=1)
+    steps = TrainerSteps(own, batches, TrainerState(own), lambda: None)
+    assert steps._is_followed_by_more() is is_confirmed
