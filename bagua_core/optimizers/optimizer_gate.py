@@ -23,6 +23,7 @@ from bagua_core.model.scaler_state import unchanged_scale
 from bagua_core.optimizers.closure_calls import calls_closure_once
 from bagua_core.optimizers.closures import Evaluated, closure_of
 from bagua_core.optimizers.repeated_closure import Before, RepeatedClosure, StepAbandoned, job_loss
+from bagua_core.optimizers.scheduler_calls import watch_schedulers
 from bagua_core.optimizers.script_checks import checks_of, gated_step
 
 _GATED = "_bagua_gated"
@@ -58,6 +59,8 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
     optimizer that calls its closure again (LBFGS), or after it has moved parameters (SAM), sees the job's loss, and its
     step is undone if a later call fails. Doing it twice is harmless.
     """
+    if engine.virtual_shards:
+        watch_schedulers(optimizer, engine)
     original: Callable[..., Any] = optimizer.step
     known = _gate_of(original)
     if known is not None:
