@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -39,6 +39,14 @@ class _Kept:
     buffer: torch.Tensor
     version: int
     values: torch.Tensor
+
+
+class _Mark(NamedTuple):
+    """What a change of a parameter shows in. total: of its bytes as whole numbers, for a write through .data leaves the
+    version; 0 in steps that are not audited."""
+
+    version: tuple[int, int, int]
+    total: int
 
 
 class _Layer:
@@ -122,7 +130,7 @@ class ShardBuffers:
                     "deterministic job has them by shard, use torch.nn.BatchNorm2d and the like"
                 )
         self._module = module
-        self._marks: dict[str, tuple[int, int, int]] = {}  # of parameters, at the step's first forward
+        self._marks: dict[str, _Mark] = {}  # of parameters, at the step's first forward
         self._steps = 0
         self._silent: set[str] = set()  # large buffers that were seen to change without a new version
         self._all = ModuleBuffers(module)
@@ -155,7 +163,7 @@ class ShardBuffers:
             return
         if self._of_step is None:
             self._steps += 1
-            self._marks = {n: version(p) for n, p in self._module.named_parameters()}
+            self._marks = {n: self._mark(p) for n, p in self._module.named_parameters()}
             self._keep()
         else:
             self._check_parameters(shard)
@@ -194,7 +202,7 @@ class ShardBuffers:
         if shard.shard is None:
             return  # a state may be copied in meanwhile, and what this worker computes does not count
         for name, parameter in self._module.named_parameters():
-            if (mark := self._marks.get(name)) is not None and mark != version(parameter):
+            if (mark := self._marks.get(name)) is not None and mark != self._mark(parameter):
                 raise NotDeterministicError(
                     f"{name} was changed by the script, or in a forward, within a step: both run once a shard, and so "
                     "more often on a worker with more shards. Change it by an optimizer, or between two epochs"
@@ -260,6 +268,14 @@ class ShardBuffers:
 
     # -- the parts
 
+    @property
+    def _is_audited(self) -> bool:
+        """Whether the step finds writes through .data, at the cost of a pass over the values."""
+        return self._steps <= AUDITED_STEPS or self._steps % AUDIT_EVERY == 0
+
+    def _mark(self, parameter: torch.Tensor) -> _Mark:
+        return _Mark(version(parameter), _total(parameter) if self._is_audited else 0)
+
     def _row(self) -> torch.Tensor:
         parts: list[torch.Tensor] = []
         for layer in self._layers:
@@ -291,8 +307,7 @@ class ShardBuffers:
         """
         if known.buffer is not buffer or known.version != buffer._version:
             return True
-        is_audited = self._steps <= AUDITED_STEPS or self._steps % AUDIT_EVERY == 0
-        if buffer.nbytes > LARGE_BYTES and name not in self._silent and not is_audited:
+        if buffer.nbytes > LARGE_BYTES and name not in self._silent and not self._is_audited:
             return False
         differs = not _same_bytes(known.values, buffer)
         if differs:
@@ -321,3 +336,10 @@ def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(*(t.detach().reshape(-1).view(torch.uint8) for t in (one, other)))
+
+
+def _total(tensor: torch.Tensor) -> int:
+    """Returns the sum of the tensor's bytes, taken as whole numbers of its elements' size."""
+    width = min(tensor.dtype.itemsize, 8)
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
+    return int(tensor.detach().reshape(-1).view(whole).sum(dtype=torch.int64))

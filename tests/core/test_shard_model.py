@@ -17,6 +17,7 @@ from bagua_core.elastic.step.deterministic_worker import (
     threads_in,
 )
 from bagua_core.errors import NotDeterministicError
+from bagua_core.model.shard_buffers import AUDIT_EVERY, AUDITED_STEPS
 from bagua_core.optimizers.step_rates import RateChangedWithinStep
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.worlds import FakeEngine
@@ -138,24 +139,26 @@ def test_a_forward_without_gradients_that_updates_statistics(when: str) -> None:
 
 
 class MovingTarget(nn.Module):
-    """BYOL's: a part follows another in each forward."""
+    """BYOL's: a part follows another in each forward. through_data: as MoCo's own code does."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, through_data: bool = False) -> None:
         super().__init__()
+        self.through_data = through_data
         self.online, self.target = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             for own, other in zip(self.target.parameters(), self.online.parameters(), strict=True):
-                own.mul_(0.9).add_(other, alpha=0.1)
+                (own.data if self.through_data else own).mul_(0.9).add_(other.data, alpha=0.1)
         found: torch.Tensor = self.online(x) - self.target(x)
         return found
 
 
+@pytest.mark.parametrize("through_data", [False, True])
 @pytest.mark.parametrize("shards", [1, 2], ids=["one shard here", "several"])
-def test_parameters_that_a_forward_changes(shards: int) -> None:
+def test_parameters_that_a_forward_changes(shards: int, through_data: bool) -> None:
     """Also on a worker with one shard: what is refused does not depend on the number of workers."""
-    model, _ = wrapped(net=MovingTarget())
+    model, _ = wrapped(net=MovingTarget(through_data=through_data))
     model._engine.begin_micro_batch(MicroBatch(1 / shards, shards == 1, 0, shards))
     with pytest.raises(
         NotDeterministicError, match=r"target.weight was changed by the script, or in a forward"
@@ -176,6 +179,26 @@ def test_parameters_that_the_script_changes_between_two_shards() -> None:
     model._engine.begin_micro_batch(MicroBatch(0.5, True, 1, 2))
     with pytest.raises(NotDeterministicError, match="weight was changed by the script"):
         model(torch.ones(1, 2))
+
+
+def test_parameters_that_the_script_changes_through_data() -> None:
+    """That leaves the version of the tensor. The bytes are compared in the first steps, and in some of the others."""
+    model, _ = wrapped(net=nn.Linear(2, 2, dtype=torch.float64))
+    engine, x = model._engine, torch.ones(1, 2, dtype=torch.float64)
+
+    def train(step: int, *, changes: bool) -> None:
+        engine.step = step
+        for shard in range(2):
+            engine.begin_micro_batch(MicroBatch(0.5, shard == 1, shard, 2))
+            model(x).sum().backward()
+            if changes and shard == 0:
+                model.module.weight.data.mul_(0.9)
+        model.step_committed()
+
+    for step in range(AUDIT_EVERY - 1):
+        train(step, changes=step >= AUDITED_STEPS)
+    with pytest.raises(NotDeterministicError, match="weight was changed by the script"):
+        train(AUDIT_EVERY - 1, changes=True)
 
 
 def test_loops_without_the_loader_and_replicas_of_several_workers() -> None:
