@@ -71,6 +71,8 @@ class Leaving:
         goes_on_without = 0
         if newest is not None and newest.members and newest.placement_of(step.worker_id) is None:
             goes_on_without = newest.number if newest.number > member.number else 0
+        # Local steps of a round that is not final are not in the state: the models give it back (at_round_begin).
+        has_parts = step.in_step and (step.rounds is None or step.is_final)
         expected_s = self._checkpoints.expected_write_s
         situation = LeaveSituation(
             left_s=left_s,
@@ -87,7 +89,7 @@ class Leaving:
             backward_open=any(model.is_unfinished for model in self._models),
             stepping=state.guard.stepping,
             provisional=state.guard.provisional,
-            parts=max(state.final_parts, step.part if step.in_step else 0),
+            parts=max(state.final_parts, step.part if has_parts else 0),
             most_parts=step.most_parts,
             only_optimizers_change=all(model.optimizers for model in self._models)
             and (step.registry.boundary.is_kept or not step.registry.boundary.is_moved()),

@@ -126,6 +126,9 @@ class RoundEnd(StepEnd):
             used = self._used = [own] if communicator is None else self._exchanged(communicator, own)
             samples = sum(one.count for one in used)
             if samples:
+                with self.state.guard.held():
+                    # a last checkpoint would give the models other parameters, whose distance the members commit
+                    self.state.guard.provisional = True
                 for model in self.inputs.models:
                     model.close_round(communicator, own.count / samples)
         except CollectiveFailed as error:

@@ -1,4 +1,5 @@
-"""A worker within a round: joining again it brings nothing of what it trained, and what others copy has none of it."""
+"""A worker within a round: what it has trained is in no copy, no checkpoint, and not in what it brings when it joins
+again."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.membership import entry
 from bagua_core.elastic.step.engine import Engine
+from bagua_core.elastic.step.late_leave_plan import FIRST_WRITE_S, Act, Form, Plan, decide
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.elastic.agents import Agent
 from tests.core.elastic.records import generation
+from tests.lab.wait import HANG_S
 
 JOINS = HealPlan(
     StateName(1, 3), (1,), frozenset(), frozenset({0}), False, "a test", newcomers=frozenset({0})
@@ -61,6 +64,12 @@ class InRound:
     @property
     def weight(self) -> float:
         return float(next(self.model.parameters()).detach())
+
+    def late_plan(self) -> Plan:
+        """The plan of the thread that leaves in the script's place, with checkpoints, when the time is over."""
+        assert self.engine._leaving is not None
+        situation, _ = self.engine._leaving.late_situation(FIRST_WRITE_S)
+        return decide(replace(situation, saves=True))
 
     def _count(self) -> None:
         self.replaced += 1
@@ -121,6 +130,45 @@ def test_what_others_copy_of_it_has_no_local_step(worker: InRound, monkeypatch: 
         )
         worker.engine.take_part(record, plan, [kept, behind])
         assert seen.pop() == expected and worker.weight == local
+
+
+def test_outside_the_loop_it_saves_the_model_with_which_the_round_began(
+    worker: InRound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local steps are no parts of a step, however many are done."""
+    leaving, checkpoints = worker.engine._leaving, worker.engine._checkpoints
+    assert leaving is not None and checkpoints is not None
+    local = worker.weight
+    with worker.engine.at_round_begin():
+        began = worker.weight
+    plan = worker.late_plan()
+    assert (plan.act, plan.form) == (Act.SAVE, Form.AT_RESUME_POINT)
+    saved: list[tuple[float, bool]] = []
+    monkeypatch.setattr(
+        checkpoints, "step_aside", lambda *_, at_resume_point: saved.append((worker.weight, at_resume_point))
+    )
+    with worker.engine.state.guard.reading(HANG_S):
+        leaving.begin_last_write(plan.form, HANG_S)
+    assert saved == [(began, True)] and worker.weight == local
+
+
+def test_outside_the_loop_its_model_is_left_alone_while_it_is_averaged(
+    worker: InRound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would commit the distance of another model."""
+    found: list[Plan] = []
+    close_round = worker.model.close_round
+
+    def closes(*arguments: Any) -> None:
+        found.append(worker.late_plan())
+        close_round(*arguments)
+
+    monkeypatch.setattr(worker.model, "close_round", closes)
+    worker.engine._end_step()
+    assert worker.engine.state.name.step == 1
+    (plan,) = found
+    assert plan.act is Act.WAIT and "exchanged" in plan.reason
+    assert worker.late_plan().act is Act.SAVE
 
 
 def test_all_shards_of_a_replica_know_it_by_one_id(worker: InRound, monkeypatch: pytest.MonkeyPatch) -> None:
