@@ -182,7 +182,7 @@ def _named(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.
 
 def _plain(value: Any) -> Any:
     """Returns `value` as `torch.load(weights_only=True)` reads it: NumPy's arrays become tensors or lists, its scalars
-    numbers."""
+    numbers. Named tuples came as plain ones."""
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):

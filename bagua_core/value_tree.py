@@ -177,6 +177,27 @@ def values(node: Any, count: int, leaf: _Leaf, depth: int = 0) -> list[Any]:
     return [torch.device(content)] * count
 
 
+def without_names(node: Any) -> Any:
+    """Returns the tree with plain tuples in the places of named ones, for a reader that may lack their classes.
+
+    Raises one of STUMBLES for what no encoder writes.
+    """
+    if isinstance(node, list):
+        return [without_names(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    ((tag, content),) = node.items()
+    match tag:
+        case "named":
+            _, _, items = content
+            return {"tuple": without_names(items)}
+        case "tuple":
+            return {tag: without_names(content)}
+        case "dict" | "counter":
+            return {tag: [[key, without_names(item)] for key, item in content]}
+    return node
+
+
 def by_path(node: Any, tag: str, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     """Returns the contents of the leaves of this tag in lists, tuples and dictionaries, by their place in the tree:
     numbers, and the `repr` of keys. Raises one of STUMBLES for what no encoder writes."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -19,6 +20,7 @@ from bagua_core import checkpoint
 from bagua_core.elastic.checkpoint import layout, part_file, restore
 from bagua_core.elastic.checkpoint.catalogue import Place
 from bagua_core.elastic.checkpoint.dcp_reader import DcpReader
+from bagua_core.elastic.checkpoint.layout import NAMES
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.part_file import STATE, Header
 from bagua_core.elastic.checkpoint.storage import StoreError
@@ -161,6 +163,30 @@ def test_values_of_numpy_are_exported_as_tensors_and_numbers(tmp_path: Path, run
     got = torch.load(tmp_path / "out.pt", weights_only=True)["registered"]["x"]
     assert got["array"].tolist() == [0, 1, 2] and got["words"] == ["a", "b"] and got["number"] == 1.5
     assert got["date"] == "2024-01-02" and got["tuple"] == (torch.device("cpu"), torch.bfloat16, float("inf"))
+
+
+class Best(NamedTuple):
+    """A class of a script, which no program that reads its checkpoints has."""
+
+    step: int
+    loss: torch.Tensor
+
+
+def test_named_tuples_of_a_script_are_exported_as_tuples(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = {"best": [Best(3, torch.ones(2)), ("a", Best(4, torch.zeros(1)))]}
+    optimizer = {"state": {0: {"seen": Best(5, torch.ones(1))}}, "param_groups": [{"params": [0]}]}
+    state = {"modules": [], "optimizers": [optimizer], "registered": best, NAMES: [["weight"]]}
+    write_state(tmp_path, state, 1)
+    monkeypatch.delattr(sys.modules[__name__], "Best")
+    code, text = run("export", tmp_path, tmp_path / "out.pt")
+    assert code == 0, text
+    got = torch.load(tmp_path / "out.pt", weights_only=True)["registered"]["best"]
+    assert got == [(3, got[0][1]), ("a", (4, got[1][1][1]))]
+    assert [type(value) for value in (got[0], got[1][1])] == [tuple, tuple]
+    assert got[0][1].tolist() == [1, 1] and got[1][1][1].tolist() == [0]
+    DcpReader(LocalStorage(tmp_path)).read_metadata()
 
 
 def several(root: Path) -> list[Path]:

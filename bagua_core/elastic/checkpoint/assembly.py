@@ -44,7 +44,7 @@ class Reader:
     """The worker that reads a checkpoint.
 
     shard, shards: which of a replica's workers it is. shards 0: the reader belongs to no job, so tensors that each
-    shard has its own of are left out (empty).
+    shard has its own of are left out (empty), and named tuples come as plain ones.
     """
 
     wanted: Wanted = whole_tensors
@@ -124,6 +124,7 @@ class Assembly:
                 f"each of the {shards} shards that wrote the checkpoint has its own {min(own)}, which can't be divided "
                 f"among {reader.shards}; start with --replica-size {shards}"
             )
+        self._of_a_job = reader.shards > 0
         self.layout_digest = layout_digest(described, own)
         self._tensors = [
             _Tensor(_of_shard(d, headers, reader) if d["name"] in own else d, reader.wanted)
@@ -245,7 +246,7 @@ class Assembly:
             if list(tensors[i].stride()) != d["stride"]:
                 strided = torch.empty_strided(d["shape"], d["stride"], dtype=tensors[i].dtype, device="cpu")
                 tensors[i] = strided.copy_(tensors[i])
-        state: dict[str, Any] = state_codec.decode(self._manifest, tensors)
+        state: dict[str, Any] = state_codec.decode(self._manifest, tensors, plain_tuples=not self._of_a_job)
         return state
 
     def _spread(self, piece: _Piece) -> None:

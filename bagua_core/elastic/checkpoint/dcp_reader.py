@@ -188,7 +188,7 @@ def _values_of(manifest: bytes) -> dict[str, Any]:
         torch.zeros((), dtype=state_codec.dtype_of(d["dtype"]), device="cpu").expand(d["shape"])
         for d in described
     ]
-    values: dict[str, Any] = state_codec.decode(text, empty)
+    values: dict[str, Any] = state_codec.decode(text, empty, plain_tuples=True)
     return values
 
 

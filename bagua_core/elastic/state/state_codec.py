@@ -223,12 +223,14 @@ def decode(
     *,
     device: torch.device | str | None = None,
     copy: bool = True,
+    plain_tuples: bool = False,
 ) -> Any:
     """Returns the state that `manifest` describes.
 
     source: its run of bytes (uint8), or the tensors of `allocate`, which the state will then hold. A sharded tensor
     comes as a LocalPart (model/sharded_tensors.py): only the receiver knows its mesh. device: as in `allocate`. copy
-    False: tensors are views of the run where they can be, which then lives as long as any of them.
+    False: tensors are views of the run where they can be, which then lives as long as any of them. plain_tuples: named
+    tuples come as plain ones.
     Raises MalformedManifest for a manifest of another kind, ValueError if the bytes are too few.
     """
     parsed = _parsed(manifest)
@@ -240,7 +242,8 @@ def decode(
             raise ValueError(f"{len(tensors)} tensors for a manifest of {len(parsed['tensors'])}")
     tensors = [_as_described(t, d) for t, d in zip(tensors, parsed["tensors"], strict=True)]
     try:
-        (state,) = value_tree.values(parsed["state"], 1, lambda tag, content: [_leaf(tag, content, tensors)])
+        tree = value_tree.without_names(parsed["state"]) if plain_tuples else parsed["state"]
+        (state,) = value_tree.values(tree, 1, lambda tag, content: [_leaf(tag, content, tensors)])
         return state
     except value_tree.STUMBLES as error:
         if is_out_of_memory(error):
