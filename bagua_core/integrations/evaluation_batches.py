@@ -7,11 +7,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from bagua_core.data.partition import share
 from bagua_core.data.sample_seeding import random_sources_kept, seed_random_sources
-from bagua_core.integrations.loader_settings import reading_settings
+from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, reading_settings
 
 Place = Callable[[], tuple[int, int]]  # rank and world size now
 Placed = Callable[[Any], Any]
@@ -94,17 +101,31 @@ class UndividedBatches(EvaluationBatches):
         return getattr(self.loader, name)
 
 
+def _whole(sampler: Any) -> Any:
+    """Returns the sampler of the whole order; a DistributedSampler gives one worker's part, which would be divided once
+    more. Raises UnsupportedInElasticJob for one with an order of its own."""
+    if not isinstance(sampler, DistributedSampler):
+        return sampler
+    if type(sampler).__iter__ is not DistributedSampler.__iter__:
+        raise UnsupportedInElasticJob(
+            f"the evaluation loader has a {type(sampler).__name__}, a DistributedSampler: it gives one worker's part, "
+            "and the loader is divided among the workers there are; pass the sampler of the whole order"
+        )
+    dataset: Any = sampler.dataset
+    return RandomSampler(dataset) if sampler.shuffle else SequentialSampler(dataset)
+
+
 def shared(dataloader: object, place: Place, placed: Placed | None = None) -> object:
     """Returns the loader over this worker's share. A loader that can't be divided has all its samples on each worker.
 
     placed(batch): what the script gets for a batch. None for the batch itself; a loader that can't be divided is then
-    returned as it is.
+    returned as it is. Raises UnsupportedInElasticJob.
     """
     if not isinstance(dataloader, DataLoader):
         return dataloader
     if isinstance(dataloader.dataset, IterableDataset) or type(dataloader.batch_sampler) is not BatchSampler:
         return dataloader if placed is None else UndividedBatches(dataloader, placed)
-    batches = SharedBatches(dataloader.sampler, dataloader.batch_size or 1, place)
+    batches = SharedBatches(_whole(dataloader.sampler), dataloader.batch_size or 1, place)
     divided = DataLoader(
         dataloader.dataset,
         batch_sampler=batches,

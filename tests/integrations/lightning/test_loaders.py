@@ -93,6 +93,26 @@ def test_a_random_order_of_an_evaluation_is_the_same_on_all_workers(has_generato
     assert sorted(found) == DATA and found != DATA
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_evaluation_with_a_distributed_sampler_is_divided_once(shuffle: bool) -> None:
+    parts = []
+    for rank in range(2):
+        sampler: Any = DistributedSampler(DATA, 2, rank, shuffle=shuffle)
+        batches: Any = shared(DataLoader(DATA, batch_size=5, sampler=sampler), lambda r=rank: (r, 2))
+        parts += torch.cat(list(batches)).tolist()
+    assert sorted(parts) == DATA
+    assert (parts != DATA[:5] + DATA[10:15] + DATA[5:10] + DATA[15:]) is shuffle
+
+
+def test_a_distributed_sampler_with_an_order_of_its_own_is_refused() -> None:
+    class OwnOrder(DistributedSampler[int]):
+        def __iter__(self) -> Any:
+            return iter([3, 1])
+
+    with pytest.raises(UnsupportedInElasticJob, match="OwnOrder, a DistributedSampler"):
+        shared(DataLoader(DATA, batch_size=5, sampler=OwnOrder(DATA, 2, 0)), lambda: (0, 2))
+
+
 def test_workers_evaluate_parts_of_one_random_selection() -> None:
     parts = []
     for rank in range(2):
