@@ -25,7 +25,8 @@ USUAL_OF_LOOKS = 5  # the newest ones with new steps, of whose step times the us
 class Point:
     """The job at one moment. step: committed; 0: unknown. steps_per_s: since the point before; None for the first and
     while steps are not reported. metrics: means over the workers with a rank that report them. computing_s: seconds of
-    computing a step, by global rank, over the steps since the point before."""
+    computing a step, by global rank, over the steps since the point before; in a deterministic job those that an equal
+    part of its virtual shards would have taken."""
 
     at_unix_s: float
     generation: int
@@ -191,8 +192,11 @@ class JobSeries:
         for worker_id, worker in reports.items():
             steps, computing_s = sum(worker.progress.step_counts), worker.progress.computing_s
             before_steps, before_s = self._before.get(worker_id, (steps, computing_s))
-            if steps > before_steps and worker.HasField("global_rank"):
-                found[worker.global_rank] = (computing_s - before_s) / (steps - before_steps)
+            has_share = worker.progress.HasField("shard_share")
+            share = worker.progress.shard_share if has_share else 1.0
+            # without a virtual shard it computes nothing that others could be compared with
+            if steps > before_steps and worker.HasField("global_rank") and share > 0.0:
+                found[worker.global_rank] = (computing_s - before_s) / (steps - before_steps) / share
             self._before[worker_id] = (steps, computing_s)
         for gone in self._before.keys() - reports.keys():
             del self._before[gone]

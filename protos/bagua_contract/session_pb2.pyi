@@ -80,7 +80,7 @@ class Entered(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., lost_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("generation", "step", "epoch", "steps_per_s", "metrics", "spent_s", "step_counts", "step_sum_s", "computing_s", "total_steps", "step_samples", "sent_bytes", "copied_bytes", "gradient_bytes", "algorithm", "order", "bucket_times", "checkpoint_trouble", "checkpoint_step", "copied_s", "interface", "samples", "job_loss", "job_losses", "warms_up", "joining")
+    __slots__ = ("generation", "step", "epoch", "steps_per_s", "metrics", "spent_s", "step_counts", "step_sum_s", "computing_s", "total_steps", "step_samples", "sent_bytes", "copied_bytes", "gradient_bytes", "algorithm", "order", "bucket_times", "checkpoint_trouble", "checkpoint_step", "copied_s", "interface", "samples", "job_loss", "job_losses", "warms_up", "joining", "shard_share")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class Progress(_message.Message):
     JOB_LOSSES_FIELD_NUMBER: _ClassVar[int]
     WARMS_UP_FIELD_NUMBER: _ClassVar[int]
     JOINING_FIELD_NUMBER: _ClassVar[int]
+    SHARD_SHARE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     epoch: int
@@ -147,7 +148,8 @@ class Progress(_message.Message):
     job_losses: int
     warms_up: bool
     joining: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., spent_s: _Optional[_Mapping[str, float]] = ..., step_counts: _Optional[_Iterable[int]] = ..., step_sum_s: _Optional[float] = ..., computing_s: _Optional[float] = ..., total_steps: _Optional[int] = ..., step_samples: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., algorithm: _Optional[str] = ..., order: _Optional[_Iterable[int]] = ..., bucket_times: _Optional[_Iterable[_Union[BucketTime, _Mapping]]] = ..., checkpoint_trouble: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., copied_s: _Optional[float] = ..., interface: _Optional[str] = ..., samples: _Optional[int] = ..., job_loss: _Optional[float] = ..., job_losses: _Optional[int] = ..., warms_up: bool = ..., joining: bool = ...) -> None: ...
+    shard_share: float
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., spent_s: _Optional[_Mapping[str, float]] = ..., step_counts: _Optional[_Iterable[int]] = ..., step_sum_s: _Optional[float] = ..., computing_s: _Optional[float] = ..., total_steps: _Optional[int] = ..., step_samples: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., algorithm: _Optional[str] = ..., order: _Optional[_Iterable[int]] = ..., bucket_times: _Optional[_Iterable[_Union[BucketTime, _Mapping]]] = ..., checkpoint_trouble: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., copied_s: _Optional[float] = ..., interface: _Optional[str] = ..., samples: _Optional[int] = ..., job_loss: _Optional[float] = ..., job_losses: _Optional[int] = ..., warms_up: bool = ..., joining: bool = ..., shard_share: _Optional[float] = ...) -> None: ...
 
 class BucketTime(_message.Message):
     __slots__ = ("bytes", "seconds")

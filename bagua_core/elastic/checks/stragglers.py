@@ -20,6 +20,12 @@ MICROSECONDS = 1_000_000
 UNKNOWN = -1  # as exchanged: no whole step in the window, as on a joiner
 
 
+def shard_share(own: int, shards: int, workers: int) -> float | None:
+    """Returns the shards of a worker over an equal part of them: with 8 shards a worker of three that owns 3 computes
+    longer than one that owns 2, and is no slower. None where there are no shards."""
+    return own * workers / shards if shards else None
+
+
 class ComputingTime:
     """Measures the mean computing time of this rank since the last `take`, in seconds."""
 
@@ -27,13 +33,15 @@ class ComputingTime:
         self._computed_s = 0.0
         self._steps = 0
 
-    def step_done(self, lasted_s: float, waited_s: float) -> None:
-        """Counts a committed step.
+    def step_done(self, lasted_s: float, waited_s: float, shard_share: float | None = None) -> None:
+        """Counts a committed step, as long as an equal part of its shards would have taken.
 
         waited_s: in its collectives; what is no step's time (healing, entering, evaluation between two steps) is in
-        neither.
+        neither. shard_share: see shard_share(); a step without any shard says nothing of this rank's speed.
         """
-        self._computed_s += max(0.0, lasted_s - waited_s)
+        if shard_share == 0.0:
+            return
+        self._computed_s += max(0.0, lasted_s - waited_s) / (shard_share or 1.0)
         self._steps += 1
 
     def forget(self) -> None:

@@ -67,10 +67,11 @@ class AgentReports:
         checkpoint_step: int = 0,
         checkpoint_trouble: str = "",
         joining: bool = False,
+        shard_share: float | None = None,
     ) -> None:
         """Reports the progress of this worker. order, bucket_times: see script_inputs.new_order, new_bucket_times.
         checkpoint_step, checkpoint_trouble: see writer.Saved. joining: it has committed no step since it joined; step
-        is then the job's."""
+        is then the job's. shard_share: see stragglers.shard_share()."""
         if self._measured != (named := [(id(m), m.algorithm_name) for m in models]):
             self._measured = named
             self._gradient_bytes = sum(
@@ -106,6 +107,7 @@ class AgentReports:
                 job_loss=0.0 if job_loss is None else job_loss.mean,
                 job_losses=0 if job_loss is None else job_loss.reporting,
                 joining=joining,
+                shard_share=shard_share,
             )
         )
 

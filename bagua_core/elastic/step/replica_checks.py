@@ -41,10 +41,10 @@ class ReplicaChecks:
         """Notes that a copy brought the state after `step`."""
         self._digests.state_replaced(self._parameters, step)
 
-    def step_timed(self, lasted_s: float, waited_s: float) -> None:
+    def step_timed(self, lasted_s: float, waited_s: float, shard_share: float | None) -> None:
         """Notes that a step was committed that lasted `lasted_s`, of which this rank waited `waited_s` in
-        collectives."""
-        self._computing.step_done(lasted_s, waited_s)
+        collectives. shard_share: see stragglers.shard_share()."""
+        self._computing.step_done(lasted_s, waited_s, shard_share)
 
     def after_commit(self, member: Member, step: int) -> None:
         """Compares the replicas if it is due. A comparison that fails breaks the generation. Raises Diverged."""

@@ -11,8 +11,10 @@ import time
 from bagua_contract.environment import WorkerEnvironment
 from bagua_core import tracing
 from bagua_core.communication.communicator import CollectiveFailed
+from bagua_core.communication.shards.shard_tree import leaves_of
 from bagua_core.elastic.checkpoint.job_checkpoints import JobCheckpoints
 from bagua_core.elastic.checkpoint.writer import NOTHING_SAVED
+from bagua_core.elastic.checks.stragglers import shard_share
 from bagua_core.elastic.membership.agent_reports import AgentReports
 from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.state.commit_history import Entry
@@ -39,6 +41,7 @@ class StepEnd(CurrentStep):
         self._replicas: tuple[str, ...] = ("",)  # see StepPlan.workers
         self._step_from_s = 0.0
         self._job_step = 0  # committed by the job when this worker entered the generation in force
+        self._shard_share: float | None = None  # in the newest step that this worker committed
         self._committed_epoch: int | None = None  # of the newest step that this worker committed
         self._stays = False  # with replicas: no shard has anything to follow at this boundary
         self._reports: AgentReports | None = None
@@ -140,7 +143,10 @@ class StepEnd(CurrentStep):
             self.registry.take_back_fillers()
         self.registry.step_committed()
         if self.member is not None and not self.plan.healing:
-            self._checks.step_timed(time.monotonic() - self._step_from_s, self.member.waited_s)
+            self._shard_share = self._share_of_shards()
+            self._checks.step_timed(
+                time.monotonic() - self._step_from_s, self.member.waited_s, self._shard_share
+            )
         state.history = state.history.committed(
             Entry(
                 generation=self.plan.generation,
@@ -169,6 +175,14 @@ class StepEnd(CurrentStep):
         self._drop_copy()
         self.states.take(Event.COMMIT)
 
+    def _share_of_shards(self) -> float | None:
+        """Returns the shard share of this worker in the step; None in a job without virtual shards."""
+        plan, shards = self.plan, self._micro_batch.shards
+        if not shards or plan.active_index is None:
+            return None
+        own = len(leaves_of(shards, plan.active_count, plan.active_index))
+        return shard_share(own, shards, plan.active_count)
+
     def _report_progress(self) -> None:
         if self._reports is not None:
             saved = NOTHING_SAVED if self._checkpoints is None else self._checkpoints.saved
@@ -185,4 +199,5 @@ class StepEnd(CurrentStep):
                 checkpoint_step=saved.step,
                 checkpoint_trouble=saved.trouble,
                 joining=self.joining,
+                shard_share=self._shard_share,
             )

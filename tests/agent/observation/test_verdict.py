@@ -225,6 +225,24 @@ def test_a_rank_that_computes_longer_than_the_others_is_named() -> None:
     assert "0.5 s a step, the others 0.1 s" in said.why
 
 
+def test_a_rank_that_computes_longer_because_it_has_more_shards_is_not_named() -> None:
+    """Of 3 virtual shards rank 0 has two, rank 1 one, and of a third worker without any nothing can be said."""
+
+    def look(number: int) -> JobFacts:
+        steps = 10 * (number + 1)
+        times = ((0.4, 4 / 3), (0.2, 2 / 3), (0.001, 0.0))
+        agents = (
+            agent(rank, worker(rank, step=steps, computing_s=each * steps, shard_share=share))
+            for rank, (each, share) in enumerate(times)
+        )
+        return facts(NOW_S + 5 * number, agents=tuple(agents))
+
+    looks = [look(number) for number in range(4)]
+    seen = series(*looks)
+    assert verdict(looks[3], seen).level is Level.GOOD
+    assert seen.points[-1].computing_s == {0: pytest.approx(0.3), 1: pytest.approx(0.3)}
+
+
 def test_a_worker_that_does_not_end_after_its_last_step_is_named() -> None:
     def look(after_s: float, **other: Any) -> JobFacts:
         return facts(NOW_S + after_s, closing=True, agents=(agent(0), agent(1, worker(1))), **other)

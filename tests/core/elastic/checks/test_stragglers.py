@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_core.elastic.checks.stragglers import UNKNOWN, ComputingTime, StragglerWatch, slow_ranks
+from bagua_core.elastic.checks.stragglers import (
+    UNKNOWN,
+    ComputingTime,
+    StragglerWatch,
+    shard_share,
+    slow_ranks,
+)
 
 
 def ms(*values: float) -> list[int]:
@@ -48,6 +54,20 @@ def test_mean_computing_time_is_what_was_not_waited() -> None:
     time.step_done(1.0, 0.0)
     time.forget()
     assert time.take() == UNKNOWN
+
+
+def test_a_worker_with_more_shards_is_no_slower_for_that() -> None:
+    """Of 5 shards among four workers the first has 2 in each step; of five workers and 4 shards the last is idle."""
+    found = []
+    for own in (2, 1, 1, 1):
+        time = ComputingTime()
+        time.step_done(lasted_s=2.0, waited_s=2.0 - own, shard_share=shard_share(own, 5, 4))
+        found.append(time.take())
+    assert found == [1_250_000] * 4 and slow_ranks(found) == ()
+    idle = ComputingTime()
+    idle.step_done(lasted_s=1.0, waited_s=0.9, shard_share=shard_share(0, 4, 5))
+    assert idle.take() == UNKNOWN
+    assert shard_share(0, 0, 4) is None  # as in any job that is not deterministic
 
 
 def test_named_once_after_three_windows_and_again_after_recovering() -> None:

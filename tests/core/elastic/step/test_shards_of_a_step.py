@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bagua_core.communication.pending import DonePending, Pending
+from bagua_core.communication.step_interface import MicroBatch, StepPlan
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic.step.current_step import CurrentStep
 from bagua_core.elastic.step.engine import Engine
@@ -61,6 +62,18 @@ def test_a_break_between_two_steps_is_not(where: str) -> None:
         if where == "at the end of a step" and script.loader.is_at_step_end:
             break
     assert script.engine.finish() and bodies == SHARDS
+
+
+@pytest.mark.parametrize(
+    ("global_rank", "shards", "share"), [(0, 3, 4 / 3), (1, 3, 2 / 3), (1, 1, 0.0), (1, 0, None)]
+)
+def test_a_steps_time_counts_by_the_shards_of_the_worker(
+    global_rank: int, shards: int, share: float | None
+) -> None:
+    step: Any = Engine(None)
+    step.plan = StepPlan(1, 7, global_rank, 2)
+    step._micro_batch = MicroBatch(1.0, True, 0 if shards else None, shards)
+    assert step._share_of_shards() == share
 
 
 @pytest.mark.parametrize(("virtual_shards", "collective"), [(0, "allgather"), (SHARDS, "allreduce")])
