@@ -17,6 +17,7 @@ import torch
 from bagua_core.algorithms.algorithm import Attachment
 from bagua_core.communication.communicator import CollectiveAborted, Communicator, Lane
 from bagua_core.communication.reduction.exchange import Exchange
+from bagua_core.communication.reduction.trained_parameters import Candidates, check_known
 from bagua_core.communication.weights.background_mean import BackgroundMean
 from bagua_core.communication.weights.weight_buckets import FlatWeights, make_equal
 
@@ -33,6 +34,7 @@ class AsyncRounds(Exchange):
     ) -> None:
         self._engine = attachment.engine
         self._parameters = attachment.parameters
+        self._known = frozenset(map(id, attachment.parameters))
         self._mean = BackgroundMean(
             attachment.parameters, attachment.engine, interval_s, clock, weighted=True
         )
@@ -58,6 +60,9 @@ class AsyncRounds(Exchange):
         return self._mean.wait(limit_s)
 
     # -- Exchange
+
+    def trains(self, candidates: Candidates, choice: bytes) -> None:
+        check_known(candidates, choice, self._known)
 
     def forward_begins(self) -> None:
         # by the round's number: one that is closed again in another generation began where it did

@@ -24,6 +24,7 @@ from bagua_core.communication.compressed.feedback_sum import feedback_sum, piece
 from bagua_core.communication.devices.device_wait import last_awaited
 from bagua_core.communication.reduction.exchange import Exchange
 from bagua_core.communication.reduction.operation_queue import operation_queue_of
+from bagua_core.communication.reduction.trained_parameters import Candidates, check_known
 from bagua_core.communication.weights.outer_step import OuterStep
 from bagua_core.communication.weights.weight_buckets import FlatWeights
 
@@ -39,6 +40,7 @@ class RoundAverage(Exchange):
         self._engine = attachment.engine
         self._operations = operation_queue_of(attachment.engine)
         self._parameters = attachment.parameters
+        self._known = frozenset(map(id, attachment.parameters))
         self._outer = outer
         self._form = form
         self._anchor = FlatWeights(attachment.parameters, widen=True)
@@ -51,6 +53,9 @@ class RoundAverage(Exchange):
         self._distance = FlatWeights(attachment.parameters, widen=True)  # then the mean of all members'
         self._is_under_way = False  # a collective may still write into it
         self._has_mean = False
+
+    def trains(self, candidates: Candidates, choice: bytes) -> None:
+        check_known(candidates, choice, self._known)
 
     def forward_begins(self) -> None:
         # The job's first round: all models are alike. Not before, for a script may load one after wrapping it.

@@ -11,7 +11,15 @@ import torch
 from torch import nn
 
 from bagua_contract.step_settings import StepSettings, declared_algorithm
-from bagua_core.algorithms import Algorithm, ByteGrad, CompressedAllreduce, QAdam, QAdamOptimizer
+from bagua_core.algorithms import (
+    Algorithm,
+    AsyncModelAverage,
+    ByteGrad,
+    CompressedAllreduce,
+    LocalSGD,
+    QAdam,
+    QAdamOptimizer,
+)
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.communication.reduction.trained_parameters import (
     CannotTakeOn,
@@ -338,6 +346,23 @@ def test_algorithms_that_know_their_parameters_from_the_start_say_so(algorithm: 
             w.step()
 
     run_ranks(members, act)
+
+
+@pytest.mark.parametrize("has_optimizer", [True, False])
+@pytest.mark.parametrize(
+    "algorithm", [LocalSGD(unit="round"), AsyncModelAverage(unit="round")], ids=["local_sgd", "async"]
+)
+def test_in_rounds_none_can_be_taken_on(algorithm: Algorithm, has_optimizer: bool) -> None:
+    net = seeded(Net)
+    train_only(net, HEAD)
+    optimizers = [adam_w(net.parameters())] if has_optimizer else None
+    model = DistributedDataParallel(net, optimizers, algorithm, engine=FakeEngine())
+    model(X)
+    train_only(net, ALL)
+    with pytest.raises(CannotTakeOn, match=r"encoder.weight, .*Wrap the model first"):
+        model(X)
+    train_only(net, HEAD)
+    model(X)
 
 
 def test_parameters_of_another_model_cannot_be_unfrozen() -> None:

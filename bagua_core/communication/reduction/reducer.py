@@ -31,9 +31,9 @@ from bagua_core.communication.reduction.model_turns import TurnOfBackward, model
 from bagua_core.communication.reduction.step_tail import StepTail
 from bagua_core.communication.reduction.trained_parameters import (
     Candidates,
-    CannotTakeOn,
     FrozenWithinStep,
     TrainedParameters,
+    check_known,
     listed,
 )
 from bagua_core.communication.step_interface import StepReductions
@@ -156,11 +156,8 @@ class Reducer(Contributions):
                 self._layout.lay_out(trained.chosen(trained.agreed))
             chosen = trained.chosen(choice)
             new = [p for p in chosen if id(p) not in self._layout.index_of]
-            if new and not self._operation.takes_new_buckets:
-                raise CannotTakeOn(
-                    f"{listed(trained.names_of(new))}: these parameters were frozen when the model was wrapped, and "
-                    "its algorithm cannot take them on later. Wrap the model first and freeze them after that"
-                )
+            if not self._operation.takes_new_buckets:
+                check_known(candidates, choice, self._layout.index_of)
             if new:
                 self._layout.append(new)
             self._take_over_layout()

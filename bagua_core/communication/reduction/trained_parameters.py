@@ -7,7 +7,7 @@ raise alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 
@@ -106,6 +106,19 @@ def difference(choices: Sequence[bytes], names: Sequence[str]) -> str | None:
             "that joins must come to the same choice as the others"
         )
     return None
+
+
+def check_known(candidates: Candidates, choice: bytes, known: Container[int]) -> None:
+    """Checks that an algorithm which takes on no further parameters knows all those of `choice`. known: their ids.
+    Raises CannotTakeOn."""
+    new = [
+        name for (name, p), trained in zip(candidates, choice, strict=True) if trained and id(p) not in known
+    ]
+    if new:
+        raise CannotTakeOn(
+            f"{listed(new)}: these parameters were frozen when the model was wrapped, and its algorithm cannot take "
+            "them on later. Wrap the model first and freeze them after that"
+        )
 
 
 def listed(names: Sequence[str]) -> str:
