@@ -18,6 +18,7 @@ import torch
 
 from bagua_core.elastic.checkpoint import catalogue, restore
 from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, UnreadableRun
+from bagua_core.elastic.checkpoint.layout import OTHER_NAMES
 from bagua_core.elastic.checkpoint.part_file import CorruptPart
 from bagua_core.elastic.checkpoint.storage import (
     CheckpointDirError,
@@ -158,10 +159,13 @@ def shown(found: list[Found]) -> str:
 def exported(restored: restore.Restored) -> dict[str, Any]:
     """Returns the state in tensors and plain values, under the names that PyTorch's load_state_dict takes."""
     state = restored.state
+    models = [{**_named(m, PARAMETER), **_named(m, BUFFER)} for m in state["modules"]]
+    for model, others in zip(models, state.get(OTHER_NAMES, ()), strict=False):
+        model |= {name: model[first] for name, first in others.items() if first in model}
     exact = {
         "step": restored.step,
         "position": restored.position,
-        "models": [{**_named(m, PARAMETER), **_named(m, BUFFER)} for m in state["modules"]],
+        "models": models,
         "optimizers": state["optimizers"],
         "registered": state["registered"],
     }

@@ -12,7 +12,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -33,7 +33,7 @@ from torch.futures import Future
 from bagua_core.elastic.checkpoint import catalogue, part_file
 from bagua_core.elastic.checkpoint.boxes import Box, boxes_of_run
 from bagua_core.elastic.checkpoint.catalogue import Found
-from bagua_core.elastic.checkpoint.layout import NAMES
+from bagua_core.elastic.checkpoint.layout import NAMES, OTHER_NAMES
 from bagua_core.elastic.checkpoint.part_file import STATE, Entry, Header
 from bagua_core.elastic.checkpoint.storage import Storage
 from bagua_core.elastic.state import state_codec
@@ -87,7 +87,7 @@ class DcpReader(StorageReader):
         manifest = part_file.read_manifest(self._storage, parts[0])
         described = {d["name"]: d for d in state_codec.described_tensors(manifest)}
         values = _values_of(manifest)
-        names = values.get(NAMES, [])
+        names, others = values.get(NAMES, []), _other_names(values.get(OTHER_NAMES, []))
         chunks: dict[str, list[ChunkStorageMetadata]] = {}
         runs: dict[tuple[str, tuple[int, ...]], _Run] = {}
         for part, header in zip(parts, found.headers, strict=True):
@@ -115,6 +115,10 @@ class DcpReader(StorageReader):
                     chunks.get(name, []),
                 )
         plain = dict(_plain_values(values, names))
+        for name, first in others.items():
+            if first in tensors:
+                tensors[name] = tensors[first]
+                runs |= {(name, offset): run for (of, offset), run in runs.items() if of == first}
         metadata: dict[str, Any] = {**tensors, **{name: BytesStorageMetadata() for name in plain}}
         return Metadata(metadata, storage_data=(runs, plain))
 
@@ -180,7 +184,7 @@ def _values_of(manifest: bytes) -> dict[str, Any]:
     described = state_codec.described_tensors(manifest)
     parsed = json.loads(manifest)
     try:
-        pairs = [pair for pair in parsed["state"]["dict"] if pair[0] in ("optimizers", NAMES)]
+        pairs = [pair for pair in parsed["state"]["dict"] if pair[0] in ("optimizers", NAMES, OTHER_NAMES)]
     except (LookupError, TypeError) as error:
         raise state_codec.MalformedManifest(f"the state's manifest is not one of ours: {error!r}") from error
     text = json.dumps({**parsed, "state": {"dict": pairs}}).encode()
@@ -224,6 +228,16 @@ def _shown_name(tensor: str, names: list[Any]) -> str | None:
         parameter = _parameter(names, int(match[1]), int(match[2]))
         return parameter and f"{_numbered('optimizer', int(match[1]))}.state.{parameter}.{match[3]}"
     return None
+
+
+def _other_names(others: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Returns the further names of models' tensors in torch's get_state_dict, with the first name of each."""
+    words = [f"{_numbered('model', number)}." for number in range(len(others))]
+    return {
+        word + name: word + first
+        for word, of_model in zip(words, others, strict=True)
+        for name, first in of_model.items()
+    }
 
 
 def _numbered(word: str, number: int) -> str:

@@ -21,7 +21,7 @@ from bagua_contract.records import Generation, GenerationKind
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.elastic.checkpoint.assembly import Reader
 from bagua_core.elastic.checkpoint.checkpointer import LAST_WAIT_S, Checkpointer, Moment, Settings
-from bagua_core.elastic.checkpoint.layout import NAMES
+from bagua_core.elastic.checkpoint.layout import NAMES, OTHER_NAMES
 from bagua_core.elastic.checkpoint.restore import Restored, require_order
 from bagua_core.elastic.checkpoint.state_agreement import NO_CHECKPOINTS, NOT_KNOWN
 from bagua_core.elastic.checkpoint.storage import storage_of
@@ -203,11 +203,13 @@ class JobCheckpoints:
     def _captured(self, at_resume_point: bool = False) -> dict[str, Any]:
         """Returns the state, with the steps whose ledger lines may still be missing. See capture_for_checkpoint."""
         state = self._state.registry.capture_for_checkpoint(at_resume_point=at_resume_point)
+        other_names = self._state.registry.other_names()
         parts = self._state.final_parts  # between two steps, after one that failed behind them
         return {
             **state,
             "history": self._state.history.encode(),
             NAMES: self._state.registry.parameter_names(),
+            **({OTHER_NAMES: other_names} if any(other_names) else {}),
             **({"final_parts": parts} if parts else {}),
         }
 

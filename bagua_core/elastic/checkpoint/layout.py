@@ -31,6 +31,8 @@ from bagua_core.model.sharded_tensors import Layout
 
 NAMES = "parameter_names"
 """The key in a saved state of each optimizer's parameters' names, by their numbers in its state."""
+OTHER_NAMES = "other_names"
+"""The key in a saved state of each model's ModelTensors.other_names; absent where there are none."""
 _BODY = ("modules", "optimizers", "gradients")
 _STATE_OF_OPTIMIZER = re.compile(r"optimizers\.(\d+)\.state\.(\d+)\.")
 _DTYPES = {

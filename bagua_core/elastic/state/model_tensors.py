@@ -130,6 +130,18 @@ class ModelTensors:
         """Returns all live tensors: parameters in the module's order, the algorithm's, buffers."""
         return {**self.lasting(), **{BUFFER + n: b for n, b in self._buffers.named().items()}}
 
+    def other_names(self) -> dict[str, str]:
+        """Returns the further names of parameters and buffers, with the name that `everything` has; both without
+        prefixes."""
+        found: dict[str, str] = {}
+        for named in (nn.Module.named_parameters, nn.Module.named_buffers):
+            first: dict[int, str] = {}
+            for name, tensor in named(self.module, remove_duplicate=False):
+                own = first.setdefault(id(tensor), name)
+                if own != name:
+                    found[name] = own
+        return found
+
     def put(self, values: Mapping[str, torch.Tensor]) -> None:
         """Gives the tensors these values. A buffer is found by name, whatever tensor has the name now.
 

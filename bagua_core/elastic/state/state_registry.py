@@ -423,6 +423,10 @@ class StateRegistry:
             [names.get(id(p)) for group in o.param_groups for p in group["params"]] for o in self.optimizers
         ]
 
+    def other_names(self) -> list[dict[str, str]]:
+        """Returns ModelTensors.other_names of each model."""
+        return [model.other_names() for model in self.models]
+
     def fingerprint(self) -> dict[str, str]:
         """Returns the properties that must agree on all workers for one to heal from another.
 
