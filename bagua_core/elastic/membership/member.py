@@ -57,7 +57,10 @@ class Member(ShardMember):
         self._sides: dict[str, Communicator] = {}
         self._left: list[Communicator] = []
         self._broken_in: CollectiveWait | None = None  # what the generation's break ended
-        self._left_out_by: Generation | None = None  # the record that ended the last generation in force here
+        self._left_out_by: Generation | None = (
+            None  # the record with which the job went on without this worker
+        )
+        self._stepped_out_of = 0  # number of the last generation in force here
         self.rendezvous = Rendezvous(
             environment.worker_id,
             environment.bind_host,
@@ -164,6 +167,9 @@ class Member(ShardMember):
                 return
             if decision.move is Move.ENTER:
                 assert decision.generation is not None
+                if outside and self._is_overtaken(decision.generation):
+                    self._left_out_by = decision.generation
+                    return
                 if self._enter(decision.generation, given_up):
                     return
             elif decision.move is Move.STEP_OUT:
@@ -272,8 +278,19 @@ class Member(ShardMember):
         self.generation = self.agreed = None
         self.broken = self._ready_said = False
         self._left_out_by = generation if generation.members else None
+        self._stepped_out_of = left.number
         # A generation without any workers ends no worker's history: too few nodes are left, and the state waits.
         self._host.stepped_out(left, keeps_state=not generation.members, together=together)
+
+    def _is_overtaken(self, generation: Generation) -> bool:
+        """Tells whether the job went on without this worker while it stepped aside. It joins at a boundary then, since
+        the others are not in the collective any more."""
+        placement = generation.placement_of(self._environment.worker_id)
+        return (
+            self.generation is None
+            and placement is not None
+            and placement.since_generation > self._stepped_out_of
+        )
 
     def first_commit_done(self) -> None:
         """Closes the communicators that are left: every member has come over from the generation before."""

@@ -318,6 +318,24 @@ def test_an_empty_generation_does_not_end_the_wait_of_a_collective(
     assert worker.host.entered == [1, 3]
 
 
+def test_a_worker_that_is_overtaken_while_it_steps_aside_in_a_collective_joins_at_a_boundary(
+    worker: Worker, beside: ThreadPoolExecutor
+) -> None:
+    """Generation 3 trained without it, so no other worker is in that collective any more."""
+    worker.hear(worker.alone(1))
+    worker.member.follow()
+    worker.member.break_generation(CollectiveFailed("a peer is gone"))
+    following = beside.submit(worker.member.follow, outside=True)
+    worker.hear(generation(2, kind=GenerationKind.FAILOVER, base=1))
+    await_true(lambda: worker.host.steps_out == [True], "it steps aside")
+    worker.hear(generation(3, "other", kind=GenerationKind.FAILOVER, base=1))
+    worker.hear(worker.alone(4, kind=GenerationKind.FAILOVER, base=3, since=4))
+    following.result(DEADLINE_S)
+    assert worker.host.entered == [1] and worker.member.place_left_out is not None
+    worker.member.follow()
+    assert worker.host.entered == [1, 4] and worker.member.place_left_out is None
+
+
 def test_left_out_in_a_collective_its_place_is_behind_the_jobs_workers_until_it_joins_anew(
     worker: Worker,
 ) -> None:
