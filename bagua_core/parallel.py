@@ -300,8 +300,9 @@ class DistributedDataParallel(nn.Module):
         """Notes that the state is about to be read for workers that joined. See Exchange.copy_begins."""
         self._exchange.copy_begins()
 
-    def close_round(self, communicator: Communicator | None, weight: float) -> None:
-        """Ends the round's local steps. Buffers become rank 0's, as they do in each forward of other algorithms."""
+    def close_round(self, communicator: Communicator | None, weight: float, source: int) -> None:
+        """Ends the round's local steps. Buffers become those of rank `source`, as they become rank 0's in each forward
+        of other algorithms."""
         buffers = self._module_buffers.current()
         if communicator is not None and self._has_buffers_to_share and self.broadcast_buffers:
             unseen = self._module_buffers.statistics()
@@ -309,8 +310,9 @@ class DistributedDataParallel(nn.Module):
                 buffers,
                 communicator,
                 self._engine.wait,
-                vote_follows=True,
+                vote_follows=False,  # a close that fails gives no buffers back
                 unseen=unseen,
+                source=source,
                 may_differ=bool(self._engine.plan.healing),
             )
         self._exchange.close_round(communicator, weight)

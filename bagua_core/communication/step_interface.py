@@ -179,8 +179,8 @@ class Model(Protocol):
     def copy_begins(self) -> None:
         """Prepares the model for a copy of its state; see Exchange.copy_begins."""
 
-    def close_round(self, communicator: Communicator | None, weight: float) -> None:
-        """Closes the round under way; see Exchange.close_round."""
+    def close_round(self, communicator: Communicator | None, weight: float, source: int) -> None:
+        """Closes the round under way; see Exchange.close_round. source: the first rank that has samples of it."""
 
     def at_round_begin(self) -> AbstractContextManager[None]:
         """Returns a context in which the model has the parameters of the round's beginning; see

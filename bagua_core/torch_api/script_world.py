@@ -195,7 +195,7 @@ class BeforeModels:
     def copy_begins(self) -> None:
         return None
 
-    def close_round(self, communicator: Communicator | None, weight: float) -> None:
+    def close_round(self, communicator: Communicator | None, weight: float, source: int) -> None:
         return None
 
     def at_round_begin(self) -> AbstractContextManager[None]:

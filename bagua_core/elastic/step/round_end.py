@@ -129,8 +129,9 @@ class RoundEnd(StepEnd):
                 with self.state.guard.held():
                     # a last checkpoint would give the models other parameters, whose distance the members commit
                     self.state.guard.provisional = True
+                source = next(rank for rank, one in enumerate(used) if one.count)
                 for model in self.inputs.models:
-                    model.close_round(communicator, own.count / samples)
+                    model.close_round(communicator, own.count / samples, source)
         except CollectiveFailed as error:
             self.reduction_failed(error)
 

@@ -13,6 +13,7 @@ from bagua_core.algorithms import LocalSGD
 from bagua_core.algorithms.algorithm import Attachment
 from bagua_core.communication.communicator import CollectiveFailed, Communicator
 from bagua_core.communication.compressed import feedback_sum
+from bagua_core.communication.devices.device_wait import Followed
 from bagua_core.parallel import DistributedDataParallel
 from bagua_core.sync_batchnorm import SyncBatchNorm
 from tests.core.communication.in_process import build_in_process
@@ -295,3 +296,30 @@ def test_unknown_units_and_synchronized_batch_norm_are_refused() -> None:
         DistributedDataParallel(
             net, [torch.optim.SGD(net.parameters(), 0.1)], LocalSGD(unit="round"), engine=FakeEngine()
         )
+
+
+def test_buffers_are_those_of_the_named_member_and_the_host_waits_for_them() -> None:
+    """A failed close gives no buffers back, so none may be written before they are known to have come in."""
+    members = []
+    for communicator in build_in_process(2):
+        net = nn.BatchNorm1d(3)
+        assert net.running_mean is not None
+        net.running_mean.fill_(communicator.global_rank)
+        engine = FakeEngine(communicator)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        members.append(DistributedDataParallel(net, [optimizer], LocalSGD(unit="round"), engine=engine))
+    awaited: list[object] = []
+
+    def close(model: DistributedDataParallel) -> list[float]:
+        engine = model._engine
+        assert isinstance(engine, FakeEngine)
+        wait = engine.wait
+        engine.wait = lambda pending: (awaited.append(type(pending)), wait(pending))[1]  # type: ignore[method-assign]
+        communicator = engine.communicator()
+        assert communicator is not None
+        model.close_round(communicator, float(communicator.global_rank), 1)
+        means: list[float] = model.module.running_mean.tolist()
+        return means
+
+    assert run_ranks(members, close) == [[1.0] * 3] * 2
+    assert awaited and Followed not in awaited

@@ -171,6 +171,20 @@ def test_outside_the_loop_its_model_is_left_alone_while_it_is_averaged(
     assert worker.late_plan().act is Act.SAVE
 
 
+@pytest.mark.parametrize(("used", "source"), [((0, 4), 1), ((4, 4), 0), ((0, 0), None)])
+def test_buffers_come_from_the_first_member_that_has_samples(
+    worker: InRound, monkeypatch: pytest.MonkeyPatch, used: tuple[int, ...], source: int | None
+) -> None:
+    """One that copied the state while another keeps a round has no statistics of it."""
+    rows = [Used(((0, count),) if count else ()) for count in used]
+    monkeypatch.setattr(worker.engine, "communicator", lambda: SimpleNamespace(world_size=2, global_rank=0))
+    monkeypatch.setattr(worker.engine, "_exchanged", lambda *_: rows)
+    closed: list[int] = []
+    monkeypatch.setattr(worker.model, "close_round", lambda *arguments: closed.append(arguments[2]))
+    worker.engine._close_round()
+    assert closed == ([] if source is None else [source])
+
+
 def test_all_shards_of_a_replica_know_it_by_one_id(worker: InRound, monkeypatch: pytest.MonkeyPatch) -> None:
     """Speeds of a restored book are under the ids of shard 0."""
     monkeypatch.setattr(worker.member, "replica", SimpleNamespace(shard_rank=1, close=lambda in_order: None))
