@@ -179,8 +179,8 @@ def _fitting(f: Features) -> Features:
         optimizer = "nadam" if f.optimizer in ADAMS else "master"
         f = replace(f, optimizer=optimizer, dtype="bfloat16", scaler=PLAIN, sharpness=PLAIN)
     if f.update == "late":
-        # what one draw leaves to the next are gradients alone, and clipping twice rounds twice
-        f = replace(f, micro=PLAIN, parts=PLAIN, sharpness=PLAIN, scaler=PLAIN, clip=PLAIN)
+        # what one draw leaves to the next are gradients alone, and a scaler of a worker that joins has scaled none
+        f = replace(f, micro=PLAIN, parts=PLAIN, sharpness=PLAIN, scaler=PLAIN)
         f = replace(f, accumulation=1, inside=PLAIN if f.inside == "behind" else f.inside)
     if f.has_closure:
         f = replace(f, update=PLAIN)
