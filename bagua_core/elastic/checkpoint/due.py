@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from bagua_contract.checkpoint_every import CheckpointEvery
 
 _MOST_STEPS_AHEAD = 1_000_000
+_LOOKS = 8
+"""At the least, in the time from one checkpoint to the next at an even pace. If steps become k times slower, a look
+comes late by at most k of these parts."""
 _KEPT_PER_STEP = 0.99
 
 
@@ -49,8 +52,10 @@ def look(every: CheckpointEvery, step: int, since_last_s: float, pace: Pace) -> 
     mean_step_s = pace.mean_step_s
     is_due = since_last_s + mean_step_s / 2 >= every.seconds
     left_s = every.seconds if is_due else every.seconds - since_last_s
+    # half of it: the pace may change before the next look
+    ahead_s = min(left_s / 2, every.seconds / _LOOKS)
     if mean_step_s <= 0:
         return Look(is_due, step + 1)
     # The first steps are slow, and a pace seen over few steps is no forecast for many.
     most = min(4 * pace.steps, _MOST_STEPS_AHEAD)
-    return Look(is_due, step + max(1, round(min(left_s / mean_step_s, most))))
+    return Look(is_due, step + max(1, round(min(ahead_s / mean_step_s, most))))
