@@ -160,6 +160,19 @@ def test_a_survivor_that_misses_the_vote_copies_the_round(job: MakeJob) -> None:
     check(one, finished=3)
 
 
+def test_what_a_survivor_copies_has_no_local_step_of_a_holder_that_is_lost_next(job: MakeJob) -> None:
+    """The holder had begun the next round. Its samples are leased again, so no model may have learned them."""
+    one = in_rounds(job, "--misses-vote-in", "5")
+    node = one.start(slots=2, failpoints="reduction.before=kill@6#0")
+    node.await_line("missed the vote of round 5")
+    node.await_line("worker in slot 0 ended: killed by SIGKILL")
+    again = one.await_world(2, after_step=one.await_world(1))
+    one.await_step(again + 2)
+    one.finish()
+    check(one, finished=2, lost=committed(one, 2, 0))
+    assert [end["distance"] for end in one.ends()] == [0.0, 0.0], "a round begins with another model"
+
+
 def test_a_node_joins_and_another_leaves_in_the_middle_of_a_round(job: MakeJob, etcd: EmbeddedEtcd) -> None:
     one = in_rounds(job, "--sync-every", "20", endpoints=etcd.endpoint, nodes="1:2")
     first = one.start()

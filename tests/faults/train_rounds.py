@@ -1,8 +1,8 @@
 """The script of jobs whose unit of commit is the round: local steps as long as the test asks.
 
 Each worker that reaches the end writes <out>/ends/<worker id>.json: a digest of its parameters, how many samples it
-drew, and how far its model was from the anchor at its first batch. <out>/drawn/<worker id> grows by a byte for each
-local batch.
+drew, and how far its model was from the anchor at the first batch of a round, at most. <out>/drawn/<worker id> grows by
+a byte for each local batch.
 """
 
 import argparse
@@ -101,11 +101,12 @@ for name in ("drawn", "ends"):
     (args.out / name).mkdir(exist_ok=True)
 slow = 3.0 if args.slow_slot == SLOT else 1.0
 drawn, distance, breaks = 0, 0.0, False
+of_round: int | None = None  # the newest one of which a batch was drawn
 with open(args.out / "drawn" / WORKER.replace("/", "_"), "ab", buffering=0) as batches:
     for epoch in loader.epochs(args.epochs):
         for inputs, targets in loader:
-            if not drawn:
-                distance = distance_from_anchor()
+            if of_round != loader.step:
+                of_round, distance = loader.step, max(distance, distance_from_anchor())
             drawn += len(targets)
             batches.write(b".")
             optimizer.zero_grad()
