@@ -135,7 +135,8 @@ class StreamingExchange(WeightExchange):
         # -1: there is no anchor yet
         self._clocks = torch.full((len(parts),), -1, dtype=torch.int64, device="cpu")
         self._lane: Communicator | None = None
-        self._samples = 0.0  # that this worker has used; as parts of global batches
+        self._samples = 0.0  # that this worker has used in committed steps; as parts of global batches
+        self._samples_of_step = 0.0  # in the step under way, which may still fail behind its vote
         self.rounds = 0
         """Exchanges that were applied on this worker."""
         self.dropped = 0
@@ -178,7 +179,7 @@ class StreamingExchange(WeightExchange):
                 fragment.anchor.fill()
                 fragment.own = OwnState(step, self._samples)
             self._clocks.fill_(step)
-        self._samples += self.step_weight
+        self._samples_of_step = self.step_weight
         return bool(applied) or is_first
 
     def undo(self) -> None:
@@ -188,6 +189,15 @@ class StreamingExchange(WeightExchange):
                 self.dropped += 1
 
     # -- Exchange
+
+    def step_committed(self) -> None:
+        super().step_committed()
+        self._samples += self._samples_of_step
+        self._samples_of_step = 0.0
+
+    def step_rolled_back(self) -> None:
+        super().step_rolled_back()
+        self._samples_of_step = 0.0
 
     def communicator_changed(self) -> None:
         super().communicator_changed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -144,6 +145,25 @@ def test_a_step_that_applies_and_fails_at_its_vote_is_put_back() -> None:
     assert same(before, everything(late))
     del late.engine.reduction_done
     go_on(members, STREAM)
+
+
+def test_a_step_that_fails_behind_its_vote_adds_no_samples() -> None:
+    """The fourth step, after which a fragment is sent, is done again."""
+    members, shares = workers(2, BY_SAMPLES), Shares.uneven(2)
+    train_all(members, 3, shares)
+
+    def fails(worker: Worker) -> bool:
+        worker.engine.reduction_failed(CollectiveFailed("a sum of the script was lost"))
+        return Worker.end_step(worker)
+
+    for worker in members:
+        worker.end_step = partial(fails, worker)  # type: ignore[method-assign]
+    used = [exchange_of(worker)._samples for worker in members]
+    assert run_ranks(members, lambda worker: worker.train(shares)) == [False, False]
+    assert [exchange_of(worker)._samples for worker in members] == used == [1.0, 2.0]
+    for worker in members:
+        del worker.end_step
+    go_on(members, BY_SAMPLES)
 
 
 def test_a_rank_that_missed_a_vote_counts_from_the_state_that_it_copied() -> None:
