@@ -101,6 +101,38 @@ def _made(value: torch.Tensor, mesh: Any, placements: Any, shape: Any, stride: A
     return made
 
 
+# -- which workers hold the same part
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a tensor is cut over the workers of a replica. Two workers hold the same part of all tensors of one
+    sharding, or of none: the same part if their coordinates in the mesh are equal in `dimensions`."""
+
+    ranks: tuple[int, ...] = ()  # of the mesh, row by row: shard ranks
+    mesh_shape: tuple[int, ...] = ()
+    dimensions: tuple[int, ...] = ()  # of the mesh, that cut the tensor; it is replicated over the others
+
+    @property
+    def parts(self) -> int:
+        """The number of parts. Each worker of a replica has one of its own if it is the number of workers."""
+        return math.prod(self.mesh_shape[d] for d in self.dimensions)
+
+
+WHOLE = Sharding()
+"""Of a plain tensor, which all workers of a replica hold."""
+
+
+def sharding_of(tensor: torch.Tensor) -> Sharding:
+    """Returns how `tensor` is cut over the workers of the replica."""
+    if not is_sharded(tensor):
+        return WHOLE
+    sharded: Any = tensor
+    mesh = sharded.device_mesh
+    cuts = tuple(d for d, placement in enumerate(sharded.placements) if not placement.is_replicate())
+    return Sharding(tuple(mesh.mesh.flatten().tolist()), tuple(mesh.shape), cuts)
+
+
 # -- the layout of a sharded tensor, as it is written down
 
 

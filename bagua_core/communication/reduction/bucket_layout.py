@@ -14,7 +14,7 @@ import torch
 
 from bagua_core.communication.reduction.bucket_buffer import TAIL_ELEMENTS, Bucket
 from bagua_core.communication.reduction.buckets import GradientSpec, carries_tail, plan_buckets
-from bagua_core.model.sharded_tensors import is_sharded, like, local
+from bagua_core.model.sharded_tensors import is_sharded, like, local, sharding_of
 
 
 class BucketLayout:
@@ -28,13 +28,16 @@ class BucketLayout:
         bucket_cap_bytes: int,
         first_bucket_bytes: int,
         tail_rides: bool,
+        replica_size: int = 1,
     ) -> None:
-        """Lays out the buckets. tail_rides: whether the tail is on the last bucket, if that can carry it."""
+        """Lays out the buckets. tail_rides: whether the tail is on the last bucket, if that can carry it. replica_size:
+        the number of workers that hold one copy of the model together."""
         self._attached = list(parameters)
         self.has_shards = any(is_sharded(p) for p in parameters)
         self._bucket_cap_bytes = bucket_cap_bytes
         self._first_bucket_bytes = first_bucket_bytes
         self._tail_rides = tail_rides
+        self._replica_size = replica_size
         self.version = 0
         """Grows when parameters get or lose their places."""
         self.parameters: list[torch.nn.Parameter] = []
@@ -129,13 +132,14 @@ class BucketLayout:
     def _append(self, parameters: Sequence[torch.nn.Parameter], with_tail: bool) -> None:
         begin = len(self.parameters)
         self.parameters = [*self.parameters, *parameters]
-        specs = [GradientSpec(local(p).numel(), p.dtype, p.device, is_sharded(p)) for p in parameters]
+        specs = [GradientSpec(local(p).numel(), p.dtype, p.device, sharding_of(p)) for p in parameters]
         plans = plan_buckets(specs, self._bucket_cap_bytes, self._first_bucket_bytes)
         for plan in plans:
             moved = replace(plan, members=tuple(begin + member for member in plan.members))
-            rides = (
-                with_tail and plan is plans[-1] and carries_tail(plan) and plan.is_shard == self.has_shards
-            )
+            # Which bucket is the last may differ between the workers of a replica, and the bits of a sum depend on the
+            # length of its bucket: one that several of them hold has no tail.
+            is_own = plan.sharding.parts == self._replica_size
+            rides = with_tail and plan is plans[-1] and carries_tail(plan) and is_own
             self.buckets.append(Bucket(moved, self.parameters, rides))
         self.index_of = {id(p): index for index, p in enumerate(self.parameters)}
         self.bucket_of = [0] * len(self.parameters)

@@ -11,19 +11,20 @@ from dataclasses import dataclass
 
 import torch
 
+from bagua_core.model.sharded_tensors import WHOLE, Sharding
+
 DEFAULT_BUCKET_CAP_MB = 25  # as torch's DDP, whose users have tuned around it
 FIRST_BUCKET_BYTES = 1024 * 1024  # small, so that communication starts early in the backward
 
 
 @dataclass(frozen=True, slots=True)
 class GradientSpec:
-    """The properties of one parameter's gradient that planning uses. is_shard: only this worker's shard of it lies
-    here."""
+    """The properties of one parameter's gradient that planning uses. elements: of this worker's part of it."""
 
     elements: int
     dtype: torch.dtype
     device: torch.device
-    is_shard: bool = False
+    sharding: Sharding = WHOLE
 
     @property
     def size_bytes(self) -> int:
@@ -32,15 +33,15 @@ class GradientSpec:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """The plan of one bucket. members: places in registration order; offsets: first element of each member. is_shard:
-    of its members, as of the gradients."""
+    """The plan of one bucket. members: places in registration order; offsets: first element of each member. dtype,
+    device, sharding: of each member."""
 
     dtype: torch.dtype
     device: torch.device
     members: tuple[int, ...]
     offsets: tuple[int, ...]
     elements: int
-    is_shard: bool = False
+    sharding: Sharding = WHOLE
 
 
 def plan_buckets(
@@ -51,20 +52,20 @@ def plan_buckets(
     """Plans the buckets, in the order in which they are launched.
 
     gradients: in registration order. Backward is taken to produce them in reverse, so the last ones fill the first
-    bucket. A bucket has one dtype and device, and is closed once it holds its cap or more; a gradient is never split.
-    Buckets of several dtypes leave in the order in which they fill. Whole gradients and shards share no bucket: the
-    shards of a replica may differ in size, and the sums of whole ones must have the same bits on all of its workers,
-    which depend on their places.
+    bucket. A bucket has one dtype, device and sharding, and is closed once it holds its cap or more; a gradient is
+    never split. Buckets of several dtypes leave in the order in which they fill. A gradient that several workers of a
+    replica hold shares no bucket with one that differs between them: its sum must have the same bits on all of them.
+    The bits depend on its place, since parts may differ in size, and in a compressed bucket on the values beside it.
     """
     if bucket_cap_bytes <= 0 or first_bucket_bytes <= 0:
         raise ValueError(f"bucket sizes must be positive: {bucket_cap_bytes}, {first_bucket_bytes} bytes")
-    open_members: dict[tuple[torch.dtype, torch.device, bool], list[int]] = {}
-    open_bytes: dict[tuple[torch.dtype, torch.device, bool], int] = {}
-    caps: dict[tuple[torch.dtype, torch.device, bool], int] = {}
+    open_members: dict[tuple[torch.dtype, torch.device, Sharding], list[int]] = {}
+    open_bytes: dict[tuple[torch.dtype, torch.device, Sharding], int] = {}
+    caps: dict[tuple[torch.dtype, torch.device, Sharding], int] = {}
     closed: list[tuple[int, ...]] = []
     for index in reversed(range(len(gradients))):
         spec = gradients[index]
-        key = (spec.dtype, spec.device, spec.is_shard)
+        key = (spec.dtype, spec.device, spec.sharding)
         open_members.setdefault(key, []).append(index)
         open_bytes[key] = open_bytes.get(key, 0) + spec.size_bytes
         if open_bytes[key] >= caps.get(key, min(first_bucket_bytes, bucket_cap_bytes)):
@@ -89,4 +90,4 @@ def _bucket(members: tuple[int, ...], gradients: Sequence[GradientSpec]) -> Buck
         offsets.append(elements)
         elements += gradients[index].elements
     first = gradients[members[0]]
-    return BucketPlan(first.dtype, first.device, members, tuple(offsets), elements, first.is_shard)
+    return BucketPlan(first.dtype, first.device, members, tuple(offsets), elements, first.sharding)

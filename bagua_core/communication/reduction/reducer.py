@@ -69,7 +69,9 @@ class Reducer(Contributions):
         self.arrivals, self._times = Arrivals(attached), BucketTimes()
         self._first_bucket_bytes = first_bucket_bytes
         chosen = operation or Sum()
-        layout = BucketLayout(attached, bucket_cap_bytes, first_bucket_bytes, chosen.carries_pair)
+        layout = BucketLayout(
+            attached, bucket_cap_bytes, first_bucket_bytes, chosen.carries_pair, engine.replica_size
+        )
         super().__init__(layout, chosen, optimizer_steps_of(engine))
         self._finds_unused = find_unused_parameters
         self._trained = TrainedParameters(self._layout.is_attached)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bagua_core.model.sharded_tensors import is_sharded, largest_part, local
+from bagua_core.model.sharded_tensors import Sharding, largest_part, local, sharding_of
 
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 _COMPRESSIBLE = _HALVES | {torch.float32, torch.complex64}
@@ -22,7 +22,7 @@ EQUAL_PIECE_BYTES = 64 * 1024 * 1024
 
 
 class FlatWeights:
-    """A copy of `parameters` in flat buffers, one for each dtype and device, and others for shards; not filled yet.
+    """A copy of `parameters` in flat buffers, one for each dtype, device and sharding; not filled yet.
 
     widen: half precision is held as float32. Means need that: a sum of equal weights is rounded in half precision, so
     the mean of equal models would be another model. Complex numbers are held as pairs of real ones.
@@ -171,11 +171,12 @@ def _real(parameter: torch.Tensor) -> torch.Tensor:
 
 def _grouped(
     parameters: Sequence[torch.Tensor], widen: bool
-) -> dict[tuple[torch.dtype, torch.device, bool], list[torch.Tensor]]:
-    """Groups the parameters by the dtype in which they are held, the device, and whether they are sharded."""
-    groups: dict[tuple[torch.dtype, torch.device, bool], list[torch.Tensor]] = {}
+) -> dict[tuple[torch.dtype, torch.device, Sharding], list[torch.Tensor]]:
+    """Groups the parameters by the dtype in which they are held, the device, and the sharding. Means of values that
+    several workers of a replica hold must have the same bits on all of them; see plan_buckets."""
+    groups: dict[tuple[torch.dtype, torch.device, Sharding], list[torch.Tensor]] = {}
     for parameter in parameters:
         dtype = _real(parameter).dtype
         held_as = torch.float32 if widen and dtype in _HALVES else dtype
-        groups.setdefault((held_as, parameter.device, is_sharded(parameter)), []).append(parameter)
+        groups.setdefault((held_as, parameter.device, sharding_of(parameter)), []).append(parameter)
     return groups

@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bagua_contract.records import StateName
 from bagua_contract.replica import Replica, ReplicaMember
-from bagua_core.communication.communicator import Lane
+from bagua_core.communication.communicator import Communicator, Lane
+from bagua_core.communication.compressed.compressed_sum import CompressedSum
+from bagua_core.communication.compressed.compression import MinMax
+from bagua_core.communication.reduction.bucket_layout import BucketLayout
 from bagua_core.communication.reduction.buckets import GradientSpec, plan_buckets
+from bagua_core.communication.reduction.operation_queue import OperationQueue
 from bagua_core.communication.topology import lanes
+from bagua_core.communication.weights.weight_buckets import FlatWeights
 from bagua_core.elastic.heal.heal_plan import HealPlan
 from bagua_core.elastic.membership.entry import Info, exchange, of_replica
 from bagua_core.elastic.replica import refusals
@@ -25,9 +33,13 @@ from bagua_core.model.sharded_modules import (
     check_unsynchronized,
     drop_unsynchronized,
 )
+from bagua_core.model.sharded_tensors import WHOLE, Sharding
+from tests.core.algorithms.gradient_ranks import assert_equal_bits
 from tests.core.communication.in_process import build_in_process
 from tests.core.communication.worlds import run_ranks
 from tests.core.elastic.records import generation
+
+SHARD = Sharding((0, 1), (2,), (0,))
 
 
 def info(generation_number: int = 0, step: int = 0, **more: Any) -> Info:
@@ -143,18 +155,67 @@ def test_rows_without_replicas_stay_as_they_are() -> None:
 # -- what does not lie in local tensors
 
 
-def test_whole_gradients_and_shards_share_no_bucket() -> None:
-    """The places of whole ones, and so the order of their sums, are the same beside shards of any sizes."""
+@pytest.mark.parametrize("shared", [WHOLE, replace(SHARD, dimensions=())], ids=["plain", "replicated"])
+def test_gradients_that_mates_hold_share_no_bucket_with_shards(shared: Sharding) -> None:
+    """The places of shared ones, and so the order of their sums, are the same beside shards of any sizes."""
     cpu = torch.device("cpu")
 
-    def whole_ones(shard: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def shared_ones(shard: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         specs = [
-            GradientSpec(n, torch.float32, cpu, is_shard)
-            for n, is_shard in ((7, False), (shard, True), (5, False))
+            GradientSpec(n, torch.float32, cpu, sharding)
+            for n, sharding in ((7, shared), (shard, SHARD), (5, shared))
         ]
-        return [(p.members, p.offsets) for p in plan_buckets(specs) if not p.is_shard]
+        return [(p.members, p.offsets) for p in plan_buckets(specs) if p.sharding == shared]
 
-    assert whole_ones(3) == whole_ones(4000) == [((2, 0), (0, 5))]
+    assert shared_ones(3) == shared_ones(4000) == [((2, 0), (0, 5))]
+
+
+def parameters_of(shard_rank: int) -> list[torch.nn.Parameter]:
+    """The sharded weight and the replicated bias of a RowwiseParallel layer, as this worker of a replica of two has
+    them. Both are compressed."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=shard_rank, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        return [
+            torch.nn.Parameter(DTensor.from_local(torch.zeros(rows, 64), mesh, [placement], run_check=False))
+            for rows, placement in ((512, Shard(1)), (300, Replicate()))
+        ]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_compressed_sum_of_a_replicated_gradient_has_the_same_bits_on_both_mates() -> None:
+    def reduced(shard_rank: int) -> list[torch.Tensor]:
+        parameters = parameters_of(shard_rank)
+
+        def act(lane: Communicator) -> torch.Tensor:
+            layout = BucketLayout(parameters, 1 << 30, 1 << 30, tail_rides=True, replica_size=2)
+            for view, seed in zip(
+                layout.views, (10 * shard_rank + lane.global_rank, lane.global_rank), strict=True
+            ):
+                view.copy_(torch.randn(view.shape, generator=torch.Generator().manual_seed(seed)))
+            operation = CompressedSum(OperationQueue(), MinMax(), hierarchical=False)
+            for number, bucket in enumerate(layout.buckets):
+                operation.launch(lane, bucket, number, 0.5).wait()
+            return layout.views[1]
+
+        return run_ranks(build_in_process(2), act)
+
+    assert_equal_bits([reduced(0), reduced(1)])
+
+
+def test_only_a_bucket_of_shards_carries_the_tail() -> None:
+    """Of two mates whose shards differ in size, the bucket of replicated gradients may be the last one on one alone."""
+    weight, bias = parameters_of(0)
+    for parameters, last_carries in (([weight, bias], True), ([bias, weight], False)):
+        layout = BucketLayout(parameters, 1 << 30, 1 << 30, tail_rides=True, replica_size=2)
+        assert [bucket.tail is not None for bucket in layout.buckets] == [False, last_carries]
+        assert (layout.lone_tail is None) == last_carries
+
+
+def test_weights_that_mates_hold_share_no_buffer_with_shards() -> None:
+    flats = FlatWeights(parameters_of(0)).flats
+    assert [flat.numel() for flat in flats] == [512 * 64, 300 * 64]
 
 
 def test_gradients_that_an_earlier_step_left_in_the_model_are_refused() -> None:
