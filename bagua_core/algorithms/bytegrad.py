@@ -41,7 +41,8 @@ class ByteGrad(Algorithm):
 
     def operation(self, attachment: Attachment) -> BucketOperation:
         """Returns the operation that runs on each full bucket."""
-        return CompressedSum(operation_queue_of(attachment.engine), MinMax(), self.hierarchical)
+        engine = attachment.engine
+        return CompressedSum(operation_queue_of(engine), MinMax(), self.hierarchical, engine.replica_size)
 
     def attach(self, attachment: Attachment) -> Exchange:
         return Reducer(

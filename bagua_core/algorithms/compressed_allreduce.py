@@ -54,7 +54,9 @@ class CompressedAllreduce(Algorithm):
         operation = (
             SumWithFeedback(operation_queue, compression, self.hierarchical, attachment.engine)
             if isinstance(compression, WithFeedback)
-            else CompressedSum(operation_queue, compression, self.hierarchical)
+            else CompressedSum(
+                operation_queue, compression, self.hierarchical, attachment.engine.replica_size
+            )
         )
         return Reducer(
             attachment.parameters,

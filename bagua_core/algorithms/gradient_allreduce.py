@@ -43,7 +43,10 @@ class GradientAllreduce(Algorithm):
 
     def operation(self, attachment: Attachment) -> BucketOperation:
         """Returns the operation that runs on each full bucket."""
-        return HierarchicalSum(operation_queue_of(attachment.engine)) if self.hierarchical else Sum()
+        engine = attachment.engine
+        return (
+            HierarchicalSum(operation_queue_of(engine), engine.replica_size) if self.hierarchical else Sum()
+        )
 
     def attach(self, attachment: Attachment) -> Exchange:
         if attachment.shard_buffers is not None:

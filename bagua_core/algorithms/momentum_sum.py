@@ -45,7 +45,6 @@ from bagua_core.communication.compressed.compression import MinMaxWithFeedback, 
 from bagua_core.communication.reduction.bucket_buffer import Bucket
 from bagua_core.communication.reduction.operation_queue import Job, OperationQueue
 from bagua_core.communication.step_interface import StepReductions
-from bagua_core.communication.topology.routes import route_of
 
 # With one bit an element of g / d is cut to so many times its neighbours' mean. A second moment from a short warm-up
 # may be far too small, and one such element would be the scale of its whole block.
@@ -190,7 +189,7 @@ class MomentumSum(SumWithFeedback):
             said = torch.tensor([is_warm, late_count], dtype=torch.int64, device="cpu")
             yield communicator.allreduce(said, ReduceOp.MAX)
             is_warm, late_count = bool(said[0]), int(said[1])
-        route = route_of(communicator, self._hierarchical)
+        route = self._route(communicator, load.plan)
         plan = replace(load.plan, elements=load.plan.elements - late_count)
         if not is_warm or not is_compressed(plan, route):
             yield communicator.allreduce(load.reducible)

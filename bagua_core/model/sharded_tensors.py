@@ -113,10 +113,9 @@ class Sharding:
     mesh_shape: tuple[int, ...] = ()
     dimensions: tuple[int, ...] = ()  # of the mesh, that cut the tensor; it is replicated over the others
 
-    @property
-    def parts(self) -> int:
-        """The number of parts. Each worker of a replica has one of its own if it is the number of workers."""
-        return math.prod(self.mesh_shape[d] for d in self.dimensions)
+    def gives_each_its_own(self, replica_size: int) -> bool:
+        """Tells whether no two of the replica's workers hold the same part. True for a replica of one worker."""
+        return math.prod(self.mesh_shape[d] for d in self.dimensions) == replica_size
 
 
 WHOLE = Sharding()

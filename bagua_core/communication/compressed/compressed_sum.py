@@ -73,15 +73,23 @@ class Load:
 
 class CompressedSum(BucketOperation):
     """The operation that sums buckets with compressed messages. Buckets that are too small, or not of floats, are
-    summed as they are. Nothing is kept from step to step."""
+    summed as they are. Nothing is kept from step to step. Which buckets are summed flat in spite of `hierarchical`: see
+    HierarchicalSum."""
 
     carries_pair = True
     takes_new_buckets = True
 
-    def __init__(self, operation_queue: OperationQueue, compression: Compression, hierarchical: bool) -> None:
+    def __init__(
+        self,
+        operation_queue: OperationQueue,
+        compression: Compression,
+        hierarchical: bool,
+        replica_size: int = 1,
+    ) -> None:
         self._operations = operation_queue
         self._compression = compression
         self._hierarchical = hierarchical
+        self._replica_size = replica_size
         self._scratch = Scratch()
 
     def launch(
@@ -112,7 +120,7 @@ class CompressedSum(BucketOperation):
     # -- in the operation queue's thread
 
     def _sum(self, communicator: Communicator, load: Load) -> Job:
-        route = route_of(communicator, self._hierarchical)
+        route = self._route(communicator, load.plan)
         if not is_compressed(load.plan, route):
             self._add_unsent(load)
             yield communicator.allreduce(load.reducible)
@@ -120,6 +128,10 @@ class CompressedSum(BucketOperation):
         messages = yield from self._exchange(load, route)
         messages.decompress(messages.gathered)
         messages.give_back()
+
+    def _route(self, communicator: Communicator, plan: BucketPlan) -> Route:
+        by_node = plan.sharding.gives_each_its_own(self._replica_size)
+        return route_of(communicator, self._hierarchical and by_node)
 
     def _exchange(self, load: Load, route: Route) -> Generator[Pending, None, Messages]:
         """Exchanges the chunks, so that the sums of all of them arrive in `gathered`, on every rank."""
@@ -169,7 +181,7 @@ class SumWithFeedback(CompressedSum):
         hierarchical: bool,
         engine: StepReductions,
     ) -> None:
-        super().__init__(operation_queue, feedback, hierarchical)
+        super().__init__(operation_queue, feedback, hierarchical, engine.replica_size)
         self._feedback = feedback
         self._engine = engine
         self._next_step = 0  # after the one this rank committed last; the errors are for it alone

@@ -138,7 +138,7 @@ class BucketLayout:
             moved = replace(plan, members=tuple(begin + member for member in plan.members))
             # Which bucket is the last may differ between the workers of a replica, and the bits of a sum depend on the
             # length of its bucket: one that several of them hold has no tail.
-            is_own = plan.sharding.parts == self._replica_size
+            is_own = plan.sharding.gives_each_its_own(self._replica_size)
             rides = with_tail and plan is plans[-1] and carries_tail(plan) and is_own
             self.buckets.append(Bucket(moved, self.parameters, rides))
         self.index_of = {id(p): index for index, p in enumerate(self.parameters)}

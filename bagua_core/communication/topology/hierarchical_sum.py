@@ -22,35 +22,42 @@ from bagua_core.communication.topology.routes import FIRST_OF_NODE, route_of
 
 
 class HierarchicalSum(BucketOperation):
-    """The operation that sums buckets node by node: one bucket per node crosses the network."""
+    """The operation that sums buckets node by node: one bucket per node crosses the network.
+
+    In a job with replicas of several workers, buckets that some of them hold in common are summed flat: the lanes of
+    the shards lie on the nodes in different ways, and the order of a sum by node, and so its bits, would depend on it.
+    """
 
     carries_pair = True
     takes_new_buckets = True
 
-    def __init__(self, operation_queue: OperationQueue) -> None:
+    def __init__(self, operation_queue: OperationQueue, replica_size: int = 1) -> None:
         self._operations = operation_queue
+        self._replica_size = replica_size
 
     def launch(
         self, communicator: Communicator | None, bucket: Bucket, number: int, weight: float
     ) -> Pending:
         assert communicator is not None
-        return self._operations.launch(communicator, stages(communicator, bucket.reducible), (bucket.flat,))
+        by_node = bucket.plan.sharding.gives_each_its_own(self._replica_size)
+        job = stages(communicator, bucket.reducible, hierarchical=by_node)
+        return self._operations.launch(communicator, job, (bucket.flat,))
 
     def failed(self) -> None:
         self._operations.flush()
 
 
 def stages(
-    communicator: Communicator, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
+    communicator: Communicator, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, hierarchical: bool = True
 ) -> Generator[Pending, None, None]:
     """Reduces `tensor` in place over all ranks: yields each wait, on every rank the same number, and goes on when that
     is done.
 
     communicator: with nodes and the lanes NODE and LEADERS (routes.lanes_for); one whose nodes are not known, or have a
-    worker each, reduces flat. Raises TypeError if op is not defined for the type.
+    worker each, reduces flat, as with hierarchical=False. Raises TypeError if op is not defined for the type.
     """
     carrier = carrier_of(tensor, op)
-    route = route_of(communicator, hierarchical=True)
+    route = route_of(communicator, hierarchical)
     if route.node is None:
         yield communicator.allreduce(tensor, op)
         return
