@@ -23,6 +23,7 @@ ranks, so all begin it anew in the same steps: the first of a generation, one in
 bucket travelled uncompressed or could not be represented. Then S' is the optimizer's own momentum, and c' the rank's
 share of it; so are those of an element that is no longer late. E outlives that; it begins at zero, and again when a
 state was loaded into the optimizer and where SumWithFeedback forgets it.
+A step in which no rank used a parameter leaves its elements' c, E and S as they were: its .grad is discarded.
 Which elements are late is read from the optimizer's state, so all ranks that hold the job's state agree on it; the
 others receive their number from them.
 """
@@ -95,6 +96,28 @@ class _Kept:
     holds_nan: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """The values of one bucket with which a step began. kept: c and S; None: those of the optimizer's momentum, of
+    which this rank's share is `weight`."""
+
+    kept: _Kept | None
+    moments: BucketMoments
+    weight: float
+
+    def put_back(self, after: _Kept, elements: slice) -> None:
+        """Gives `after` the c and S of these elements."""
+        if self.kept is not None:
+            sums, own = self.kept.sums, self.kept.contribution
+        else:
+            sums, own = torch.empty_like(after.sums), torch.empty_like(after.sums)
+            self.moments.begin(1.0, sums)
+            self.moments.begin(self.weight, own)
+        after.sums[elements] = sums[elements]
+        if after.contribution is not None:
+            after.contribution[elements] = 0.0 if own is None else own[elements]
+
+
 @dataclass(slots=True)
 class _Phase:
     """The state of one step. What it leaves to the next is taken over when it is final.
@@ -106,7 +129,9 @@ class _Phase:
     has_state: bool = False
     is_warm: bool = False
     asks: bool = False
+    before: dict[int, _Before] = field(default_factory=dict)
     kept: dict[int, _Kept] = field(default_factory=dict)
+    discarded: list[tuple[int, slice]] = field(default_factory=list)
     late: dict[int, _Late | None] = field(default_factory=dict)
     undecoded: list[Callable[[], None]] = field(default_factory=list)
 
@@ -155,11 +180,17 @@ class MomentumSum(SumWithFeedback):
         is_warm = has_state and self._optimizer.is_warm(self._parameters)
         self._phase = _Phase(has_state, is_warm, asks=bool(plan.healing))
 
+    def discard(self, number: int, elements: slice) -> None:
+        self._phase.discarded.append((number, elements))
+
     def reduced(self) -> None:
-        super().reduced()
         phase, self._phase = self._phase, _Phase()
         for decode in phase.undecoded:
             decode()
+        for number, elements in phase.discarded:
+            if number in phase.kept:
+                self._put_back(phase, number, elements)
+        super().reduced()
         if not phase.has_state:
             self._loads = self._optimizer.loads  # the state that has arrived is the one of this step
         for number, kept in self._kept.items():
@@ -167,6 +198,17 @@ class MomentumSum(SumWithFeedback):
                 self._spare[number] = kept.contribution
         self._kept = phase.kept
         self._late_when_sent.update(phase.late)
+
+    def _put_back(self, phase: _Phase, number: int, elements: slice) -> None:
+        phase.before[number].put_back(phase.kept[number], elements)
+        late = phase.late[number]
+        if number in self._late_when_sent and not _are_alike(self._late_when_sent[number], late):
+            return  # the earlier E lies in other places, and went with the gradients
+        if late is not None:
+            kept_before = ~late.mask[: elements.stop]
+            begin = int(kept_before[: elements.start].sum())
+            elements = slice(begin, begin + int(kept_before[elements.start :].sum()))
+        super().discard(number, elements)
 
     def failed(self) -> None:
         super().failed()
@@ -202,6 +244,7 @@ class MomentumSum(SumWithFeedback):
             before = None  # on all ranks, for all have received it
         if before is not None and phase.has_state:
             before = _extended(before, late, load, moments)
+        phase.before[load.number] = _Before(before, moments, load.weight)
         contribution = self._encode(load, moments, before) if phase.has_state else None
         compact = load if not late_count else _without_late(load, late, late_count)
         if phase.has_state:

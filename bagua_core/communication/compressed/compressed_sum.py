@@ -196,6 +196,9 @@ class SumWithFeedback(CompressedSum):
                 self._feedback.forget()
         return super().launch(communicator, bucket, number, weight)
 
+    def discard(self, number: int, elements: slice) -> None:
+        self._feedback.discard(number, elements)
+
     def reduced(self) -> None:
         super().reduced()
         self._has_reduced = True

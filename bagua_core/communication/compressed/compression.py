@@ -154,6 +154,13 @@ class WithFeedback(Compression):
         step.errors[number] = None
         return None if kept is None else kept.in_place(elements)
 
+    def discard(self, number: int, elements: slice) -> None:
+        """Takes back the errors of this step for these elements of bucket `number`, since their sum is not used: what
+        the messages delivered of the earlier errors reached no gradient. Called before `reduced`."""
+        errors = self.step.errors.get(number)
+        if errors is not None:
+            errors.take_back(self._kept.get(number), elements)
+
     def forget(self) -> None:
         """Begins with errors of zero. Called between steps."""
         self._kept.clear()
@@ -238,6 +245,20 @@ class _Errors:
         if kept is not None:
             elements = self.chunks.elements
             self.worker[:elements] = kept.in_place(elements)
+
+    def take_back(self, kept: _Errors | None, elements: slice) -> None:
+        """Gives these elements of the bucket the errors that `kept` has for them; zero if it is None."""
+        region = self.chunks.region(self.owner)
+        own = slice(
+            max(elements.start, region.start) - region.start,
+            max(min(elements.stop, region.stop) - region.start, 0),
+        )
+        if kept is not None and kept.are_of(self.chunks, self.owner):
+            self.worker[elements] = kept.worker[elements]
+            self.owned[own] = kept.owned[own]
+        else:
+            self.worker[elements] = 0.0 if kept is None else kept.in_place(self.chunks.elements)[elements]
+            self.owned[own] = 0.0
 
     def in_place(self, elements: int) -> torch.Tensor:
         """Returns both errors, each value where it belongs in the bucket: [elements]."""

@@ -65,6 +65,10 @@ class BucketOperation(ABC):
         """Waits, once all buckets are done, for anything else that decides whether the step succeeds. Raises
         CollectiveFailed."""
 
+    def discard(self, number: int, elements: slice) -> None:  # noqa: B027
+        """Notes that no optimizer sees what `launch` left in these elements of bucket `number`. Called before
+        `reduced`."""
+
     def reduced(self) -> None:  # noqa: B027
         """Takes over what the next step builds on: the step is final on this rank. Not called in a step that failed."""
 

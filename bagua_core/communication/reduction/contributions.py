@@ -6,6 +6,8 @@ gradient; a reduction that was given up leaves only zeros behind, in memory that
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from bagua_core.communication.communicator import Communicator
@@ -160,6 +162,15 @@ class Contributions(Exchange):
             self._accumulated[index] = 1 if communicator is None or communicator.global_rank == 0 else 0
         else:
             self._own_means[index] = self._views[index].clone()
+
+    def _discard(self, indices: Iterable[int]) -> None:
+        """Gives these parameters a .grad of None. What the operation left for them in the buckets is not used."""
+        for index in set(indices):
+            number = self._bucket_of[index]
+            plan = self._buckets[number].plan
+            begin = plan.offsets[plan.members.index(index)]
+            self._operation.discard(number, slice(begin, begin + self._views[index].numel()))
+            self._parameters[index].grad = None
 
     def _add_own(self) -> None:
         """Adds this rank's own means to the next means, which the buckets hold."""

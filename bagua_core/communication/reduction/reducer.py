@@ -342,7 +342,7 @@ class Reducer(Contributions):
             self._note_used()
         # As in torch, freezing a parameter changes nothing of its .grad: a gradient that an earlier backward of the
         # step made stays, and None does not become zero, by which weight decay and momentum would move it.
-        frozen_without = [p for p in self._frozen if p.grad is None]
+        discarded = [self._index_of[id(p)] for p in self._frozen if p.grad is None]
         for index, parameter in enumerate(self._parameters):
             if not self._ready[index]:
                 if self._must_separate:
@@ -380,12 +380,10 @@ class Reducer(Contributions):
             self._zero_gradients()
             return
         self._add_own()
-        self._operation.reduced()
         if self._finds_unused:
-            for index in (self._used == 0).nonzero().flatten().tolist():
-                self._parameters[index].grad = None
-        for parameter in frozen_without:
-            parameter.grad = None
+            discarded += (self._used == 0).nonzero().flatten().tolist()
+        self._discard(discarded)
+        self._operation.reduced()
 
     def _reduce_rest(self) -> tuple[float, float] | None:
         """Launches what is left and waits for everything. Returns the sums of the switch pair."""

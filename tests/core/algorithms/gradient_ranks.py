@@ -15,7 +15,7 @@ from bagua_core.communication.communicator import Communicator, Lane, Pending
 from bagua_core.communication.step_interface import MicroBatch
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.communication.in_process import build_in_process
-from tests.core.communication.worlds import FakeEngine, seeded
+from tests.core.communication.worlds import FakeEngine, run_ranks, seeded
 
 SAMPLES = 24
 X = torch.randn(SAMPLES, 70, generator=torch.Generator().manual_seed(1))
@@ -33,6 +33,18 @@ def small_last() -> nn.Module:
     return nn.Sequential(nn.Linear(70, 4), nn.Tanh(), nn.Linear(4, 6000), nn.Tanh(), nn.Linear(6000, 3))
 
 
+class Branches(nn.Module):
+    """Two branches, of which some steps use one. Each has buckets of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Sequential(nn.Linear(70, 301), nn.Tanh(), nn.Linear(301, 3)) for _ in range(2))
+        self.used = "ab"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([getattr(self, name)(x) for name in self.used]).sum(0)
+
+
 def loss_of(model: nn.Module, begin: int, end: int) -> torch.Tensor:
     dtype = next(model.parameters()).dtype
     found: torch.Tensor = nn.functional.mse_loss(model(X[begin:end].to(dtype)), Y[begin:end].to(dtype))
@@ -41,6 +53,14 @@ def loss_of(model: nn.Module, begin: int, end: int) -> torch.Tensor:
 
 def gradients(model: nn.Module) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def steps_with(members: Sequence[Rank], *branches: str) -> None:
+    """Takes one step of a model of Branches for each of `branches`, with those that it names."""
+    for used in branches:
+        for member in members:
+            member.inner.used = used  # type: ignore[assignment]
+        assert run_ranks(members, lambda r: r.step()) == [True] * len(members)
 
 
 def shares(world_size: int) -> list[tuple[int, int]]:
@@ -59,6 +79,7 @@ class Rank:
         build: Callable[[], nn.Module] = net,
         dtype: torch.dtype = torch.float32,
         optimizer: Callable[[Any], torch.optim.Optimizer] = lambda ps: torch.optim.SGD(ps, lr=0.1),
+        find_unused: bool = False,
     ) -> None:
         self.engine = FakeEngine(communicator)
         self.inner = seeded(build).to(dtype)
@@ -67,7 +88,12 @@ class Rank:
         self.bring(communicator, None)
         chosen = algorithm if isinstance(algorithm, Algorithm) else algorithm(self.optimizer)
         self.model = DistributedDataParallel(
-            self.inner, [self.optimizer], chosen, bucket_cap_mb=BUCKET_CAP_MB, engine=self.engine
+            self.inner,
+            [self.optimizer],
+            chosen,
+            bucket_cap_mb=BUCKET_CAP_MB,
+            find_unused_parameters=find_unused,
+            engine=self.engine,
         )
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +12,15 @@ from bagua_core.algorithms.algorithm import Algorithm
 from bagua_core.communication.communicator import CollectiveFailed
 from bagua_core.communication.compressed import compressor as compressors
 from bagua_core.communication.compressed.compressor import UnknownCompressorError
-from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, break_at, exact, world_on_nodes
+from tests.core.algorithms.gradient_ranks import (
+    Branches,
+    Rank,
+    assert_equal_bits,
+    break_at,
+    exact,
+    steps_with,
+    world_on_nodes,
+)
 from tests.core.communication.worlds import gloo_world, in_process_world, run_ranks
 
 
@@ -81,6 +91,25 @@ def test_a_failed_step_is_repeated_with_the_errors_that_it_began_with(feedback: 
     for ranks in (members, undisturbed):
         assert run_ranks(ranks, lambda r: r.step()) == [True, True]
     assert_equal_bits([members[0].parameters(), undisturbed[0].parameters()])
+
+
+def branch_gradients(*branches: str) -> list[torch.Tensor]:
+    """Of branch b in its last step, after steps with these branches that change no weights."""
+
+    def fixed(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.0)
+
+    algorithm = CompressedAllreduce("one_bit")
+    members = [Rank(c, algorithm, Branches, optimizer=fixed, find_unused=True) for c in in_process_world(2)]
+    steps_with(members, *branches)
+    assert all(p.grad is None for p in members[0].inner.a.parameters())  # type: ignore[union-attr]
+    return members[0].gradients()
+
+
+def test_a_sum_that_is_discarded_changes_no_errors() -> None:
+    assert_equal_bits([branch_gradients("b", "a", "a", "a", "b"), branch_gradients("b", "b")])
+    first, second = branch_gradients("b"), branch_gradients("b", "b")
+    assert not all(map(torch.equal, first, second)), "errors count"
 
 
 def with_errors() -> list[Rank]:

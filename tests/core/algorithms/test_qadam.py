@@ -17,11 +17,13 @@ from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.step_interface import MicroBatch
 from tests.core.algorithms.gradient_ranks import (
     SAMPLES,
+    Branches,
     Rank,
     assert_equal_bits,
     break_at,
     loss_of,
     shares,
+    steps_with,
     world_on_nodes,
 )
 from tests.core.communication.worlds import gloo_world, in_process_world, run_ranks
@@ -260,6 +262,40 @@ def test_a_step_that_broke_is_done_again_as_if_nothing_had_been(bits: int, what:
             member.move_to(communicator)
         steps(several, 3)
     assert_alike([members[0], steady[0]])
+
+
+class HalfUsed(torch.nn.Module):
+    """Half of the values, by which the gradients of the others are zero and stay late."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, ::2]
+
+
+def branches_with_late_elements() -> torch.nn.Module:
+    made = Branches()
+    for branch in (made.a, made.b):
+        branch[0], branch[1] = torch.nn.Linear(70, 602), HalfUsed()
+    return made
+
+
+@BITS
+@pytest.mark.parametrize("build", [Branches, branches_with_late_elements])
+def test_a_sum_that_is_discarded_changes_neither_momentum_nor_errors(
+    bits: int, build: Callable[[], torch.nn.Module]
+) -> None:
+    """Of branch b, which has momentum and errors of compressed steps, or begins with the optimizer's."""
+
+    def gradients(*branches: str) -> list[torch.Tensor]:
+        def fixed(parameters: Any) -> QAdamOptimizer:
+            return QAdamOptimizer(parameters, lr=0.0, warmup_steps=WARMUP)
+
+        members = ranks(in_process_world(2), bits, build=build, optimizer=fixed, find_unused=True)
+        steps_with(members, *["ab"] * (WARMUP + 1), *branches)
+        assert all(p.grad is None for p in members[0].inner.a.parameters())  # type: ignore[union-attr]
+        return members[0].gradients()
+
+    assert_equal_bits([gradients("b", "a", "a", "b"), gradients("b", "b")])
+    assert_equal_bits([gradients("a", "a", "b"), gradients("b")])
 
 
 @BITS

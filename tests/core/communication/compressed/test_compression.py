@@ -106,6 +106,33 @@ def test_a_step_that_failed_leaves_no_error() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, several_results, strict=True))
 
 
+@pytest.mark.parametrize("sizes", [(1, 3), (3, 3), (3, 4), (2, 3)], ids=str)
+@pytest.mark.parametrize("form", [OneBit, MinMaxWithFeedback])
+def test_elements_whose_sum_is_discarded_keep_their_errors(
+    form: type[WithFeedback], sizes: tuple[int, int]
+) -> None:
+    """In chunks of several owners, which change hands. sizes: ranks with a step before, and ranks of the step."""
+    begun, now = sizes
+    ranks: list[Compression] = [form() for _ in range(begun)]
+    exchange(ranks, torch.randn(begun, ELEMENTS, generator=RANDOM))
+    for r in ranks:
+        r.reduced()
+    ranks += [form() for _ in range(now - begun)]
+    before, discarded = held(ranks), slice(5_003, 15_001)
+    contributions = torch.randn(now, ELEMENTS, generator=RANDOM)
+    contributions[:, discarded] = 0.0
+    got = exchange(ranks, contributions)
+    got[discarded] = 0.0
+    for r in ranks:
+        assert isinstance(r, WithFeedback)
+        r.discard(0, discarded)
+        r.reduced()
+    after = held(ranks)
+    assert before[discarded].any()
+    torch.testing.assert_close(after[discarded], before[discarded], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(got + after, contributions.sum(0) + before, rtol=1e-4, atol=1e-3)
+
+
 def test_errors_that_are_handed_over_are_not_kept() -> None:
     ranks = one_bits(2)
     exchange(ranks, torch.randn(2, ELEMENTS, generator=RANDOM))
