@@ -37,6 +37,7 @@ from bagua_core.communication.reduction.trained_parameters import (
     listed,
 )
 from bagua_core.communication.step_interface import StepReductions
+from bagua_core.model.gradient_placements import place_gradient
 from bagua_core.model.optimizer_steps import optimizer_steps_of
 
 
@@ -227,6 +228,9 @@ class Reducer(Contributions):
         index = self._index_of.get(id(parameter))
         if index is None:
             return
+        if self._layout.has_shards:
+            # before anything that may differ between the workers of a replica, which all take part
+            place_gradient(parameter)
         if not self.synced:
             self._has_local = True
             return

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel, parallelize_module
 
 import bagua_core as bagua
 
@@ -39,9 +41,19 @@ class Samples(torch.utils.data.Dataset[Any]):
         return self.x[index], self.y[index]
 
 
-def model() -> nn.Sequential:
+def model(parallel: bool = False) -> nn.Sequential:
     torch.manual_seed(0)
+    if parallel:
+        return nn.Sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 3))
     return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+# each worker of a replica normalizes some of the samples by the same weights
+PLAN = {
+    "0": ColwiseParallel(output_layouts=Shard(0)),
+    "1": SequenceParallel(sequence_dim=0),
+    "2": ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate()),
+}
 
 
 def _further_groups() -> None:
@@ -69,9 +81,10 @@ def train(
     accumulate: bool = False,
     root: bool = True,
     batch: int = GLOBAL_BATCH,
+    parallel: bool = False,
 ) -> None:
     """environment: of a worker; empty for a world of one. root: the whole module is sharded too, and not some layers
-    alone, so that a replica's workers get samples of their own."""
+    alone, so that a replica's workers get samples of their own. parallel: the model is cut by PLAN alone."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     worker = environment.get("BAGUA_WORKER_ID", "alone")
@@ -80,10 +93,13 @@ def train(
         os.dup2(log, 1)
         os.dup2(log, 2)
     bagua.init_process_group()
-    module = model()
+    module = model(parallel)
     if environment:
         mesh = bagua.shard_mesh()
         _further_groups()
+    if environment and parallel:
+        parallelize_module(module, mesh, PLAN)
+    elif environment:
         for layer in (module[0], module[2]):
             fully_shard(layer, mesh=mesh)
         if root:

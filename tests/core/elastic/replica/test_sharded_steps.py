@@ -52,10 +52,10 @@ def check_ledger(out: Path, epochs: int) -> None:
         assert sorted(used) == list(range(sharded_training.SAMPLES)), (epoch, sorted(used))
 
 
-def alone(out: Path, epochs: int) -> list[torch.Tensor]:
+def alone(out: Path, epochs: int, parallel: bool = False) -> list[torch.Tensor]:
     """The parameters after the same steps in one process without shards, by plain torch. Samples come from the ledger:
     the mean gradient of a step does not depend on who computed which of them."""
-    module = sharded_training.model()
+    module = sharded_training.model(parallel)
     optimizer = torch.optim.SGD(module.parameters(), lr=sharded_training.LEARNING_RATE, momentum=0.9)
     samples = sharded_training.Samples()
     by_step: dict[int, list[int]] = {}
@@ -70,9 +70,9 @@ def alone(out: Path, epochs: int) -> list[torch.Tensor]:
     return [p.detach() for p in module.parameters()]
 
 
-def whole(ends: list[dict[str, Any]], replica: int) -> list[torch.Tensor]:
+def whole(ends: list[dict[str, Any]], replica: int, parallel: bool = False) -> list[torch.Tensor]:
     shards = [end["parameters"] for end in ends if end["place"][0] == replica]
-    shapes = [p.shape for p in sharded_training.model().parameters()]
+    shapes = [p.shape for p in sharded_training.model(parallel).parameters()]
     return [
         parts[0] if parts[0].shape == shape else torch.cat(parts)
         for parts, shape in zip(zip(*shards, strict=True), shapes, strict=True)
@@ -104,6 +104,17 @@ def test_replicas_train_as_one_process_without_shards(
     check_equal_shards(ends)
     check_ledger(leader.out, 1)
     for mine, expected in zip(whole(ends, 0), alone(leader.out, 1), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_partial_gradient_is_summed_in_the_replica(start: Start) -> None:
+    """That of the norm: each worker of a replica has it for its own part of the samples."""
+    leader = start(2, 2, epochs=1, step_s=0.0, accumulate=True, root=False, parallel=True)
+    ends = leader.await_ends()
+    check_equal_shards(ends)
+    for mine, mates in zip(*(end["parameters"][2:4] for end in ends[:2]), strict=True):
+        assert torch.equal(mine, mates), "the norm has the same weights in a replica"
+    for mine, expected in zip(whole(ends, 0, True), alone(leader.out, 1, True), strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
 
 
