@@ -185,6 +185,16 @@ def test_workers_whose_replicas_differ_save_the_first_ones(
     assert len(run.values) == 2, "the buffers differ, as each worker has its own batches"
 
 
+def test_a_worker_evaluates_within_a_round_and_another_waits_at_its_end(job: MakeJob, tmp_path: Path) -> None:
+    """The round did not happen. Both save the model with which it began, whatever each has trained since."""
+    run = Evaluating(job, tmp_path / "out", "--after-step", "2", "--algorithm", "rounds", "--only-first")
+    node = run.job.start(slots=2)
+    run.await_long(1)
+    run.leave([node])
+    assert node.says(SAVED, times=2) and newest_step(run.saved) == 1
+    run.goes_on(1, slots=2)
+
+
 def test_two_nodes_evaluate_between_two_epochs(
     job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -22,7 +22,9 @@ parser.add_argument(
     "--in-step", type=int, default=0, help="stand in the forward of this step, counted from 1"
 )
 parser.add_argument("--slowly", choices=("waits", "computes", "sleeps", "compiles"), default="waits")
-parser.add_argument("--algorithm", default="gradient_allreduce")
+parser.add_argument(
+    "--algorithm", default="gradient_allreduce", help="rounds: local SGD, two rounds an epoch"
+)
 parser.add_argument("--only-first", action="store_true", help="global rank 0 evaluates alone")
 parser.add_argument("--in-optimizer", type=int, default=0, help="stand in the optimizer's step in this step")
 parser.add_argument("--ignores", action="store_true", help="the interrupt")
@@ -50,7 +52,9 @@ class SlowAdam(torch.optim.Adam):
 optimizer = SlowAdam(net.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
 bagua.register_state("schedule", schedule)
-model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=args.algorithm)
+rounds = bagua.algorithms.LocalSGD(sync_every=5, unit="round")
+algorithm = rounds if args.algorithm == "rounds" else args.algorithm
+model = bagua.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm)
 inputs = torch.randn(args.samples, 4, generator=torch.Generator().manual_seed(1))
 samples = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
 loader = bagua.ElasticDataLoader(samples, global_batch_size=8, seed=1)
