@@ -47,7 +47,7 @@ for (rows,) in bagua.ElasticDataLoader(data, global_batch_size=4):
     optimizer.zero_grad()
     ddp(rows).mean().backward()
     optimizer.step()
-    time.sleep(0.02)  # spares the processor
+    time.sleep(0.1)  # a step costs the processor some milliseconds
 """
 
 
