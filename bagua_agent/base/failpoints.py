@@ -1,4 +1,4 @@
-"""Named points around a leader's writes at which a test can make this agent die, stop or wait.
+"""Named points, most of them around a leader's writes, at which a test can make this agent die, stop or wait.
 
 `BAGUA_AGENT_FAILPOINTS` (the agent's own environment): `name=action[:argument][@generation]`, several
 separated by `;`. Actions: kill (SIGKILL itself), stop (SIGSTOP itself), raise, delay:SECONDS, and hold:DIRECTORY,
@@ -45,7 +45,9 @@ POINTS = frozenset(
 REPLICA_POINTS = frozenset({"replicas.before", "replicas.after"})
 # Of a daemon, around what a scheduler writes; the "generation" of one counts the transactions of a decision.
 SERVICE_POINTS = frozenset({"orders.before", "orders.after"})
-_EVERY_POINT = POINTS | REPLICA_POINTS | SERVICE_POINTS
+# Of the loop, in its own thread.
+LOOP_POINTS = frozenset({"worker-end.before"})
+_EVERY_POINT = POINTS | REPLICA_POINTS | SERVICE_POINTS | LOOP_POINTS
 _FORM = re.compile(
     r"(?P<name>[a-z.-]+)=(?P<action>kill|stop|raise|delay(?=:)|hold(?=:))"
     r"(:(?P<argument>(?<=delay:)\d+(\.\d+)?|(?<=hold:)/[^;@]+))?(@(?P<generation>\d+))?"

@@ -119,11 +119,12 @@ def job_parts(
     opened: ExitStack,
     dashboard: str = "",
     on_event: Callable[[str, bytes], object],
+    is_stuck: Callable[[], bool],
 ) -> JobParts:
     """Makes the parts that need the job.
 
     hosts_store: for other nodes. dashboard: HOST:PORT at which this agent serves one; empty for none. on_event: gets
-    the events that this agent writes, with their keys.
+    the events that this agent writes, with their keys. is_stuck: whether the loop does not go on.
     """
     config, inbox, keys, agent_id = node.config, node.inbox, node.keys, node.agent_id
     kept, limits = KeptRecords(), Limits.from_environment()
@@ -139,6 +140,7 @@ def job_parts(
         node.sessions.traces,
         node.node_name,
         lambda: seen.restarts,
+        is_stuck,
     )
     opened.callback(control.stop)
     seen.remembered[keys.identity] = found.identity.encode()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bagua_agent.autotune.tuner import Recalled, Suggested
 from bagua_agent.base.errors import InfrastructureLost, InternalError, JobReplaced
+from bagua_agent.base.failpoints import Failpoints
 from bagua_agent.base.messages import HealthAsked, HelperFailed, SignalCame, WorkerExited
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.base.sizes import ANY_SIZE
@@ -28,6 +29,7 @@ from bagua_agent.history import job_history
 from bagua_agent.job.assembly import job_parts, lifecycle_of_workers, node_parts
 from bagua_agent.job.batching import InboxReader
 from bagua_agent.job.create_or_join import find_job, key_pair_is_current, size_policy_of
+from bagua_agent.job.loop_watch import STUCK_AFTER_S, LoopWatch
 from bagua_agent.job.messages import (
     Gathered,
     KeyPairReplaced,
@@ -98,6 +100,8 @@ class JobLoop:
         self._exits: Counter[tuple[int, str]] = Counter()  # of workers here, by slot and how_it_ended
         self._ended_workers: dict[int, WorkerPicture] = {}  # the last of each slot
         self._reader = InboxReader(inbox, self._node.timers)
+        self._watch = LoopWatch()
+        self._failpoints = Failpoints.from_environment()
 
     # -- joining the job
 
@@ -110,9 +114,22 @@ class JobLoop:
             return 128 + self._signals.first
         self._lifecycle.begin()
         self._membership.follow_leader(time.monotonic())
+        self._watch.start(self._is_stuck)
+        self._opened.callback(self._watch.stop)
         while (ending := self._ending()) is None:
             self._take(self._reader.next())
+            self._watch.turned()
+        self._watch.stop()
         return self._end(ending)
+
+    def _is_stuck(self) -> None:
+        """Gives up the lead, which the lease would keep while the loop waits. Runs in the watch's thread: the loop's
+        own state follows when it sees the key gone."""
+        self._job.leased.remove(self._job.keys.leader)
+        self._terminal.tell(
+            f"this agent's loop has waited for {STUCK_AFTER_S:g} s or more, as for a file system that does not answer: "
+            "the others go on without this node until it does"
+        )
 
     def _open_store(self) -> bool:
         """Opens the store. Returns False if a signal came first."""
@@ -162,6 +179,7 @@ class JobLoop:
             opened=self._opened,
             dashboard="" if self._watching is None else self._watching.address,
             on_event=self._on_event,
+            is_stuck=lambda: self._watch.is_stuck,
         )
         self._job, self._seen = parts.job, parts.job.seen
         self._membership, self._scope, self._own_key = parts.membership, parts.scope, parts.own_key
@@ -211,6 +229,7 @@ class JobLoop:
                     ended = worker_picture(self._job, self._workers, self._lifecycle, message.worker_id)
                     if ended is not None:
                         self._ended_workers[worker.slot] = ended
+                self._failpoints.reach("worker-end.before")
                 self._lifecycle.exited(message.worker_id, message.returncode, now_s)
             case Gathered():
                 self._take_gathered(message, now_s)

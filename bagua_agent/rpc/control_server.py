@@ -27,7 +27,8 @@ _THREADS_FOR_ITSELF = 4
 
 class ControlServer(control_pb2_grpc.AgentControlServicer):
     """Serves probes, large records, and what people's commands read. kept_record(sha256): the packed parts of a large
-    record, if this agent has them. traces: of this node's workers. restarts(): whether the job is in restart mode."""
+    record, if this agent has them. traces: of this node's workers. restarts(): whether the job is in restart mode.
+    is_stuck(): whether the agent's loop does not go on, so that the agent counts as one that does not answer."""
 
     def __init__(
         self,
@@ -40,11 +41,13 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
         traces: TraceRelay | None = None,
         node_name: str = "",
         restarts: Callable[[], bool] = lambda: False,
+        is_stuck: Callable[[], bool] = lambda: False,
     ) -> None:
         self._answers: NodeAnswers = NoAnswers() if answers is None else answers
         self._traces = traces
         self._node_name = node_name
         self._restarts = restarts
+        self._is_stuck = is_stuck
         self._kept_record = kept_record
         self._identity = identity
         self._job_id = identity.job_id
@@ -69,6 +72,8 @@ class ControlServer(control_pb2_grpc.AgentControlServicer):
     ) -> control_pb2.ProbeReply:
         if request.job_id != self._job_id or request.agent_id != self._agent_id:
             return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.REFUSED)
+        if self._is_stuck():
+            return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.UNANSWERED)
         return control_pb2.ProbeReply(verdict=control_pb2.ProbeReply.ALIVE, workers=self._workers_alive())
 
     def ProbeFor(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.job.loop_watch import STUCK_AFTER_S
 from bagua_contract import membership_pb2 as pb
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import Job, Node
 from tests.lab.etcd import Change, EtcdCluster
 from tests.lab.network import Lab
-from tests.lab.wait import eventually
+from tests.lab.wait import HANG_S, eventually
 
 # No agent suspects it while steps go on, so its lease (3 s) has to end; etcd ends leases within a second.
 NEXT_LEADER_BOUND_S = 8.0
@@ -141,6 +143,38 @@ def test_the_leader_stops_at_a_write_and_is_thawed_after_its_lease(
     _, _, end_of_reign = next(reign for reign in reigns(one, cluster) if reign[0] == new)
     later = [change.revision for change in records(one, cluster)[before:]]
     assert all(revision > end_of_reign for revision in later), "the thawed one wrote before it led again"
+
+
+@pytest.mark.long
+def test_the_leaders_loop_waits_for_a_file_system_that_does_not_answer(
+    job: MakeJob, make_lab: MakeLab, tmp_path: Path
+) -> None:
+    """Its lease is renewed and its other threads answer meanwhile, so nothing but its own watch can tell."""
+    lab = make_lab(4)
+    cluster = lab.etcd(lab.hosts[0])
+    one = job(endpoints=cluster.endpoints, nodes="1:3")
+    leader = one.start(lab.hosts[1], agent_failpoints=f"worker-end.before=hold:{tmp_path}")
+    leader.await_line("this node leads")
+    for host in lab.hosts[2:]:
+        one.start(host)
+    three = one.await_world(3)
+    old = reigns(one, cluster)[-1][0]
+    hold = tmp_path / "worker-end.before"
+    hold.touch()
+    began_s = time.monotonic()
+    leader.workers[0].kill()
+    two = one.await_world(2, after_step=three, deadline_s=HANG_S)
+    one.measured(
+        "leader's loop stuck: next step", time.monotonic() - began_s, STUCK_AFTER_S + NEXT_LEADER_BOUND_S
+    )
+    assert leader.says("this agent's loop has waited")
+    assert reigns(one, cluster)[-1][0] != old
+    (held,) = tmp_path.glob("worker-end.before.*")
+    held.unlink()
+    one.await_world(3, after_step=two)
+    one.finish()
+    one.check(finished=3)
+    written_under(one, cluster)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def test_a_write_under_way_may_remove_leased_keys_while_the_agent_ends(
             hosts_store=False,
             opened=opened,
             on_event=lambda key, value: None,
+            is_stuck=lambda: False,
         )
         opened.callback(closing.set)
 

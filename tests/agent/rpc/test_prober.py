@@ -92,6 +92,19 @@ def test_an_agent_that_lives_says_so_and_names_its_workers(control: ControlServe
     assert (reply.verdict, list(reply.workers)) == (ALIVE, ["w7"])
 
 
+def test_an_agent_whose_loop_is_stuck_counts_as_one_that_does_not_answer() -> None:
+    stuck = [True]
+    made = ControlServer("127.0.0.1", JOB, "a", lambda: ["w0"], is_stuck=lambda: stuck[0])
+    try:
+        reply = probe(JOB, made.address, "a", GENEROUS_S)
+        assert (reply.verdict, list(reply.workers)) == (UNANSWERED, [])
+        assert probe_through(JOB, made.address, made.address, "a", GENEROUS_S).verdict == UNANSWERED
+        stuck[0] = False
+        assert probe(JOB, made.address, "a", GENEROUS_S).verdict == ALIVE
+    finally:
+        made.stop()
+
+
 def test_another_agent_at_its_address_is_proof_that_it_is_gone(control: ControlServer) -> None:
     assert probe(JOB, control.address, "somebody", GENEROUS_S).verdict == REFUSED
     other_name = JobIdentity("another", JOB.certificate, JOB.key)
