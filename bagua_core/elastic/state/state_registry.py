@@ -365,6 +365,7 @@ class StateRegistry:
     def restore_parts(self, bulk: dict[str, Any], rest: dict[str, Any]) -> None:
         """Takes over `bulk` and `rest` of another worker, both captured in one step. Raises as `restore`."""
         rest = self._placed(rest)
+        resume = _copied(rest["resume"])  # its tensors may be the very ones that become live
         modules = [{**a, **b} for a, b in zip(bulk["modules"], rest["modules"], strict=True)]
         optimizers = [
             {**values, "param_groups": groups} if groups is not None else values
@@ -381,7 +382,6 @@ class StateRegistry:
         )
         used = zip(self.models, rest["used"], strict=True)
         self._moved_last = {i for model, names in used for i in model.ids_of(names)}
-        resume = rest["resume"]
         for model, tensors in zip(self.models, resume["modules"], strict=True):
             model.adopt(tensors)
         self._snapshot_group_objects = [list(o.param_groups) for o in self.optimizers]

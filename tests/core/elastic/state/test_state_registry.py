@@ -120,6 +120,24 @@ def test_a_copy_holds_what_the_holder_s_script_did_until_then_and_where_a_failur
     assert without_gradients(holder) == at_begin == without_gradients(registry)
 
 
+def test_changes_in_place_behind_a_copy_leave_what_a_failure_goes_back_to() -> None:
+    """At a resume point the copied values and those to go back to are the same tensors on the wire."""
+    (holder_model, _, holder), (model, _, registry) = odd(), odd()
+    kept, copied = Nested(), Nested()
+    kept.values = {"tensor": torch.ones(2)}  # a set does not travel
+    holder.register("nested", kept)
+    registry.register("nested", copied)
+    holder_model(torch.ones(1, 3))  # its buffer `late` appears
+    holder.snapshot()
+    bulk, rest = through_the_wire(holder.bulk()), through_the_wire(holder.rest(at_resume_point=True))
+    registry.restore_parts(bulk, rest)
+    model.late.add_(5)
+    copied.values["tensor"].add_(5)
+    registry.roll_back()
+    assert model.late.tolist() == [1, 1]
+    assert copied.values["tensor"].tolist() == [1, 1]
+
+
 # -- registration and errors
 
 
