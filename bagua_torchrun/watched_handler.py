@@ -1,25 +1,56 @@
 """Extends torch's handler of a rendezvous: the loss of a node begins another round.
 
 torch removes a node without a heartbeat from the state, but its agents begin a round only for a node that waits for a
-place. Workers that got no error from the loss would wait in a collective until it times out.
+place. Workers that got no error from the loss would wait in a collective until it times out. A node that is lost before
+its round is complete is a member of the round, and the others would wait for its values in the agents' store.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, _NodeDesc
+
+from bagua_torchrun.agents_store import AgentsStore
+
+ARRIVED = "bagua/arrived/"
+
+
+class _RoundBroken(Exception):
+    """A node of the round was lost, or the run was closed, before all nodes had arrived."""
 
 
 class WatchedHandler(DynamicRendezvousHandler):
-    """A handler whose agent restarts its workers when a node of the round is lost."""
+    """A handler whose agent restarts its workers when a node of the round is lost. Its store is an AgentsStore."""
 
     _world: frozenset[_NodeDesc] = frozenset()  # the nodes of this agent's round
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Joins rounds until all nodes of one have arrived. Raises as torch's does."""
+        assert isinstance(self._store, AgentsStore)
+        while True:
+            # Only here: at the end of a run its agents wait in the store too, and end one by one.
+            with suppress(_RoundBroken), self._store.checked(self._check_the_round):
+                joined = super().next_rendezvous()  # waits for the master's address
+                joined.store.set(f"{ARRIVED}{joined.rank}", "")
+                joined.store.wait([f"{ARRIVED}{rank}" for rank in range(joined.world_size)])
+                return joined
 
     def num_nodes_waiting(self) -> int:
         """Returns how many nodes wait for a place or have been lost from the round, this one among them if the others
         take it for dead. If it is not 0, torchrun begins another round."""
         waiting: int = super().num_nodes_waiting()  # reads the state
         state = self._state_holder.state
-        return waiting if state.closed else waiting + len(self._world - state.participants.keys())
+        return waiting if state.closed else waiting + len(self._lost())
+
+    def _lost(self) -> frozenset[_NodeDesc]:
+        """Returns the nodes of the round that the state as it was last read no longer lists."""
+        return self._world - self._state_holder.state.participants.keys()
+
+    def _check_the_round(self) -> None:
+        if self.is_closed() or self._lost():
+            raise _RoundBroken
 
     def _get_world(self) -> tuple[int, int]:
         """Returns rank and size as torch's does, when a round is complete."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
@@ -59,14 +63,16 @@ Starts = Callable[..., list[Agent]]
 
 
 @pytest.fixture
-def started(
-    etcd: EmbeddedEtcd, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Starts]:
+def settings(etcd: EmbeddedEtcd, request: pytest.FixtureRequest) -> Settings:
+    return parse(str(etcd.endpoint), request.node.name, {})
+
+
+@pytest.fixture
+def started(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     """Starts agents. One without heartbeats is removed after `attempts` seconds."""
     agents: list[Agent] = []
 
     def start(number: int, nodes: str, attempts: int = 2) -> list[Agent]:
-        settings = parse(str(etcd.endpoint), request.node.name, {})
         new = [Agent(settings, nodes, attempts) for _ in range(number)]
         agents.extend(new)
         return new
@@ -103,6 +109,30 @@ def test_a_node_that_the_others_took_for_dead_joins_again(started: Starts) -> No
     second.handler._stop_heartbeats()
     eventually(lambda: second.rounds > before, HANG_S, "it joins again")
     await_sizes(2, first, second)
+
+
+@pytest.mark.parametrize("address", ["0", "z"], ids=["rank 0", "rank 1"])
+def test_a_node_that_was_lost_before_its_round_was_complete_holds_up_no_other(
+    started: Starts, settings: Settings, address: str
+) -> None:
+    """The first agent completes a round with it, and waits for the master's address or for its arrival."""
+    lost = _NodeDesc(address, 1, 0)
+    state = _RendezvousState()
+    state.participants = {lost: 0}
+    state.last_heartbeats = {lost: datetime.now(UTC)}
+    with closing(Store(settings.store)) as store:
+        store.put(settings.state_key, pickle.dumps(state))
+    first, second = started(2, "2:2", attempts=3)
+    await_sizes(2, first, second)
+
+
+def test_agents_whose_etcd_has_lost_its_keys_stay_one_run(started: Starts, settings: Settings) -> None:
+    first, second = started(2, "1:3")
+    await_sizes(2, first, second)
+    with closing(Store(settings.store)) as store:
+        store.delete_prefix(settings.prefix)
+    (third,) = started(1, "1:3")
+    await_sizes(3, first, second, third)
 
 
 def test_a_closed_run_has_no_other_round(started: Starts) -> None:
