@@ -1,4 +1,4 @@
-"""An etcd of three members: one is killed, the leading one is killed, all are gone and come back."""
+"""An etcd of three members: one is killed or cut off, the leading one is killed, all are gone and come back."""
 
 from __future__ import annotations
 
@@ -76,3 +76,20 @@ def test_an_empty_member_takes_the_place_of_one_that_lost_its_disk(job: MakeJob,
     one.check(finished=3)
     for node in nodes:
         assert not node.says("did not happen"), "no step is missed"
+
+
+@pytest.mark.long
+def test_a_member_that_is_cut_off_from_the_others_is_left(job: MakeJob, make_lab: MakeLab) -> None:
+    """It is the first endpoint of all agents, and still answers them."""
+    lab = make_lab(5)
+    cluster = lab.etcd(*lab.hosts[:3])
+    one = job(endpoints=cluster.endpoints, nodes="1:2", samples=1440, script=["--step-s", str(STEP_S)])
+    nodes = [one.start(host) for host in lab.hosts[3:]]
+    one.await_world(2, after_step=5)
+    for other in lab.hosts[1:3]:
+        lab.hosts[0].cut_to(other)
+    nodes[1].workers[0].kill()
+    alone = one.await_world(1, after_step=one.step)
+    one.await_world(2, after_step=alone)
+    one.finish()
+    one.check(finished=2)
