@@ -76,10 +76,12 @@ MOST_LEASE_RANGES = 8  # rows of fixed size say what a worker used
 @dataclass(frozen=True, slots=True)
 class Used:
     """The report of what one worker did in a round. ranges: half-open intervals of places in the epoch's order, on
-    which it trained; speed: samples per second of its local steps, 0 if it took none."""
+    which it trained; speed: samples per second of its local steps, 0 if it took none; confirms: its script asks that
+    all members confirm the round."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     speed: float = 0.0
+    confirms: bool = False
 
     @property
     def count(self) -> int:

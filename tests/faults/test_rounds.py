@@ -173,6 +173,19 @@ def test_what_a_survivor_copies_has_no_local_step_of_a_holder_that_is_lost_next(
     assert [end["distance"] for end in one.ends()] == [0.0, 0.0], "a round begins with another model"
 
 
+def test_a_worker_joins_where_each_round_is_confirmed(job: MakeJob) -> None:
+    """It has no batch in its first round, and so does not ask for the confirmation itself."""
+    one = in_rounds(job, "--confirms")
+    node = one.start(slots=2)
+    one.await_step(5)
+    generation = one.ledger.lines[-1].generation
+    node.workers[1].kill()
+    again = one.await_world(2, after_step=one.await_world(1))
+    one.await_step(again + 5)
+    one.finish()
+    check(one, finished=2, lost=committed(one, generation, 1))
+
+
 def test_a_node_joins_and_another_leaves_in_the_middle_of_a_round(job: MakeJob, etcd: EmbeddedEtcd) -> None:
     one = in_rounds(job, "--sync-every", "20", endpoints=etcd.endpoint, nodes="1:2")
     first = one.start()

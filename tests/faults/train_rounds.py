@@ -44,6 +44,9 @@ parser.add_argument(
     "--chunk-s", type=float, default=0.0, help="of each chunk of a copy of the state, which are small"
 )
 parser.add_argument("--break-in", type=int, help="leave the loop in this round, and end the training")
+parser.add_argument(
+    "--confirms", action="store_true", help="end each round after a batch, and have it confirmed"
+)
 args = parser.parse_args()
 
 WORKER, SLOT = os.environ["BAGUA_WORKER_ID"], int(os.environ["BAGUA_SLOT"])
@@ -116,6 +119,8 @@ with open(args.out / "drawn" / WORKER.replace("/", "_"), "ab", buffering=0) as b
             waits = 8 if epoch == args.epochs - 1 and not hurries else 1
             if slow > 1 or not hurries:
                 time.sleep(args.sample_s * len(targets) * slow * waits)
+            if args.confirms:
+                loader.end_step(confirmed=True)
             breaks = args.break_in is not None and loader.step >= args.break_in
             if breaks:
                 break

@@ -180,9 +180,11 @@ class Engine(ScriptRanks):
         return self.plan
 
     def _end_step_for(self, goes_on: bool, confirmed: bool) -> None:
-        """Ends the step for a boundary. Once it is committed, this worker may owe the collective that confirms it."""
-        step = self.state.name.step
+        """Ends the step for a boundary. Once it is committed, this worker may owe the collective that confirms it. A
+        round is confirmed if any member asks for it: one may have no batch in it, and so no place to ask."""
+        step, self._confirms = self.state.name.step, confirmed
         self._end_step()
+        confirmed, self._confirms = self._confirms, False
         if self.state.name.step > step and (confirmed or (goes_on and self._is_to_save_and_step_aside())):
             self.state.owes_epoch_end = self.member is not None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -42,6 +43,7 @@ class RoundEnd(StepEnd):
     def __init__(self, environment: WorkerEnvironment | None) -> None:
         super().__init__(environment)
         self.is_round_open = False  # a member of the generation holds local steps that no average contains
+        self._confirms = False  # the boundary under way is to be confirmed by all members
         self._used: Sequence[Used] = ()  # by the members in the round under way, by global rank
         self._early_end = EarlyEnd(self._say)
         self._end_from_s = 0.0  # when this worker was done with the local steps of the round under way
@@ -124,6 +126,7 @@ class RoundEnd(StepEnd):
         own = self._used_here(rounds)
         try:
             used = self._used = [own] if communicator is None else self._exchanged(communicator, own)
+            self._confirms = any(one.confirms for one in used)
             samples = sum(one.count for one in used)
             if samples:
                 with self.state.guard.held():
@@ -138,7 +141,7 @@ class RoundEnd(StepEnd):
     def _used_here(self, rounds: Rounds) -> Used:
         """Returns what this worker used in the round. With replicas it is what shard 0 has measured: leases follow from
         speeds, and all shards draw the same."""
-        own = rounds.used()
+        own = replace(rounds.used(), confirms=self._confirms)
         if self.member is None or self.member.replica is None:
             return own
         row = self.member.of_first_shard(torch.tensor(to_row(own), dtype=torch.int64, device="cpu"))

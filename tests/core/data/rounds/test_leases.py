@@ -55,6 +55,12 @@ def test_each_place_of_an_epoch_is_used_once(length: int, most: int, rounds: Any
             used_in_epoch = []
 
 
+@pytest.mark.parametrize("confirms", [False, True])
+def test_a_row_says_whether_the_round_is_to_be_confirmed(confirms: bool) -> None:
+    for used in (Used((), 0.0, confirms), Used(((0, 4), (8, 9)), 2.5, confirms)):
+        assert from_row(to_row(used)) == used
+
+
 def test_leases_follow_speeds() -> None:
     book = LeaseBook.of_epoch(1000, 0)
     assert [count_of(lease) for lease in book.lease(["a", "b"], 80)] == [40, 40]
