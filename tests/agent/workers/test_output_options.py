@@ -57,7 +57,14 @@ def test_slots() -> None:
 
 @pytest.mark.parametrize(
     ("text", "filters"),
-    [("", ()), ("a,b", ("a", "b")), ("a,,b", ("a,b",)), ("a,,b,c", ("a,b", "c")), ("a,", ("a",))],
+    [
+        ("", ()),
+        ("a,b", ("a", "b")),
+        ("a,,b", ("a,b",)),
+        ("a,,b,c", ("a,b", "c")),
+        ("a,", ("a",)),
+        ("a,,,b", ("a,", "b")),
+    ],
 )
 def test_filters(text: str, filters: tuple[str, ...]) -> None:
     assert parse_filters(text) == filters
