@@ -20,7 +20,7 @@ from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_torchrun.agents_store import AgentsStore
 from bagua_torchrun.outage_credit import OutageCredit
 from bagua_torchrun.run_lease import LeasedKeys
-from bagua_torchrun.settings import Settings, parse
+from bagua_torchrun.settings import OURS, Settings, parse
 from bagua_torchrun.state_backend import StateBackend
 from bagua_torchrun.torchrun_plugin import get_handler
 
@@ -178,11 +178,31 @@ def test_waiting_ends_and_names_what_is_missing(store: Store, settings: Settings
         ("etcd 1:2379", "demo", {}, "'etcd 1:2379' cannot be read"),
         ("etcd-1", "demo", {"ttl": "soon"}, "ttl=soon is not a whole number"),
         ("etcd-1", "demo", {"ssl_cert": "cert.pem"}, "needs both files"),
+        ("etcd-1", "demo", {"cacert": "ca.pem"}, "--rdzv-conf cacert is not known; use ca_cert"),
+        ("etcd-1", "demo", {"colour": "red"}, "--rdzv-conf colour is not known; use .*, ttl"),
+        ("etcd-1", "demo", {"protocol": "https:"}, "protocol=https: is neither http nor https"),
+        ("http://etcd-1", "demo", {"protocol": "https"}, "'http://etcd-1:2379' is not https"),
+        ("etcd-1", "demo", {"protocol": "http", "ca_cert": "ca.pem"}, "is plain; write https://"),
     ],
 )
 def test_mistakes_are_named(endpoint: str, run_id: str, conf: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         parse(endpoint, run_id, conf)
+
+
+def test_the_protocol_is_that_of_endpoints_without_one() -> None:
+    def uses_tls(endpoint: str, **conf: object) -> list[bool]:
+        store = parse(endpoint, "demo", conf).store
+        return [store.uses_tls(one) for one in store.endpoints]
+
+    assert uses_tls("etcd-1,https://etcd-2", protocol="HTTPS") == [True, True]
+    assert uses_tls("etcd-1,unix:/etcd", protocol="https") == [True, False]
+    assert uses_tls("etcd-1", protocol="http") == uses_tls("etcd-1") == [False]
+
+
+def test_settings_of_torch_are_taken() -> None:
+    """`timeout` is always there; `is_host` belongs to a command line that had c10d."""
+    parse("etcd-1", "demo", {"timeout": 900, "join_timeout": "60", "is_host": "1", **OURS})
 
 
 def test_runs_have_keys_of_their_own() -> None:
