@@ -114,7 +114,10 @@ class JobLoop:
             return 128 + self._signals.first
         self._lifecycle.begin()
         self._membership.follow_leader(time.monotonic())
-        self._watch.start(self._is_stuck)
+        self._watch.start(
+            self._is_stuck,
+            lambda failed: self._terminal.tell(f"the watch over this agent's loop failed: {failed.reason}"),
+        )
         self._opened.callback(self._watch.stop)
         while (ending := self._ending()) is None:
             self._take(self._reader.next())

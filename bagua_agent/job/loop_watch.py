@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from bagua_agent.base.background import background_thread
+from bagua_agent.base.background import Failed, OperationEnd, background_thread
 
 TICK_S = 1.0  # as often as an idle loop turns
 # The longest wait of a turn is for a fork by a warm parent that does not answer: 10 s (warm_parent.py).
@@ -47,15 +47,22 @@ class LoopWatch:
         self._turns_seen = turns
         return self._ticks > 0 and self._ticks % _STUCK_TICKS == 0
 
-    def start(self, on_stuck: Callable[[], object]) -> None:
-        """Starts the thread. on_stuck: called from it whenever `tick` returns true."""
+    def start(
+        self, on_stuck: Callable[[], object], on_failed: Callable[[Failed], object] = lambda failed: None
+    ) -> None:
+        """Starts the thread. on_stuck: called from it whenever `tick` returns true. on_failed: the same has raised, and
+        the loop is watched no more."""
 
         def run() -> None:
             while not self._stopping.wait(self._tick_s):
                 if self.tick():
                     on_stuck()
 
-        self._thread = background_thread("bagua-loop-watch", run, lambda _: None)  # which logs a bug
+        def ended(end: OperationEnd[None]) -> None:
+            if isinstance(end, Failed):
+                on_failed(end)
+
+        self._thread = background_thread("bagua-loop-watch", run, ended)
         self._thread.start()
 
     def stop(self) -> None:

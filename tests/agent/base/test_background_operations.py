@@ -22,9 +22,6 @@ import grpc
 import pytest
 
 import bagua_agent
-from bagua_agent.autotune import tuner
-from bagua_agent.autotune.space import Space
-from bagua_agent.autotune.study import Study
 from bagua_agent.base import pid_watch
 from bagua_agent.base.background import Background, Failed, OperationEnd, background_thread
 from bagua_agent.base.errors import InfrastructureLost
@@ -46,6 +43,7 @@ from bagua_agent.etcd.mirror import PrefixMirror
 from bagua_agent.etcd.server.hosted import HostedEtcd
 from bagua_agent.history import history_writer
 from bagua_agent.history.history_writer import HistoryWriter
+from bagua_agent.job.loop_watch import LoopWatch
 from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.leadership import leadership
 from bagua_agent.leadership.leadership import Leadership
@@ -70,10 +68,11 @@ from bagua_agent.workers.output.output_options import OutputOptions
 from bagua_agent.workers.output.router import OutputRouter
 from bagua_agent.workers.start.warm_parent import WarmParent
 from bagua_contract import cluster_pb2 as pb
-from bagua_contract import membership_pb2, session_pb2
+from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind
 from tests.agent.base.operation_place import DEADLINE_S, Place
 from tests.agent.base.test_background import ERROR_NAMES, ERRORS
+from tests.agent.base.tuner_operations import asking_a_sampler, reading_what_was_tuned
 from tests.lab.wait import eventually
 
 LEADER_WRITES: tuple[Callable[[Leadership], object], ...] = (
@@ -346,22 +345,11 @@ def sending_to_a_collector(place: Place) -> None:
     export.stop()
 
 
-def asking_a_sampler(place: Place) -> None:
-    place.patch(tuner.sampling, "suggest", place.fail)
-    job = SimpleNamespace(seen=SimpleNamespace(spec=membership_pb2.JobSpec()))
-    made = tuner.Tuner(cast(Any, job), place.fail, place.events.put, verbose=False)
-    made._ask(Study(), Space(()))
+def watching_the_loop(place: Place) -> None:
+    watch = LoopWatch(tick_s=0.001)
+    watch.start(place.fail, place.events.put)
     place.one_event()
-    made.stop()
-
-
-def reading_what_was_tuned(place: Place) -> None:
-    place.patch(tuner, "read_tuned", place.fail)
-    job = SimpleNamespace(seen=SimpleNamespace(spec=membership_pb2.JobSpec()), store=None)
-    made = tuner.Tuner(cast(Any, job), place.fail, place.events.put, verbose=False)
-    made._recall(0)
-    place.one_event()
-    made.stop()
+    watch.stop()
 
 
 def scheduling(place: Place) -> None:
@@ -449,6 +437,7 @@ OPERATIONS: dict[str, Callable[[Place], None]] = {
     "bagua-sampler": asking_a_sampler,
     "bagua-tuned": reading_what_was_tuned,
     "bagua-scheduler": scheduling,
+    "bagua-loop-watch": watching_the_loop,
     "leased-keys": keeping_leased_keys,
     "etcd-login": logging_in,
     "store-mirror": watching_the_store,
