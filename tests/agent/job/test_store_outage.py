@@ -90,6 +90,7 @@ def test_keys_that_etcd_does_not_take_are_told_of_while_its_changes_arrive() -> 
     assert terminal.said == [], "another endpoint of etcd may take them"
     terminal.pass_time(1.0 + KEYS_AWAY_AFTER_S)
     assert terminal.said == [keys_away("no answer within 15 s")]
+    assert terminal.said[0].startswith("etcd does not take this node's keys")
     terminal.outage.keys_back(terminal.job)
     assert terminal.said == [keys_away("no answer within 15 s"), KEYS_BACK]
 
