@@ -37,12 +37,12 @@ from bagua_contract import session_pb2
 from bagua_contract.records import Generation
 from bagua_contract.step_settings import (
     QADAM_OPTIMIZER,
-    QADAM_TAKES_NO_FROZEN,
     SWITCHABLE,
     StepSettings,
     declared_algorithm,
     takes,
     takes_settings,
+    why_not_qadam,
 )
 
 PASS_ON_EVERY_S = 0.5
@@ -248,7 +248,7 @@ class Tuner:
         found = tuple(name for name in allowed if takes(name, record.fingerprint))
         if len(found) < len(allowed):
             why_not = (
-                QADAM_TAKES_NO_FROZEN
+                why_not_qadam(record.fingerprint)
                 if optimizers == QADAM_OPTIMIZER
                 else f"the script's optimizer is {optimizers or 'unknown'}, and qadam needs "
                 "bagua.algorithms.QAdamOptimizer, whose second moment stays as it is after a warm-up"

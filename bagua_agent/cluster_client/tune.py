@@ -26,11 +26,11 @@ from bagua_contract.records import read_message
 from bagua_contract.step_settings import (
     AS_SCRIPTED,
     QADAM_OPTIMIZER,
-    QADAM_TAKES_NO_FROZEN,
     SWITCHABLE,
     StepSettings,
     takes,
     takes_settings,
+    why_not_qadam,
 )
 
 # each met another writer at that very moment
@@ -187,7 +187,7 @@ def _check_algorithm(job_id: str, wanted: StepSettings, fingerprint: Mapping[str
     declared, optimizers = fingerprint.get("algorithm", ""), fingerprint.get("optimizers", "")
     if optimizers and not takes(wanted.algorithm, fingerprint):
         why_not = (
-            f"job {job_id!r}: {QADAM_TAKES_NO_FROZEN}"
+            f"job {job_id!r}: {why_not_qadam(fingerprint)}"
             if optimizers == QADAM_OPTIMIZER
             else f"job {job_id!r} has the optimizer {optimizers[:80]}, and {wanted.algorithm} needs "
             f"bagua.algorithms.{QADAM_OPTIMIZER}, which only the script can make"

@@ -6,12 +6,13 @@ are the types of the optimizers.
 
 from __future__ import annotations
 
-from bagua_contract.step_settings import QADAM_TAKES_NO_FROZEN, StepSettings
+from bagua_contract.step_settings import QADAM_TAKES_NO_FROZEN, QADAM_TAKES_NO_SHARDS, StepSettings
 from bagua_core.algorithms.algorithm import Algorithm, Attachment
 from bagua_core.algorithms.bytegrad import ByteGrad
 from bagua_core.algorithms.gradient_allreduce import GradientAllreduce
 from bagua_core.algorithms.qadam import QAdam
 from bagua_core.algorithms.qadam_optimizer import QAdamOptimizer
+from bagua_core.model.sharded_tensors import is_sharded
 
 Switchable = GradientAllreduce | ByteGrad | QAdam
 _BY_NAME: dict[str, type[Switchable]] = {kind.name: kind for kind in (GradientAllreduce, ByteGrad, QAdam)}
@@ -54,6 +55,8 @@ def cannot_take(
         return "qadam needs bagua.algorithms.QAdamOptimizer as the only optimizer of the model"
     if not stepped.issuperset(map(id, attachment.parameters)):
         return "some of the model's parameters are not its QAdamOptimizer's"
+    if any(map(is_sharded, attachment.parameters)):
+        return QADAM_TAKES_NO_SHARDS
     if wraps_frozen:
         return QADAM_TAKES_NO_FROZEN
     return "" if declared.average else "qadam averages gradients, and the script asks for their sum"

@@ -25,6 +25,7 @@ QADAM_TAKES_NO_FROZEN = (
     "some parameters were frozen when the model was wrapped, and qadam could not take them on if the script unfroze "
     "them; wrap the model first and freeze them after that"
 )
+QADAM_TAKES_NO_SHARDS = "the model has sharded parameters, and qadam does not act on shards"
 
 _TAKES_SETTINGS = re.compile(rf"(?:^|, )(?:{'|'.join(SWITCHABLE)})\b")
 _FROZEN_NOTE = re.compile(r", [0-9]+ of [0-9]+ parameters frozen \([0-9a-f]*\)")
@@ -55,10 +56,16 @@ def takes(algorithm: str, fingerprint: Mapping[str, str]) -> bool:
     """
     if algorithm != "qadam":
         return True
-    if fingerprint.get("optimizers") != QADAM_OPTIMIZER:
-        return False
-    declared = fingerprint.get("algorithm", "")
-    return declared_algorithm(fingerprint) == "qadam" or _FROZEN_NOTE.search(declared) is None
+    return fingerprint.get("optimizers") == QADAM_OPTIMIZER and not why_not_qadam(fingerprint)
+
+
+def why_not_qadam(fingerprint: Mapping[str, str]) -> str:
+    """Returns why a job that has the optimizer of qadam cannot switch to it; empty: it can."""
+    if declared_algorithm(fingerprint) == "qadam":
+        return ""
+    if "sharding" in fingerprint:
+        return QADAM_TAKES_NO_SHARDS
+    return QADAM_TAKES_NO_FROZEN if _FROZEN_NOTE.search(fingerprint.get("algorithm", "")) else ""
 
 
 @dataclass(frozen=True, slots=True)

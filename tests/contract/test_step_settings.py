@@ -52,6 +52,8 @@ def test_the_algorithm_of_a_fingerprint(algorithm: str, declared: str, takes_qad
     assert declared_algorithm(fingerprint) == declared
     assert takes("qadam", fingerprint) == takes_qadam and takes("bytegrad", fingerprint)
     assert not takes("qadam", {**fingerprint, "optimizers": "Adam"}) and not takes("qadam", {})
+    sharded = {**fingerprint, "sharding": "1a2b3c4d"}
+    assert takes("qadam", sharded) == (declared == "qadam") and takes("bytegrad", sharded)
 
 
 def test_every_field_of_the_message_is_written() -> None:

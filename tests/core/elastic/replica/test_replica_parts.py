@@ -14,6 +14,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bagua_contract.records import StateName
 from bagua_contract.replica import Replica, ReplicaMember
+from bagua_contract.step_settings import QADAM_TAKES_NO_SHARDS, StepSettings
+from bagua_core.algorithms import Attachment, GradientAllreduce, QAdamOptimizer
+from bagua_core.algorithms.tuned import cannot_take
 from bagua_core.communication.communicator import Communicator, Lane
 from bagua_core.communication.compressed.compressed_sum import CompressedSum
 from bagua_core.communication.compressed.compression import MinMax
@@ -36,7 +39,7 @@ from bagua_core.model.sharded_modules import (
 from bagua_core.model.sharded_tensors import WHOLE, Sharding
 from tests.core.algorithms.gradient_ranks import assert_equal_bits
 from tests.core.communication.in_process import build_in_process
-from tests.core.communication.worlds import run_ranks
+from tests.core.communication.worlds import FakeEngine, run_ranks
 from tests.core.elastic.records import generation
 
 SHARD = Sharding((0, 1), (2,), (0,))
@@ -150,6 +153,14 @@ def test_rows_without_replicas_stay_as_they_are() -> None:
     row = info(3, 8, layout=9)
     assert of_replica([row], [9]) is row
     assert replace(row) == row
+
+
+def test_a_model_of_shards_cannot_switch_to_qadam() -> None:
+    parameters = parameters_of(0)
+    attachment = Attachment(tuple(parameters), [QAdamOptimizer(parameters)], FakeEngine(), 1 << 20)
+    settings = StepSettings(algorithm="qadam")
+    why = cannot_take(GradientAllreduce(), settings, attachment, wraps_frozen=False)
+    assert why == QADAM_TAKES_NO_SHARDS
 
 
 # -- what does not lie in local tensors
