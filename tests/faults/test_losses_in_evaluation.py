@@ -1,9 +1,11 @@
-"""Too few nodes are left during a collective between two epochs: the workers that keep the state repeat it."""
+"""Nodes are lost during a collective between two epochs, and the job can't go on with those that are left, or does."""
 
 from __future__ import annotations
 
 import signal
 from pathlib import Path
+
+from click.testing import CliRunner
 
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import StoreCredentials
@@ -12,6 +14,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation
+from bagua_launch.main import cli
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Node
 from tests.lab.wait import HANG_S, eventually
@@ -35,10 +38,13 @@ for epoch in loader.epochs(2):
         optimizer.step()
     if epoch == 0:
         (out / f"there-{part}-{worker}").touch()
-        while part != "stays" and not (out / "go").exists():
+        while not part.startswith("stays") and not (out / "go").exists():
             time.sleep(0.02)
         total = bagua.allreduce(torch.ones(1)).item()
-        (out / f"total-{part}-{worker}").write_text(str(total))
+        (out / f"total-{part}-{worker}").write_text(f"{total} by rank {bagua.get_rank()}")
+    if epoch == 0 and part == "stays alone":
+        while not list(out.glob("total-frozen-*")):
+            time.sleep(0.02)
 """
 
 
@@ -74,4 +80,40 @@ def test_the_workers_that_keep_the_state_wait_in_the_collective_and_repeat_it(
     last = started("comes")
     for node in (stays, loses, last):
         assert node.process.wait(HANG_S) == 0, node.log
-    assert [path.read_text() for path in out.glob("total-stays-*")] == ["2.0", "2.0"]
+    assert sorted(path.read_text() for path in out.glob("total-stays-*")) == [
+        "2.0 by rank 0",
+        "2.0 by rank 1",
+    ]
+
+
+def test_a_worker_that_the_others_went_on_without_is_not_rank_0(
+    job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    """Its host was silent for longer than its agent's lease lasts. Its rank was 0 before, or another one."""
+    out = tmp_path / "evaluated"
+    out.mkdir()
+    (script := tmp_path / "evaluates.py").write_text(SCRIPT)
+    one = job(endpoints=etcd.endpoint, nodes="3", program=[str(script), str(out)])
+    stay = [one.start(environment={"PART": "stays alone"}) for _ in range(2)]
+    frozen = one.start(environment={"PART": "frozen"})
+    eventually(lambda: len(list(out.glob("there-*"))) == 3, HANG_S, lambda: "all are between two epochs")
+    words = [
+        "scale",
+        "--rdzv-endpoint",
+        etcd.endpoint,
+        one.job_id,
+        "2:3",
+    ]  # only now: the first three begin together
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    worker = frozen.workers[0]
+    worker.send(signal.SIGSTOP)
+    frozen.freeze_agent()
+    eventually(lambda: len(list(out.glob("total-stays alone-*"))) == 2, HANG_S, lambda: "the others went on")
+    (out / "go").touch()
+    frozen.thaw_agent()
+    worker.send(signal.SIGCONT)
+    for node in (*stay, frozen):
+        assert node.process.wait(HANG_S) == 0, node.log
+    totals = sorted(path.read_text() for path in out.glob("total-*"))
+    assert totals == ["1.0 by rank 2", "2.0 by rank 0", "2.0 by rank 1"]
+    assert frozen.says("the job went on without this worker meanwhile")
