@@ -162,12 +162,13 @@ class HookOperation(BucketOperation):
         thread."""
         buffer = bucket.buffer().mul_(group.size())  # it held this worker's part of a sum
         try:
-            if state is not group:
-                state.process_group = group  # now, since a step's buckets share the state
+            _lend(group, state)
             with torch.no_grad():
                 result = self._function(state, bucket)
             future = result if isinstance(result, torch._C.Future) else None
-            yield from group.settle(future)
+            for pending in group.settle(future):
+                yield pending
+                _lend(group, state)  # a callback follows, and other buckets have run meanwhile
             value = result if future is None else future.wait()
         except Exception as error:
             if group.failure is not None:  # met by a callback, out of which torch makes another error
@@ -181,6 +182,12 @@ class HookOperation(BucketOperation):
             )
         if value.data_ptr() != buffer.data_ptr() or value.dtype != buffer.dtype:
             buffer.copy_(value.reshape(-1))
+
+
+def _lend(group: HookGroup, state: Any) -> None:
+    """Makes `group` the one of the state, which all buckets of a step share."""
+    if state is not group:
+        state.process_group = group
 
 
 def _sum(communicator: Communicator, tensor: torch.Tensor) -> Generator[Pending, None, None]:

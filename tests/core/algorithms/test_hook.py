@@ -236,6 +236,34 @@ def test_a_hook_may_wait_for_what_a_callback_makes() -> None:
     assert_close_to_mean(members[0], 2, 1e-5)
 
 
+def test_a_callback_finds_the_group_of_its_own_bucket_in_the_state() -> None:
+    """It begins another collective and waits for nothing, while collectives of later buckets are under way."""
+
+    class State:
+        def __init__(self) -> None:
+            self.process_group: Any = None
+            self.divides = 2
+
+    def halves(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        buffer = bucket.buffer()
+
+        def allreduce(tensor: torch.Tensor) -> Any:
+            work = dist.all_reduce(tensor, op=dist.ReduceOp.AVG, group=state.process_group, async_op=True)
+            return work.get_future()
+
+        def second(_: object) -> None:
+            allreduce(buffer[half:]).then(lambda _: found.set_result(buffer))
+
+        half = buffer.numel() // state.divides
+        allreduce(buffer[:half]).then(second)
+        return found
+
+    members = [Rank(c, Hook(halves, State())) for c in gloo_world(2)]
+    run_ranks(members, lambda r: r.backward())
+    assert_close_to_mean(members[0], 2, 1e-5)
+
+
 def test_a_callback_that_raises_is_the_scripts_own_error() -> None:
     def raises(group: Any, bucket: Any) -> Any:
         summed = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
