@@ -341,7 +341,7 @@ class JobLoop:
     def _signalled(self, number: int, now_s: float) -> None:
         called_for = reaction(self._signals_taken, number, is_unit=bool(self._config.submission))
         if called_for is Reaction.GO_ON:
-            self._terminal.tell("SIGTERM once more; the leave goes on")
+            self._terminal.tell(f"{signal.Signals(number).name} while leaving; the leave goes on")
             return
         self._signals_taken.append(number)
         if called_for is Reaction.LEAVE:

@@ -1,4 +1,5 @@
-"""One Ctrl-C leaves, two interrupt, three kill; a second signal of another kind kills, but not SIGTERM to a unit."""
+"""One Ctrl-C leaves, two interrupt, three kill; a second signal of another kind kills, but not SIGHUP, nor SIGTERM to a
+unit."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         ([TERM], TERM, Reaction.KILL),
         ([INT], TERM, Reaction.KILL),
         ([TERM], INT, Reaction.KILL),
-        ([INT, HUP], INT, Reaction.KILL),
+        ([HUP], INT, Reaction.KILL),
+        ([HUP], HUP, Reaction.GO_ON),
+        ([INT], HUP, Reaction.GO_ON),
+        ([INT, INT], HUP, Reaction.GO_ON),
     ],
 )
 def test_reaction(earlier: list[int], number: int, expected: Reaction) -> None:
