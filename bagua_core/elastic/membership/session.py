@@ -24,6 +24,7 @@ from bagua_contract.grpc_channel import open_channel
 from bagua_contract.records import PROTOCOL_VERSION, Generation, Stage, SuspicionKind
 from bagua_contract.replica import Replica
 from bagua_core import tracing
+from bagua_core.elastic.membership.closed_terminal import discard_output_once_closed
 from bagua_core.errors import InfrastructureLost
 
 CONNECT_TIMEOUT_S = 30.0
@@ -94,6 +95,7 @@ class Session:
             raise SessionError(
                 f"the agent did not answer on {socket_path} within {CONNECT_TIMEOUT_S:g} s; is it running?"
             )
+        discard_output_once_closed()  # the agent lets this worker leave then, as after any other SIGHUP
 
     # -- from the agent
 
