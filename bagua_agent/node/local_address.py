@@ -22,7 +22,7 @@ _DOCUMENTATION_V4, _DOCUMENTATION_V6 = ("192.0.2.1", 9), ("2001:db8::1", 9)
 
 
 def local_address(given: str | None, store_target: str | None, single_node: bool) -> str:
-    """Returns the address at which other nodes reach this one.
+    """Returns the address at which other nodes reach this one, if `store_target` is all that is known of the store.
 
     given: --local-addr. store_target: host:port of the store, None or a Unix socket if it is on this node. Raises
     UserError if `given` is not a name or address of anything, or is needed; UnknownStoreName if the store's host name
@@ -30,6 +30,13 @@ def local_address(given: str | None, store_target: str | None, single_node: bool
     """
     if given:
         return _resolved(given, "--local-addr")
+    address = address_on_route(store_target, single_node)
+    return _address_without_route() if address is None else address
+
+
+def address_on_route(store_target: str | None, single_node: bool) -> str | None:
+    """Returns the source address of this host's route to the store, or of its default route of IPv4 where the store is
+    on this host or no route leads to it; None without such a route. Raises UnknownStoreName."""
     if store_target is not None and not store_target.startswith("unix:"):
         host, port = parted(store_target)
         try:
@@ -39,9 +46,7 @@ def local_address(given: str | None, store_target: str | None, single_node: bool
         address = _source_towards((store_address, port))
         if address is not None and (single_node or not _means_this_host(host, address)):
             return address
-    if single_node:
-        return LOOPBACK
-    return _source_towards(_DOCUMENTATION_V4) or _address_without_route()
+    return LOOPBACK if single_node else _source_towards(_DOCUMENTATION_V4)
 
 
 def _address_without_route() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bagua_agent.config.job_config import JobConfig
 from bagua_agent.etcd.endpoints import parse_endpoint
-from bagua_agent.node.local_address import UnknownStoreName, local_address
+from bagua_agent.node.local_address import UnknownStoreName, address_on_route, local_address
 from bagua_contract.addresses import is_loopback
 
 
@@ -29,24 +29,32 @@ def node_address(config: JobConfig, *, hosts_store: bool = False) -> str:
 
 def address_towards(given: str | None, targets: Sequence[str], *, single_node: bool) -> str:
     """Returns this host's address on the route to the first target whose name is known and whose route leaves this
-    host. Returns a loopback address only if no target has such a route.
+    host; without such a target, local_address. Returns a loopback address of a target only if no target leaves this
+    host's address open.
 
     given: --local-addr. targets: host:port, or a Unix socket. Raises UnknownStoreName if no target has a known name;
     UserError, see local_address.
     """
+    if given:
+        return local_address(given, None, single_node)
     loopback: str | None = None
     unknown: UnknownStoreName | None = None
+    without_route = not targets
     for target in targets:
         try:
-            address = local_address(given, target, single_node)
+            address = address_on_route(target, single_node)
         except UnknownStoreName as error:
             unknown = unknown or error
             continue
-        if single_node or not is_loopback(address):
+        if address is None:
+            without_route = True  # as this host's own name: another target's route may tell the address
+        elif single_node or not is_loopback(address):
             return address
-        loopback = loopback or address
+        else:
+            loopback = loopback or address
+    if without_route:
+        return local_address(None, None, single_node)
     if loopback is not None:
         return loopback
-    if unknown is not None:
-        raise unknown
-    return local_address(given, None, single_node)
+    assert unknown is not None
+    raise unknown
