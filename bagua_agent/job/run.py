@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bagua_agent.base.errors import BaguaError, JobIsOver, JobReplaced, UserError
 from bagua_agent.base.messages import HelperFailed, SignalCame, WorkerExited
-from bagua_agent.base.plain_logging import log_to_stderr
+from bagua_agent.base.plain_logging import log_through, log_to_stderr
 from bagua_agent.base.plain_text import plain_lines
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.config.job_config import JobConfig, launcher_variables, workers_of_a_replica
@@ -138,6 +138,8 @@ def _run_as(
                 "that are restarted after a change do not have virtual shards. Leave --deterministic out for them"
             )
         workers.start(at_once=mode is Mode.LIVE and bool(address))
+        # The loop and the thread that reads workers' output log too. A terminal that pauses must not hold them.
+        helpers.enter_context(log_through(workers.output.say_if_open))
         # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
         from bagua_agent.job.loop import JobLoop
         from bagua_agent.job.watching import open_dashboard, open_metrics, open_otel

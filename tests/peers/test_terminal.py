@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
@@ -26,6 +27,7 @@ os.write(1, f"tty {os.environ['RANK']} {sys.stdout.isatty()} {sys.stderr.isatty(
 """
 LOUD = "import os, sys\nprint('out', os.environ['RANK'])\nprint('err', file=sys.stderr)\n"
 DEADLINE_S = 30
+PIPE_BYTES = 4096
 
 
 def on_terminal(directory: Path, *words: str, script: str, columns: int = 0) -> tuple[int, str]:
@@ -153,6 +155,34 @@ def test_workers_inherit_stdin(launch: Launch) -> None:
         "--nproc-per-node", "2", script="import sys\nprint(repr(sys.stdin.read()))\n", stdin="typed"
     )
     assert sorted(done.stdout.splitlines()) == ["''", "'typed'"], "one of them reads it, as under torchrun"
+
+
+def test_a_terminal_that_takes_nothing_stops_no_worker(tmp_path: Path) -> None:
+    """The agent logs that a file has reached its bound while the reader of stderr pauses, as `less` does."""
+    (tmp_path / "script.py").write_text(
+        "import pathlib\nfor _ in range(3 << 10): print('x' * 1023)\npathlib.Path('done').touch()\n"
+    )
+    reader, stderr = os.pipe()
+    fcntl.fcntl(stderr, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    os.write(stderr, b"x" * PIPE_BYTES)
+    line = [sys.executable, "-m", "bagua_launch", "--start-method", "spawn", "--redirects", "3"]
+    with (
+        open(reader, "rb") as shown,
+        subprocess.Popen(
+            [*line, "--max-log-mib", "1", "--log-dir", "logs", "script.py"],
+            cwd=tmp_path,
+            env=launch_environment(tmp_path),
+            stderr=stderr,
+        ) as process,
+    ):
+        os.close(stderr)
+        try:
+            eventually((tmp_path / "done").exists, 60, "the script has printed everything")
+            said = shown.read()
+            assert patiently(process.wait, HANG_S) == 0
+        finally:
+            process.kill()
+    assert b"bagua-launch: " in said and said.count(b" has reached its bound") == 1, said
 
 
 LEAVES = """

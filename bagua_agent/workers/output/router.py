@@ -169,7 +169,11 @@ class OutputRouter:
     def say(self, line: str) -> None:
         """Prints lines of the agent's own on stderr, in order and not inside a worker's line. They quote what others
         wrote."""
-        self._do(lambda: self._err.add_line(plain_lines(line).encode()))
+        self.say_if_open(line)
+
+    def say_if_open(self, line: str) -> bool:
+        """Does as `say`, and returns False if the thread has ended: nothing is printed then."""
+        return self._do(lambda: self._err.add_line(plain_lines(line).encode()))
 
     def show_status(self, text: str) -> None:
         """Shows one line on stderr, rewritten in place; nothing if stderr is no terminal."""
@@ -214,11 +218,14 @@ class OutputRouter:
 
     # -- everything below runs in the thread
 
-    def _do(self, command: Callable[[], None]) -> None:
-        self._commands.append(command)
+    def _do(self, command: Callable[[], None]) -> bool:
+        """Has the thread run `command`. Returns False if the thread has ended."""
         with self._wake_lock:
-            if self._wake_fd >= 0:
-                os.eventfd_write(self._wake_fd, 1)
+            if self._wake_fd < 0:
+                return False
+            self._commands.append(command)
+            os.eventfd_write(self._wake_fd, 1)
+            return True
 
     def _ended(self, end: OperationEnd[None]) -> None:
         if isinstance(end, Failed):

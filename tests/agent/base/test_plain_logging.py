@@ -30,3 +30,24 @@ def test_control_characters_are_escaped_and_later_lines_pass_for_no_message() ->
     assert lines[1] == "bagua-launch: bug" and all(line.startswith("  ") for line in lines[2:])
     assert any("the job succeeded" in line for line in lines[2:]) and "\x1b" not in done.stderr
     assert "not shown" not in done.stderr
+
+
+THROUGH = """
+import logging
+from bagua_agent.base.plain_logging import log_through, log_to_stderr
+log_to_stderr(logging.WARNING, "bagua-launch: ")
+log, said = logging.getLogger("bagua_agent.some_part"), []
+with log_through(lambda line: not said and not said.append(line)):
+    log.warning("first")
+    log.warning("second")
+log.warning("third")
+print(said)
+"""
+
+
+def test_what_another_printer_does_not_take_goes_to_standard_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", THROUGH], capture_output=True, text=True, timeout=HANG_S, check=True
+    )
+    assert done.stdout == "['bagua-launch: first']\n"
+    assert done.stderr == "bagua-launch: second\nbagua-launch: third\n"

@@ -311,8 +311,9 @@ print(child.pid, flush=True)
 def test_the_agents_own_line(setting: Setting) -> None:
     router = setting.router(prefixed=True, out_fd=setting.fds[0], err_fd=setting.fds[0])
     setting.run(router, "import sys\nprint('a', end='')\n")
-    router.say("node joined")
+    assert router.say_if_open("node joined")
     assert router.stop()
+    assert not router.say_if_open("too late")
     assert re.fullmatch(r"\[n:0\]: a\nnode joined\n", setting.out.read_text())
 
 
