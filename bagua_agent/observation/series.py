@@ -1,8 +1,7 @@
 """Records how a job has gone so far, from its facts at successive moments: speed, the script's numbers, and each rank's
 time.
 
-Pure: the caller brings the facts and their time. Bounded: when there are too many points, every second one of the older
-half is dropped. Begins empty in each process that looks at a job, and with the next job of the same name.
+Pure: the caller brings the facts and their time. Bounded, see Thinned. Begins empty in each process that looks at a job, and with the next job of the same name.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from statistics import median_low
 
 from bagua_agent.observation.first_seen import FirstSeen
 from bagua_agent.observation.job_facts import JobFacts
+from bagua_agent.observation.thinned import Thinned
 from bagua_contract import control_pb2
 
 MOST_POINTS = 400
@@ -63,15 +63,15 @@ class StepTimes:
 
 @dataclass(slots=True)
 class JobSeries:
-    """The course of a job so far. points: the oldest first. step_since_unix_s: when the newest step was first seen.
+    """The course of a job so far. step_since_unix_s: when the newest step was first seen.
     closing_since_unix_s: when the end of all steps was first seen; 0: they go on. events: by name, see FirstSeen."""
 
-    points: list[Point] = field(default_factory=list)
     step: int = 0
     step_since_unix_s: float = 0.0
     closing_since_unix_s: float = 0.0
     events: FirstSeen[str] = field(default_factory=FirstSeen)
     _nonce: str = ""  # of the job; empty: unknown
+    _past: Thinned[Point] = field(default_factory=lambda: Thinned(MOST_POINTS))
     # Agent id -> of the first look without answer
     _silent_since: dict[str, float] = field(default_factory=dict)
     _steps_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # worker id -> of steps, computing
@@ -84,6 +84,11 @@ class JobSeries:
     # Worker id -> time of the look, its bytes, its steps
     _sent_before: dict[str, tuple[float, int, int]] = field(default_factory=dict)
 
+    @property
+    def points(self) -> list[Point]:
+        """The job at earlier moments, the oldest first."""
+        return self._past.items()
+
     def take(self, facts: JobFacts) -> None:
         """Takes facts later than those before."""
         nonce = facts.spec.nonce or self._nonce  # a record that can't be read has none
@@ -94,12 +99,12 @@ class JobSeries:
         # the last report of a worker on standby stays as it was, so it says nothing about the job now
         ranked = {id: w for id, w in reports.items() if w.HasField("global_rank")}
         step = max((w.progress.step for w in reports.values()), default=0)
-        last = self.points[-1] if self.points else None
+        last = self._past.newest
         rate = None
         if last is not None and step >= last.step > 0 and facts.at_unix_s > last.at_unix_s:
             rate = (step - last.step) / (facts.at_unix_s - last.at_unix_s)
         size = max((w.progress.step_samples for w in reports.values()), default=0)
-        self.points.append(
+        self._past.append(
             Point(
                 facts.at_unix_s,
                 facts.generation.number if facts.generation else 0,
@@ -128,9 +133,6 @@ class JobSeries:
         while len(self._spent) > MOST_WORKERS:
             oldest = next(iter(self._spent))
             del self._spent[oldest], self._steps_s[oldest]
-        if len(self.points) > MOST_POINTS:
-            half = MOST_POINTS // 2
-            self.points[:half] = self.points[:half:2]
 
     def _begin_anew(self) -> None:
         empty = JobSeries()
