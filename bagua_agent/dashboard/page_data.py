@@ -15,7 +15,7 @@ from bagua_agent.history.job_history import EventKind, JobEvent, ranks_by_node
 from bagua_agent.membership.view import FailureView
 from bagua_agent.observation.agent_calls import AgentSeen
 from bagua_agent.observation.job_facts import JobFacts
-from bagua_agent.observation.series import JobSeries
+from bagua_agent.observation.series import JobSeries, speeds
 from bagua_agent.observation.trouble_rules import checkpoint_step, failed_together, losses
 from bagua_agent.observation.verdict import verdict
 from bagua_agent.observation.verdict_parts import Level
@@ -28,7 +28,6 @@ MOST_EVENTS = 200
 MOST_GENERATIONS = 60
 MOST_FAILURES = 20
 MOST_WORKERS = 512  # rows of tables and of the heat map; more can't be read
-HEAT_COLUMNS = 90
 LONGEST_TRACEBACK = 8000
 
 Page = dict[str, Any]
@@ -80,14 +79,13 @@ def _progress(facts: JobFacts, series: JobSeries) -> Page:
     step = max((r.step for r in reports), default=series.step)
     total = max((r.total_steps for r in reports), default=0)
     rate = series.recent_rate()
-    newest = series.points[-1] if series.points else None
     generation = facts.generation
     return {
         "step": step,
         "total": total,
         "epoch": max((r.epoch for r in reports), default=0),
         "steps_per_s": rate,
-        "samples_per_s": newest.samples_per_s if newest is not None else None,
+        "samples_per_s": series.recent_samples_per_s(),
         "eta_s": (total - step) / rate if rate and total > step else None,
         "generation": 0 if generation is None else generation.number,
         "world_size": 0 if generation is None else generation.world_size,
@@ -149,21 +147,26 @@ def _members(event: JobEvent, newest: Generation | None) -> list[str]:
 
 
 def _series(series: JobSeries) -> Page:
-    names = sorted({name for point in series.points for name in point.metrics})
+    points = series.points
+    rates = speeds(points)
+    names = sorted({name for point in points for name in point.metrics})
     return {
-        "at": [p.at_unix_s for p in series.points],
-        "steps_per_s": [p.steps_per_s for p in series.points],
-        "samples_per_s": [p.samples_per_s for p in series.points],
-        "world_size": [p.world_size for p in series.points],
-        "generation": [p.generation for p in series.points],
-        "metrics": {name: [p.metrics.get(name) for p in series.points] for name in names},
+        "at": [p.at_unix_s for p in points],
+        "steps_per_s": rates,
+        "samples_per_s": [
+            rate * p.step_samples if rate is not None and p.step_samples else None
+            for rate, p in zip(rates, points, strict=True)
+        ],
+        "world_size": [p.world_size for p in points],
+        "generation": [p.generation for p in points],
+        "metrics": {name: [p.metrics.get(name) for p in points] for name in names},
     }
 
 
 def heat(series: JobSeries) -> Page:
     """Returns the computing time of a step, by global rank (rows) and time (columns), in seconds; None where it is
     unknown."""
-    points = [p for p in series.points if p.computing_s][-HEAT_COLUMNS:]
+    points = series.timed
     ranks = sorted({rank for point in points for rank in point.computing_s})[:MOST_WORKERS]
     return {
         "ranks": ranks,
@@ -200,7 +203,7 @@ def _node(agent: AgentSeen, facts: JobFacts) -> Page:
 
 def _worker(agent: AgentSeen, worker: control_pb2.WorkerNow, series: JobSeries) -> Page:
     progress = worker.progress
-    computing = series.recent_computing_s() if series.points else {}
+    computing = series.recent_computing_s()
     rank = worker.global_rank if worker.HasField("global_rank") else None
     return {
         "agent": agent.agent_id,

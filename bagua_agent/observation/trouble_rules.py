@@ -187,8 +187,7 @@ def checkpoint_step(facts: JobFacts) -> int:
 
 
 def straggler(facts: JobFacts, series: JobSeries) -> Verdict | None:
-    timed = sum(bool(point.computing_s) for point in series.points)
-    computing = series.recent_computing_s() if timed >= LEAST_LOOKS else {}
+    computing = series.recent_computing_s() if len(series.timed) >= LEAST_LOOKS else {}
     if len(computing) < 2:
         return None
     slowest = max(computing, key=lambda rank: computing[rank])

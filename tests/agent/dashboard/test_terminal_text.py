@@ -14,7 +14,7 @@ from tests.agent.observation.facts import NOW_S, agent, facts, worker
 
 def page(slots: int = 1, name: str = "loss") -> dict[str, object]:
     series = JobSeries()
-    for second in range(2):
+    for second in range(3):
         workers = [
             worker(
                 0, step=10 + second, metrics={name: 0.5}, total_steps=100, spent_s={"step": 3.0, "start": 1.0}
@@ -29,7 +29,7 @@ def test_a_screen_begins_with_the_verdict_and_the_progress() -> None:
     lines = screen(page(), 200, 100)
     assert lines[0].startswith("job demo  generation 3")
     assert lines[1] == "[ok] The job trains with 2 workers on 2 nodes at 1 steps/s."
-    assert "step 11 of 100 (11%)  1 steps/s  89 s left  mean loss 0.5" in lines
+    assert "step 12 of 100 (12%)  1 steps/s  88 s left  mean loss 0.5" in lines
     assert "goodput 100.0%: steps 3.0 s, start 1.0 s" in lines
     assert any("generation 3 (failover), cost 1.5 s: 2 workers (-h2); lost h2" in line for line in lines)
 

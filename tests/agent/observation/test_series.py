@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bagua_agent.dashboard.page_data import page_data
-from bagua_agent.observation.series import MOST_POINTS, JobSeries
+from bagua_agent.observation.series import JobSeries
 from bagua_contract import membership_pb2 as pb
 from tests.agent.observation.facts import NOW_S, agent, facts, worker
 
@@ -18,7 +18,7 @@ def test_rates_and_means_are_of_the_time_between_two_looks() -> None:
         facts(agents=(agent(0, worker(0, metrics={"loss": 1.0})), agent(1, worker(1, metrics={"loss": 3.0}))))
     )
     first = series.points[0]
-    assert (first.step, first.steps_per_s, first.metrics, first.computing_s) == (10, None, {"loss": 2.0}, {})
+    assert (first.step, first.metrics, first.computing_s) == (10, {"loss": 2.0}, {})
     later = (
         agent(0, worker(0, step=30, computing_s=3.0, step_samples=8)),
         agent(1, worker(1, step=30, computing_s=5.0)),
@@ -26,7 +26,6 @@ def test_rates_and_means_are_of_the_time_between_two_looks() -> None:
     series.take(facts(NOW_S + 4, agents=later))
     point = series.points[1]
     assert series.computing_share() is None, "no worker has said how long its steps were"
-    assert (point.steps_per_s, point.samples_per_s) == (5.0, 40.0)
     assert point.computing_s == {0: pytest.approx(0.1), 1: pytest.approx(0.2)}
     assert (series.step, series.step_since_unix_s) == (30, NOW_S + 4)
 
@@ -39,7 +38,7 @@ def test_a_worker_on_standby_is_in_no_mean_and_not_in_the_usual_step_time() -> N
         waits = worker(None, step=10, metrics={"loss": 9.0}, step_sum_s=50.0)
         series.take(facts(NOW_S + 5 * looks, agents=(agent(0, trains), agent(1, waits))))
     point = series.points[-1]
-    assert (point.steps_per_s, point.metrics) == (2.0, {"loss": 1.0})
+    assert (point.step, point.metrics) == (20, {"loss": 1.0})
     assert series.usual_step_s() == pytest.approx(0.1)
 
 
@@ -50,6 +49,53 @@ def test_a_diverged_loss_has_a_mean_that_is_no_number(one: float) -> None:
         losses = worker(0, metrics={"loss": one}), worker(1, metrics={"loss": other})
         series.take(facts(agents=(agent(0, losses[0]), agent(1, losses[1]))))
         assert str(series.points[0].metrics["loss"]) == str(mean)
+
+
+def test_the_speed_of_long_steps_is_the_same_at_every_look() -> None:
+    """Of 30 looks, one finds a new step."""
+    series = JobSeries()
+    for second in range(120):
+        trains = worker(0, step=10 + second // 30, total_steps=20, step_samples=1024)
+        seen = facts(NOW_S + second, agents=(agent(0, trains),))
+        series.take(seen)
+        page = page_data(seen, series, "")
+        if second > 60:
+            now = page["progress"]
+            assert now["steps_per_s"] == pytest.approx(1 / 30, rel=0.2), second
+            assert now["samples_per_s"] == pytest.approx(1024 / 30, rel=0.2), second
+            assert now["eta_s"] == pytest.approx(30 * (10 - second // 30), rel=0.2), second
+    drawn = [rate for rate in page["series"]["steps_per_s"] if rate is not None]
+    assert drawn == pytest.approx([1 / 30] * 2)
+
+
+def test_before_two_changes_of_the_step_the_speed_is_what_the_workers_report() -> None:
+    series = JobSeries()
+    series.take(facts(agents=(agent(0),)))
+    assert series.recent_rate() is None
+    for second in (1, 2):
+        series.take(facts(NOW_S + second))
+    assert series.recent_rate() == 2.0
+
+
+def test_the_speed_falls_while_no_step_comes_and_begins_anew_from_a_checkpoint() -> None:
+    series = JobSeries()
+    for second in range(60):
+        series.take(facts(NOW_S + second, agents=(agent(0, worker(0, step=10 + min(second, 10))),)))
+        assert second < 3 or second > 12 or series.recent_rate() == pytest.approx(1.0)
+    rate = series.recent_rate()
+    assert rate is not None and rate < 0.05
+    assert page_data(facts(NOW_S + 59), series, "")["series"]["steps_per_s"][-1] == 0.0
+    for second in range(60, 63):
+        series.take(facts(NOW_S + second, agents=(agent(0, worker(0, step=second - 55)),)))
+    assert series.recent_rate() == pytest.approx(1.0)
+
+
+def test_what_a_long_step_sends_is_known_between_two_steps() -> None:
+    series = JobSeries()
+    for second in range(9):
+        sends = worker(0, step=10 + second // 4, sent_bytes=100 * second)
+        series.take(facts(NOW_S + second, agents=(agent(0, sends),)))
+        assert second < 4 or series.sent["w0"].bytes_a_step == 400.0
 
 
 def test_time_of_workers_that_ended_still_counts() -> None:
@@ -94,13 +140,3 @@ def test_the_next_job_of_the_same_name_has_a_course_of_its_own() -> None:
     series.take(facts(NOW_S + 2, agents=(agent(0, new),)))  # a record of the job that can't be read
     series.take(facts(NOW_S + 3, spec=pb.JobSpec(nonce="b"), agents=(agent(0, new),)))
     assert len(series.points) == 3, "it is the same job"
-
-
-def test_the_past_is_bounded_and_the_newest_points_are_kept() -> None:
-    series = JobSeries()
-    for second in range(3 * MOST_POINTS):
-        series.take(facts(NOW_S + second))
-    times = [p.at_unix_s for p in series.points]
-    assert len(times) <= MOST_POINTS
-    assert times == sorted(times) and times[0] == NOW_S
-    assert times[-50:] == [NOW_S + 3 * MOST_POINTS - 50 + i for i in range(50)]

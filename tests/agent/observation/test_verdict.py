@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bagua_agent.dashboard.page_data import page_data
 from bagua_agent.history.job_history import EventKind, JobEvent
 from bagua_agent.membership.view import FailureView
 from bagua_agent.observation.agent_calls import MOST_CALLED
@@ -97,7 +98,7 @@ LOST = JobEvent("ended-w1", EventKind.WORKER_LOST, "worker lost", "h1", NOW_S - 
         ),
         (
             facts(events=(GONE,), generation=generation(1)),
-            Level.WARNING, "with 1 worker on 1 node, after node h1 was lost", "h1 did not answer", "Look at h1",
+            Level.WARNING, "on 1 node at 2 steps/s, after node h1 was lost", "h1 did not answer", "Look at h1",
         ),
         (
             facts(agents=(agent(0, worker(0)), agent(1, answers=False))),
@@ -223,6 +224,23 @@ def test_a_rank_that_computes_longer_than_the_others_is_named() -> None:
     said = verdict(looks[3], series(*looks))
     assert said.what == "Rank 1 on h1 slows the job down."
     assert "0.5 s a step, the others 0.1 s" in said.why
+
+
+def test_a_slow_rank_of_a_job_with_long_steps_is_named_at_every_look() -> None:
+    """Of 120 looks, one finds new computing times."""
+    slow, step_s = JobSeries(), 120
+    for second in range(5 * step_s):
+        steps = 10 + second // step_s
+        times = enumerate((0.4, 0.8))
+        took = {"step_sum_s": float(step_s * steps)}
+        agents = (
+            agent(rank, worker(rank, step=steps, computing_s=each * steps, **took)) for rank, each in times
+        )
+        seen = facts(NOW_S + second, agents=tuple(agents))
+        slow.take(seen)
+        is_named = verdict(seen, slow).what == "Rank 1 on h1 slows the job down."
+        assert is_named is (second >= 3 * step_s), second
+    assert len(page_data(seen, slow, "")["heat"]["steps"]) == 4
 
 
 def test_a_rank_that_computes_longer_because_it_has_more_shards_is_not_named() -> None:
