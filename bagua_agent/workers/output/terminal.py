@@ -6,6 +6,7 @@ that sees `is_full` reads no more from its source, so the backlog stays bounded.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import stat
@@ -41,6 +42,8 @@ class Terminal:
         self._begun: dict[Hashable, bytes] = {}  # of an only writer: the beginning of a character or colour
         self._coloured = False  # a worker may have left its colours behind
         self._broken = False
+        self._lost_bytes = 0  # since the last write that succeeded
+        self._lost_by = ""
 
     @property
     def wants_write(self) -> bool:
@@ -146,12 +149,20 @@ class Terminal:
             written = os.write(self.fd, self._backlog[: self._write_bytes])
         except BlockingIOError:
             return  # someone else made it non-blocking
-        except OSError:
-            # The reader is gone (a closed terminal, `| head`): there is no output, and training goes on.
-            self._broken = True
+        except OSError as error:
+            # Without a reader (a closed terminal, `| head`) there is no output any more. A full disk may have room
+            # later.
+            self._broken = error.errno == errno.EPIPE or (self.is_tty and error.errno == errno.EIO)
+            self._lost_bytes += len(self._backlog)
+            self._lost_by = error.strerror or str(error)
             self._backlog.clear()
             return
         del self._backlog[:written]
+        if self._lost_bytes:
+            lost, self._lost_bytes = self._lost_bytes, 0
+            self.add_line(
+                f"bagua-launch: {lost} bytes of output could not be written ({self._lost_by})".encode()
+            )
 
 
 def open_terminals(out_fd: int, err_fd: int) -> tuple[Terminal, Terminal]:

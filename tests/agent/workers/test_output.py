@@ -335,6 +335,26 @@ def test_a_full_disk_ends_the_log_and_nothing_else(
     assert [record.getMessage() for record in caplog.records if "not written" in record.getMessage()]
 
 
+def test_output_goes_on_once_a_full_disk_has_room_again(setting: Setting) -> None:
+    most_bytes, unlimited = 64 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)
+    os.truncate(setting.out, most_bytes)  # as large as a file may be: each further byte is refused
+    router = setting.router(prefixed=False)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, unlimited[1]))
+    try:
+        for text in ("first", "second"):
+            setting.run(router, f"print({text!r})\n")
+            wait_until(lambda: not router._out.wants_write, "the line was refused")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    for text in ("third", "fourth"):
+        setting.run(router, f"print({text!r})\n")
+        wait_until(lambda: not router._out.wants_write, "the line is written")
+    assert router.stop()
+    third, note, fourth = setting.out.read_bytes()[most_bytes:].decode().splitlines()
+    assert (third, fourth) == ("third", "fourth")
+    assert note == "bagua-launch: 13 bytes of output could not be written (File too large)"
+
+
 def test_a_worker_that_floods_fills_no_disk(setting: Setting) -> None:
     router = setting.router(prefixed=False, redirects="3", max_log_bytes=1 << 20)
     source = "import sys\nfor n in range(200_000): print('line', n)\nprint('last', file=sys.stderr)\n"
