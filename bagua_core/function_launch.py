@@ -8,6 +8,7 @@ is a program of its own, which the core does not import; the workers' side is wo
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +24,8 @@ from typing import IO, Any
 from bagua_contract.environment import WorkerEnvironment
 from bagua_core.errors import UserError
 
-LEAVE_LIMIT_S = 60.0  # longer than the launcher's own --shutdown-timeout
+LEAVE_LIMIT_S = 60.0  # longer than the default of the launcher's own --shutdown-timeout
+LEAVE_MARGIN_S = 30.0  # behind a longer one
 
 # ends with the process that started it, also where that one is killed
 _FOLLOW_AND_EXECUTE = """
@@ -109,8 +112,11 @@ def _run(words: list[str]) -> int:
         try:
             _show(process.stdout)
             return process.wait()
+        except KeyboardInterrupt:
+            _stop(process, _show, leave_limit_s(words))
+            raise
         except BaseException:
-            _stop(process)
+            _stop(process, _discard, leave_limit_s(words))  # where the caller's sys.stdout may be gone
             raise
 
 
@@ -120,15 +126,44 @@ def _show(output: IO[str]) -> None:
         sys.stdout.flush()
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
-    """Stops the job as Ctrl-C does. SIGKILL follows if that takes too long or is interrupted: the job's guardian then
-    ends the workers."""
-    process.send_signal(signal.SIGINT)
+def _discard(output: IO[str]) -> None:
+    for _ in output:
+        pass
+
+
+def leave_limit_s(words: Sequence[str]) -> float:
+    """Returns how long the launcher may take to end once it was interrupted, given its options. Pure."""
+    joined = [word.partition("=") for word in words]
+    given = [value for name, equals, value in joined if equals and _is_shutdown_timeout(name)]
+    given += [value for name, value in itertools.pairwise(words) if _is_shutdown_timeout(name)]
     try:
-        process.communicate(timeout=LEAVE_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        print(f"bagua: the job did not stop within {LEAVE_LIMIT_S:g} s and is killed", file=sys.stderr)
+        return max([LEAVE_LIMIT_S, *(float(value) + LEAVE_MARGIN_S for value in given)])
+    except ValueError:  # no number: the launcher refuses it
+        return LEAVE_LIMIT_S
+
+
+def _is_shutdown_timeout(name: str) -> bool:
+    return name.replace("_", "-") == "--shutdown-timeout"
+
+
+def _stop(process: subprocess.Popen[str], read: Callable[[IO[str]], None], limit_s: float) -> None:
+    """Stops the job as Ctrl-C does, and reads what it prints meanwhile. SIGKILL follows if that takes too long or is
+    interrupted: the job's guardian then ends the workers."""
+    assert process.stdout is not None
+    process.send_signal(signal.SIGINT)
+    timer = threading.Timer(limit_s, _kill_late, (process, limit_s))
+    timer.daemon = True
+    timer.start()
+    try:
+        read(process.stdout)
+        process.wait()
     finally:
+        timer.cancel()
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def _kill_late(process: subprocess.Popen[str], limit_s: float) -> None:
+    print(f"bagua: the job did not stop within {limit_s:g} s and is killed", file=sys.stderr)
+    process.kill()

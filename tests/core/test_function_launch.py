@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 import bagua_core as bagua
 from bagua_core.errors import TrainingOver
-from bagua_core.function_launch import LaunchFailed
+from bagua_core.function_launch import LEAVE_LIMIT_S, LEAVE_MARGIN_S, LaunchFailed, leave_limit_s
 from tests.lab import ledger
 from tests.lab.wait import eventually
 
@@ -81,15 +81,20 @@ def test_every_result_comes_back_where_each_worker_has_local_rank_0() -> None:
     assert bagua.launch(slot, nproc_per_node=2, options=["--virtual-local-rank"]) == ["0", "1"]
 
 
-def test_an_interrupt_stops_the_job(tmp_path: Path) -> None:
+def test_an_interrupt_stops_the_job_and_shows_what_it_still_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = family()
 
     def waits() -> None:
         import time
 
-        (tmp_path / "runs").touch()
-        while True:
-            time.sleep(0.1)
+        try:
+            (tmp_path / "runs").touch()
+            while True:
+                time.sleep(0.1)
+        finally:
+            print("the function has put everything away")
 
     def interrupt() -> None:
         eventually((tmp_path / "runs").exists, 60, "the function runs", 0.05)
@@ -101,6 +106,7 @@ def test_an_interrupt_stops_the_job(tmp_path: Path) -> None:
         bagua.launch(waits, nproc_per_node=1)
     watcher.join()
     assert (tmp_path / "runs").exists()
+    assert "the function has put everything away" in capsys.readouterr().out
     eventually(lambda: family() <= before, 10, lambda: f"no process left: {family() - before}")
 
 
@@ -131,3 +137,18 @@ def test_what_the_launcher_refuses_fails_the_launch(capsys: pytest.CaptureFixtur
     with pytest.raises(LaunchFailed, match="exit code 2"):
         bagua.launch(print, nproc_per_node=1, options=["--no-such-option"])
     assert "no-such-option" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "limit_s"),
+    [
+        ([], LEAVE_LIMIT_S),
+        (["--shutdown-timeout", "5"], LEAVE_LIMIT_S),
+        (["--shutdown-timeout", "300"], 300 + LEAVE_MARGIN_S),
+        (["--once", "--shutdown_timeout=300"], 300 + LEAVE_MARGIN_S),
+        (["--shutdown-timeout", "soon"], LEAVE_LIMIT_S),
+        (["--max-restarts", "300"], LEAVE_LIMIT_S),
+    ],
+)
+def test_a_job_that_is_interrupted_has_its_shutdown_timeout(options: list[str], limit_s: float) -> None:
+    assert leave_limit_s(options) == limit_s
