@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bagua_agent.base.errors import InternalError, LeaseLost, StoreUnavailable
@@ -170,6 +171,7 @@ class Store:
         self.config = config
         self._failover = Failover(config)
         self._repeat = self._failover.call  # of what may be done more than once
+        self._repeat_write = partial(self._failover.call, is_write=True)
 
     @property
     def endpoint(self) -> str:
@@ -241,7 +243,7 @@ class Store:
 
     def put(self, key: str, value: bytes, lease_id: int = 0, timeout_s: float | None = None) -> int:
         """Writes the key and returns the revision of the write. May be done more than once. Raises LeaseLost."""
-        answer = self._repeat(
+        answer = self._repeat_write(
             f"put {key}", lambda c: c.put(encode_key(key), value, lease=lease_id or None), timeout_s
         )
         self._failover.wrote()
@@ -250,7 +252,7 @@ class Store:
     def delete(self, key: str, timeout_s: float | None = None) -> bool:
         """Deletes the key and returns whether it was there; after an attempt that got no answer, whether it was there
         since."""
-        answer = self._repeat(
+        answer = self._repeat_write(
             f"delete {key}", lambda c: c.delete(encode_key(key), return_response=True), timeout_s
         )
         return bool(answer.deleted)
@@ -258,13 +260,17 @@ class Store:
     def delete_prefix(self, prefix: str, timeout_s: float | None = None) -> int:
         """Deletes the keys that start with `prefix` and returns how many it removed; see `delete`."""
         end_of_prefix(prefix)
-        answer = self._repeat(f"delete {prefix}*", lambda c: c.delete_prefix(encode_key(prefix)), timeout_s)
+        answer = self._repeat_write(
+            f"delete {prefix}*", lambda c: c.delete_prefix(encode_key(prefix)), timeout_s
+        )
         return int(answer.deleted)
 
     def delete_range(self, keys: KeyRange, timeout_s: float | None = None) -> int:
         """Deletes the keys of the range and returns how many it removed; see `delete`."""
         request = etcd3.etcdrpc.DeleteRangeRequest(key=keys.start, range_end=keys.end)
-        answer = self._repeat(f"delete {keys}", lambda c: c.raw(c.kvstub.DeleteRange, request), timeout_s)
+        answer = self._repeat_write(
+            f"delete {keys}", lambda c: c.raw(c.kvstub.DeleteRange, request), timeout_s
+        )
         return int(answer.deleted)
 
     def transact(
@@ -306,7 +312,9 @@ class Store:
             return Transaction(answer.succeeded, answer.header.revision)
 
         keys = ", ".join(sorted({*(p.key for p in puts), *deletes, *map(str, delete_ranges)}))
-        answer = self._failover.call(f"transaction on {keys}", attempt, timeout_s, repeatable=False)
+        answer = self._failover.call(
+            f"transaction on {keys}", attempt, timeout_s, repeatable=False, is_write=True
+        )
         self._failover.wrote()
         return answer
 
@@ -314,14 +322,14 @@ class Store:
 
     def lease_grant(self, ttl_s: int, timeout_s: float | None = None) -> LeaseGrant:
         """Grants a new lease; etcd may grant more than ttl_s. An attempt without answer leaves one that ends."""
-        lease = self._repeat("grant a lease", lambda c: c.lease(ttl_s), timeout_s)
+        lease = self._repeat_write("grant a lease", lambda c: c.lease(ttl_s), timeout_s)
         self._failover.wrote()
         return LeaseGrant(lease.id, lease.ttl)
 
     def lease_revoke(self, lease_id: int, timeout_s: float | None = None) -> None:
         """Ends the lease. It and its keys are gone afterwards, whether or not it was there."""
         try:
-            self._repeat("revoke a lease", lambda c: c.revoke_lease(lease_id), timeout_s)
+            self._repeat_write("revoke a lease", lambda c: c.revoke_lease(lease_id), timeout_s)
         except LeaseLost:
             return  # it had ended, or an earlier attempt did it
 
@@ -363,7 +371,7 @@ class Store:
         """Lets etcd forget what keys held before `revision`. Harmless if any client has done it already."""
         request = etcd3.etcdrpc.CompactionRequest(revision=revision)
         try:
-            self._repeat(
+            self._repeat_write(
                 f"compact to revision {revision}", lambda c: c.raw(c.kvstub.Compact, request), timeout_s
             )
         except CallFailed as error:

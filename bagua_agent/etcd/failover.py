@@ -26,6 +26,7 @@ from bagua_agent.etcd.connection import Connection, EtcdClient, StoreConfig, log
 from bagua_agent.etcd.endpoints import Endpoint
 from bagua_agent.etcd.failures import UNKNOWN_NAME, CallFailed, Failure, Trouble
 from bagua_agent.etcd.login import log_in_of
+from bagua_agent.etcd.patience import Patience
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +51,8 @@ class Failover:
         self._closed = threading.Event()
         self._is_full = False  # as the last write found it
         self._current = 0  # index of the endpoint in use
-        self._silent_attempts = 0  # one after the other, since the last answer in the usual time
-        self._last_silent_end_s = float("-inf")
+        # Where commits are slow, reads and renewals are still answered at once: they tell nothing of writes.
+        self._patience = {is_write: self._new_patience() for is_write in (False, True)}
         self._connections: dict[int, _Shared] = {}
 
     @property
@@ -81,9 +82,12 @@ class Failover:
         timeout_s: float | None,
         repeatable: bool = True,
         denied_is_fine: bool = False,
+        is_write: bool = False,
     ) -> T:
         """Calls `attempt` on an endpoint that answers. repeatable: it is sent again after an attempt that got no
-        answer. Raises CallFailed where `attempt` names a revision that is gone."""
+        answer. is_write: etcd commits it before it answers. Raises CallFailed where `attempt` names a revision that is
+        gone."""
+        patience = self._patience[is_write]
         limit_s = self.config.request_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         reasons: dict[int, str] = {}
@@ -91,7 +95,7 @@ class Failover:
         while True:
             shared = self._borrow(operation)
             began_s = time.monotonic()
-            attempt_s = min(self._patience_s(), max(0.001, deadline - began_s))
+            attempt_s = min(patience.limit_s, max(0.001, deadline - began_s))
             try:
                 answer = shared.connection.call(attempt, attempt_s, deadline)
             except CallFailed as error:
@@ -100,7 +104,7 @@ class Failover:
                     return None  # type: ignore[return-value]  # connect: someone is there
                 self._raise_if_final(operation, shared, failure, error)
                 if not repeatable and not failure.certainly_not_done and not self._closed.is_set():
-                    self._fail_over(shared, failure, began_s)
+                    self._fail_over(shared, failure, patience, began_s)
                     raise OutcomeUnknown(
                         f"{operation}: no answer from etcd at {shared.connection.endpoint} "
                         f"({failure.detail}); it may have been done"
@@ -109,9 +113,9 @@ class Failover:
                     reasons.setdefault(shared.index, f"no answer within {attempt_s:.3g} s")
                 else:
                     reasons[shared.index] = failure.detail
-                self._fail_over(shared, failure, began_s)
+                self._fail_over(shared, failure, patience, began_s)
             else:
-                self._answered(shared, time.monotonic() - began_s)
+                self._answered(shared, patience, time.monotonic() - began_s)
                 return answer
             finally:
                 self._give_back(shared)
@@ -202,18 +206,14 @@ class Failover:
         if unused:
             shared.connection.close()
 
-    def _patience_s(self) -> float:
-        """Returns the limit of the next attempt. It grows with each round of all endpoints without an answer: an etcd
-        that takes longer than one attempt would never answer else."""
-        rounds = self._silent_attempts // len(self.config.endpoints)
+    def _new_patience(self) -> Patience:
         first_s = self.config.attempt_timeout_s
-        return delay_s(1 + rounds, first_s, max(first_s, self.config.request_timeout_s))
+        return Patience(first_s, max(first_s, self.config.request_timeout_s), len(self.config.endpoints))
 
-    def _answered(self, shared: _Shared, took_s: float) -> None:
+    def _answered(self, shared: _Shared, patience: Patience, took_s: float) -> None:
         """Notes an answer, and retires connections to other endpoints than the one in use."""
         with self._lock:
-            if took_s < self.config.attempt_timeout_s:
-                self._silent_attempts = 0
+            patience.answered(took_s)
             shared.has_answered = True
             others = [each for each in self._connections.values() if each.index != self._current]
             unused = [other for other in others if other.users == 0]
@@ -222,7 +222,7 @@ class Failover:
         for other in unused:
             other.connection.close()
 
-    def _fail_over(self, shared: _Shared, failure: Failure, began_s: float) -> None:
+    def _fail_over(self, shared: _Shared, failure: Failure, patience: Patience, began_s: float) -> None:
         """Goes on to the next endpoint, and retires a connection that failed. It serves no new call: after a silent cut
         it would stay broken for minutes. Other threads' calls on it run to their end.
 
@@ -231,10 +231,8 @@ class Failover:
         """
         with self._lock:
             now_s = time.monotonic()
-            # of attempts at the same time only one counts
-            if failure.is_timeout and began_s >= self._last_silent_end_s:
-                self._silent_attempts += 1
-                self._last_silent_end_s = now_s
+            if failure.is_timeout:
+                patience.timed_out(began_s, now_s)
             if self._connections.get(shared.index) is not shared:
                 return
             if self._current == shared.index:
