@@ -184,11 +184,17 @@ class ModelTensors:
         self._unknown = ()
         # At once, because a script may use an unused gradient at the top of a step: unscale, clip and clear it. Most
         # scripts leave used ones only, which a step clears or adds to: their copies are made where a backward adds.
-        held = self.gradients()
-        unused = self.unused_gradients(used, before_step=False)
-        self._gradients = {n: g.clone() for n, g in unused.items()}
-        self._late_gradients = held.keys() - unused.keys()
-        self._before_fillers = None
+        self._gradients = self._before_fillers = None  # first, so that there are never copies of two steps
+        self._late_gradients = set()
+        copies = {}
+        for name, parameter in self._parameters.items():
+            if parameter.grad is None:
+                continue
+            if id(parameter) in used:
+                self._late_gradients.add(name)
+            else:
+                copies[name] = parameter.grad.detach().clone()
+        self._gradients = copies
         if watches and self.learns:
             self._watch.begin({n: p for n, p in self._parameters.items() if n not in self._learned})
         else:
