@@ -10,11 +10,21 @@ from bagua_agent.dashboard.page_data import page_data
 from bagua_agent.dashboard.server import Dashboard
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.observation.series import JobSeries
-from tests.agent.observation.facts import facts
+from tests.agent.dashboard.test_page_data import FORMED, IN_FORCE
+from tests.agent.observation.facts import NOW_S, agent, facts, worker
 from tests.browser.browser import Page
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Node
 
+RECORD_TEXT = """
+window.drawn = [];
+const draw = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+  drawn.push(text);
+  draw.call(this, text, ...place);
+};
+undefined;
+"""
 NETWORK = (
     "[...document.querySelectorAll('#network tr')].map(row => [...row.cells].map(cell => cell.textContent))"
 )
@@ -171,6 +181,33 @@ def test_an_answer_that_is_no_page_is_shown_with_the_age_of_the_last_one(chromiu
         page.await_text("#problem", "answers with something other than JSON. The page shows")
         answer(json=page_data(facts(), JobSeries(), "h0"))
         page.tab.wait_for_selector("#problem", state="hidden")
+    finally:
+        page.close()
+        dashboard.stop()
+
+
+def test_times_of_another_day_have_their_date_on_a_phone_too(chromium: Any) -> None:
+    series = JobSeries()
+    for hour in range(60):
+        agents = (
+            agent(rank, worker(rank, step=10 + hour, metrics={"loss": 1 / (1 + hour)})) for rank in (0, 1)
+        )
+        seen = facts(NOW_S + 3600 * hour, events=(FORMED, IN_FORCE), agents=tuple(agents))
+        series.take(seen)
+    dashboard = Dashboard(Listening.parse("0"))
+    dashboard.start()
+    page = Page(chromium, dashboard.url, width=390)
+    try:
+        page.await_text("#problem", "has not joined its job yet")
+        page.tab.evaluate(RECORD_TEXT)
+        page.tab.route("**/api/page", lambda route: route.fulfill(json=page_data(seen, series, "h0")))
+        page.await_text("#what", "trains with 2 workers on 2 nodes")
+        for table in ("#timeline", "#events"):
+            page.await_text(table, "1970-01-01 ")
+        for text in ("1970-01-02 00:00:00", "0.0002"):  # of the axes
+            page.tab.wait_for_function("text => drawn.includes(text)", arg=text)
+        wide = page.tab.evaluate("document.documentElement.scrollWidth > innerWidth")
+        assert not wide, "the page scrolls sideways on a phone"
     finally:
         page.close()
         dashboard.stop()

@@ -3,7 +3,7 @@
 import { Chart } from "./charts.js";
 import { keepAsking, problem, showStale, showBar, showFacts, showVerdict } from "./common.js";
 import { byId, element, rows, setText } from "./dom.js";
-import { bytes, clock, number, percent, seconds } from "./format.js";
+import { bytes, moment, number, percent, seconds } from "./format.js";
 import { Heat } from "./heat.js";
 import { Panel } from "./panel.js";
 
@@ -20,7 +20,7 @@ let last = null;
 function showHead(page) {
   showVerdict(page.verdict, page.job);
   setText(byId("job"), page.job);
-  setText(byId("served"), `${page.served_by ? `served by the ${isBelowCluster ? "daemon" : "agent"} of ${page.served_by}, ` : ""}as of ${clock(page.at)}`);
+  setText(byId("served"), `${page.served_by ? `served by the ${isBelowCluster ? "daemon" : "agent"} of ${page.served_by}, ` : ""}as of ${moment(page.at)}`);
 }
 
 function showNow(page) {
@@ -81,7 +81,7 @@ function showTimeline(generations) {
     className: (g) => g.kind,
     wide: [5],
     cells: (g) => [
-      clock(g.at), String(g.number), g.kind, String(g.world_size),
+      moment(g.at), String(g.number), g.kind, String(g.world_size),
       g.cost_s ? seconds(g.cost_s) : g.is_pending ? "…" : "–",
       g.text + (g.members.length ? ` — ${g.members.join("; ")}` : ""),
     ],
@@ -185,7 +185,7 @@ function showEvents(events) {
     key: (e) => `${e.index} ${e.at} ${e.text}`,
     className: (e) => e.kind,
     wide: [2],
-    cells: (e) => [clock(e.at), e.node || "–", e.text],
+    cells: (e) => [moment(e.at), e.node || "–", e.text],
   });
 }
 

@@ -1,10 +1,11 @@
 // Draws curves over time with uPlot, with the job's generations as vertical lines.
 
 import { colour } from "./dom.js";
-import { clock, number } from "./format.js";
+import { clock, moment, number } from "./format.js";
 
 const HEIGHT = 210;
 const LABEL_WIDTH = 18;
+const DAY_S = 86400;
 
 function marks(read) {
   return {
@@ -67,13 +68,19 @@ export class Chart {
       this.plot?.destroy();
       this.look = look;
       const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
+      const isLong = (scale) => scale.max - scale.min > DAY_S;
+      const timeAxis = {
+        ...axis, size: 34,
+        space: (plot) => (isLong(plot.scales.x) ? 150 : 90),
+        values: (plot, times) => times.map(isLong(plot.scales.x) ? moment : clock),
+      };
       this.plot = new uPlot(
         {
           width, height: HEIGHT, legend: { show: false }, cursor: { points: { size: 6 } },
           padding: [8, 12, 0, 0],
           scales: this.fromZero ? { y: { range: (_, least, most) => [0, most > 0 ? most * 1.1 : 1] } } : {},
           series: [{}, { label, stroke: colour(this.colourName), width: 2, spanGaps: true, points: { show: false } }],
-          axes: [{ ...axis, size: 34, space: 90, values: (_, times) => times.map(clock) }, { ...axis, size: 56 }],
+          axes: [timeAxis, { ...axis, size: 56, values: (_, found) => found.map(number) }],
           plugins: [marks(() => this.marks)],
         },
         [at, values],

@@ -2,7 +2,7 @@
 
 import { keepAsking, showStale, showBar, showFacts, showVerdict } from "./common.js";
 import { byId, element, rows, setText } from "./dom.js";
-import { clock, moment, number, percent, seconds } from "./format.js";
+import { moment, number, percent, seconds } from "./format.js";
 
 const COLOURS = { used: 0, free: 3, drained: 6, trouble: 1, absent: 8 };
 let last = null;
@@ -23,7 +23,7 @@ function showTable(id, items, options) {
 
 function showHead(page) {
   showVerdict(page.verdict, "Cluster");
-  setText(byId("served"), `${page.served_by ? `served by the daemon of ${page.served_by}, ` : ""}as of ${clock(page.at)}`);
+  setText(byId("served"), `${page.served_by ? `served by the daemon of ${page.served_by}, ` : ""}as of ${moment(page.at)}`);
   const { nodes, ready, going, waiting, ended } = page.counts;
   const total = page.slots.reduce((sum, part) => sum + part.slots, 0);
   const used = page.slots.find((part) => part.use === "used")?.slots ?? 0;

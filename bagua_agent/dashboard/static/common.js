@@ -1,7 +1,7 @@
 // What the pages of a job and of a cluster have in common: the verdict, facts, and asking again and again.
 
 import { byId, element, setText } from "./dom.js";
-import { clock } from "./format.js";
+import { moment } from "./format.js";
 
 const EVERY_MS = 1000;
 const ANSWER_MS = 8000;
@@ -100,5 +100,5 @@ export async function keepAsking(show, gone) {
 
 // page: the last one that came; null before the first.
 export function showStale(trouble, page) {
-  problem(`${trouble} ${page ? `The page shows what was so at ${clock(page.at)}, and` : "The page"} goes on when its data comes.`);
+  problem(`${trouble} ${page ? `The page shows what was so at ${moment(page.at)}, and` : "The page"} goes on when its data comes.`);
 }
