@@ -177,6 +177,8 @@ class Communicator(ABC):
     """Where the tensors are that it carries."""
     nodes: tuple[tuple[int, ...], ...] = ()
     """The ranks of each node, both in ascending order; empty where it does not matter."""
+    job_has_one_node: bool = False
+    """Whether all workers of the generation are on one node, and not only those of this lane."""
     lanes: Mapping[Lane, Communicator] = MappingProxyType({})
     """Those that the job's algorithms asked for. Each has an abort flag below this communicator's: aborting a lane ends
     that lane alone."""

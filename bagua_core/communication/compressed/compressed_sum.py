@@ -130,7 +130,8 @@ class CompressedSum(BucketOperation):
         messages.give_back()
 
     def _route(self, communicator: Communicator, plan: BucketPlan) -> Route:
-        by_node = plan.sharding.gives_each_its_own(self._replica_size)
+        # on a single node no lane has stages, so that the order of a sum does not depend on the lane
+        by_node = communicator.job_has_one_node or plan.sharding.gives_each_its_own(self._replica_size)
         return route_of(communicator, self._hierarchical and by_node)
 
     def _exchange(self, load: Load, route: Route) -> Generator[Pending, None, Messages]:

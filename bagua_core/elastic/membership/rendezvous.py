@@ -208,7 +208,7 @@ class Rendezvous:
         if on_gpu is not None and runs_others:
             self._await_all_drained(building, of_cpu)
         main = self._with_gpus(building, building.members, global_rank, own_store, on_gpu, of_cpu, ALL)
-        main.nodes = nodes
+        main.nodes, main.job_has_one_node = nodes, len(nodes) == 1
         made = {
             lane: self._with_gpus(building, members, global_rank, lane_store, on_gpu, lane_of_cpu, lane.value)
             for lane, (members, lane_store, lane_of_cpu) in begun.items()
@@ -218,7 +218,7 @@ class Rendezvous:
             main.lanes = made
         else:  # algorithms act in it as in a generation of one worker a replica
             workers = begun[Lane.SHARD][0]
-            shard.nodes = lanes.among(nodes, workers)
+            shard.nodes, shard.job_has_one_node = lanes.among(nodes, workers), main.job_has_one_node
             shard.lanes = made
             main.lanes = {Lane.SHARD: shard}
         return main

@@ -46,9 +46,11 @@ class Meeting:
         setting: str = AUTO,
         lanes: frozenset[Lane] = frozenset(),
         agents: Sequence[str] = (),
+        replica_size: int = 1,
     ) -> None:
         self.changed = threading.Condition()
         self.failures: list[tuple[int, int, Exception]] = []
+        self.replica_size = replica_size
         self.agents = list(agents) or [f"agent-{r}" for r in range(len(transports))]
         self.members = [
             Rendezvous(f"w{r}", "127.0.0.1", self.changed, self._failure_of(r), setting, [transport])
@@ -66,7 +68,13 @@ class Meeting:
         chosen = range(len(self.members)) if ranks is None else ranks
         plain = generation(number, *(f"w{r}" for r in chosen))
         placed = tuple(
-            replace(m, agent_id=self.agents[r], store_address=self.members[r].address)
+            replace(
+                m,
+                agent_id=self.agents[r],
+                store_address=self.members[r].address,
+                replica_rank=m.global_rank // self.replica_size,
+                shard_rank=m.global_rank % self.replica_size,
+            )
             for r, m in zip(chosen, plain.members, strict=True)
         )
         return replace(plain, members=placed)
@@ -240,6 +248,17 @@ def test_lanes_and_groups_are_of_the_transport_of_their_generation(meeting: Make
     group = communicators_of(buildings)
     assert all(isinstance(of_gpu(c), NcclCommunicator) for c in group)
     assert_reduces(group)
+
+
+@pytest.mark.parametrize(
+    ("agents", "has_one"), [(["a"] * 4, True), (["a", "b", "a", "b"], False), (["a", "a", "b", "b"], False)]
+)
+def test_the_lane_of_a_shard_knows_whether_the_job_has_one_node(
+    meeting: Make, agents: list[str], has_one: bool
+) -> None:
+    one = meeting(able(4), agents=agents, replica_size=2)
+    shards = [c.lanes[Lane.SHARD] for c in one.built(1)]
+    assert [lane.job_has_one_node for lane in shards] == [has_one] * 4
 
 
 def test_workers_that_are_alone_on_their_nodes_need_no_lanes_of_nodes(meeting: Make) -> None:
