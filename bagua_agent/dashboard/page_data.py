@@ -20,6 +20,7 @@ from bagua_agent.observation.trouble_rules import checkpoint_step, failed_togeth
 from bagua_agent.observation.verdict import verdict
 from bagua_agent.observation.verdict_parts import Level
 from bagua_contract import control_pb2
+from bagua_contract.addresses import is_loopback
 from bagua_contract.compression_ratio import compression_of
 from bagua_contract.records import Generation
 from bagua_contract.time_use import TimeUse, goodput_of
@@ -62,7 +63,7 @@ def page_data(facts: JobFacts, series: JobSeries, served_by: str) -> Page:
         "generations": generations(facts.events, facts.generation),
         "series": _series(series),
         "heat": heat(series),
-        "nodes": [_node(agent, facts) for agent in facts.agents],
+        "nodes": [_node(agent, facts, served_by) for agent in facts.agents],
         "workers": [_worker(agent, worker, series) for agent, worker in facts.workers[:MOST_WORKERS]],
         "failures": failures(facts, series),
         "failures_first": said.level is Level.BAD or bool(losses(facts, series)),
@@ -175,7 +176,7 @@ def heat(series: JobSeries) -> Page:
     }
 
 
-def _node(agent: AgentSeen, facts: JobFacts) -> Page:
+def _node(agent: AgentSeen, facts: JobFacts, served_by: str) -> Page:
     generation = facts.generation
     ranks = [m.global_rank for m in generation.members if m.agent_id == agent.agent_id] if generation else []
     node = agent.node
@@ -196,9 +197,23 @@ def _node(agent: AgentSeen, facts: JobFacts) -> Page:
         "state": state,
         "ranks": ranks,
         "leads": node is not None and node.leads,
-        "dashboard": node.dashboard if node is not None else "",
+        "dashboard": _dashboard(agent, facts, served_by),
         "etcd": node is None or node.store_answers,
     }
+
+
+def _dashboard(agent: AgentSeen, facts: JobFacts, served_by: str) -> str:
+    """Returns the address of the agent's own page; empty if it has none, and if it is a loopback address of another
+    host than the one that serves this page: there it may lead to the page of another job."""
+    address = agent.node.dashboard if agent.node is not None else ""
+    if is_loopback(_host(address)):
+        own = {_host(a.address) for a in facts.agents if served_by and a.node_name == served_by}
+        return address if _host(agent.address) in own else ""
+    return address
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _worker(agent: AgentSeen, worker: control_pb2.WorkerNow, series: JobSeries) -> Page:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from bagua_agent.dashboard.page_data import finite, goodput, page_data
 from bagua_agent.history.job_history import EventKind, JobEvent, worker_ended_name
 from bagua_agent.membership.view import FailureView
@@ -47,6 +49,29 @@ def test_nodes_that_are_not_asked_show_what_etcd_has() -> None:
     nodes = page_data(seen, JobSeries(), "")["nodes"]
     assert [n["state"] for n in nodes] == ["trains"] * 78 + ["standby"] * 2
     assert {n["etcd"] for n in nodes} == {True}
+
+
+@pytest.mark.parametrize(
+    ("served_by", "offered"),
+    [
+        ("h0", ["127.0.0.1:7465", "localhost:7466", "", "h3:7465", ""]),
+        ("h2", ["", "", "[::1]:7465", "h3:7465", ""]),
+        ("", ["", "", "", "h3:7465", ""]),
+        ("elsewhere", ["", "", "", "h3:7465", ""]),
+    ],
+)
+def test_a_loopback_address_is_offered_on_its_own_host_alone(served_by: str, offered: list[str]) -> None:
+    """Elsewhere it leads to nothing, or to the page of another job."""
+    agents = []
+    addresses = ["127.0.0.1:7465", "localhost:7466", "[::1]:7465", "h3:7465", ""]
+    hosts = ["10.0.0.1", "10.0.0.1", "[fd00::2]", "10.0.0.3", "10.0.0.1"]
+    for number, (host, dashboard) in enumerate(zip(hosts, addresses, strict=True)):
+        one = agent(number, address=f"{host}:{4000 + number}")
+        assert one.node is not None
+        one.node.dashboard = dashboard
+        agents.append(one)
+    nodes = page_data(facts(agents=tuple(agents)), JobSeries(), served_by)["nodes"]
+    assert [node["dashboard"] for node in nodes] == offered
 
 
 OLD = FailureView("w7", "h7", 9, True, True, "ValueError: bad", 5, global_rank=1, log_path="/logs")
