@@ -18,7 +18,7 @@ ARRIVED = "bagua/arrived/"
 
 
 class _RoundBroken(Exception):
-    """A node of the round was lost, or the run was closed, before all nodes had arrived."""
+    """A node of the round was lost, or the run was closed, before all nodes had arrived in one world."""
 
 
 class WatchedHandler(DynamicRendezvousHandler):
@@ -33,8 +33,12 @@ class WatchedHandler(DynamicRendezvousHandler):
             # Only here: at the end of a run its agents wait in the store too, and end one by one.
             with suppress(_RoundBroken), self._store.checked(self._check_the_round):
                 joined = super().next_rendezvous()  # waits for the master's address
-                joined.store.set(f"{ARRIVED}{joined.rank}", "")
-                joined.store.wait([f"{ARRIVED}{rank}" for rank in range(joined.world_size)])
+                arrived = [f"{ARRIVED}{rank}" for rank in range(joined.world_size)]
+                size = str(joined.world_size)
+                joined.store.set(arrived[joined.rank], size)
+                joined.store.wait(arrived)
+                if any(joined.store.get(key) != size.encode() for key in arrived):
+                    raise _RoundBroken  # a last rank was removed between two agents' readings of the state
                 return joined
 
     def num_nodes_waiting(self) -> int:
@@ -53,7 +57,11 @@ class WatchedHandler(DynamicRendezvousHandler):
             raise _RoundBroken
 
     def _get_world(self) -> tuple[int, int]:
-        """Returns rank and size as torch's does, when a round is complete."""
-        self._world = frozenset(self._state_holder.state.participants)
+        """Returns rank and size as torch's does, when a round is complete. Raises _RoundBroken if a node was removed
+        since: its rank is missing, unless it was the last."""
+        participants = self._state_holder.state.participants
+        if sorted(participants.values()) != list(range(len(participants))):
+            raise _RoundBroken
+        self._world = frozenset(participants)
         rank, size = super()._get_world()
         return rank, size

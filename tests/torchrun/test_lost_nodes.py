@@ -16,6 +16,7 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_torchrun.handler import NO_SHARED_STORE, handler_on
 from bagua_torchrun.settings import Settings, parse
+from bagua_torchrun.watched_handler import WatchedHandler
 from tests.lab.wait import HANG_S, eventually
 
 POLL_S = 0.1
@@ -41,8 +42,9 @@ class Agent:
         try:
             while not self._ends.is_set():
                 self.size = 0
-                self.size = self.handler.next_rendezvous().world_size
+                joined = self.handler.next_rendezvous()
                 self.rounds += 1
+                self.size = joined.world_size
                 while not self._ends.wait(POLL_S) and not self.handler.num_nodes_waiting():
                     pass
         except RendezvousClosedError:
@@ -111,19 +113,44 @@ def test_a_node_that_the_others_took_for_dead_joins_again(started: Starts) -> No
     await_sizes(2, first, second)
 
 
-@pytest.mark.parametrize("address", ["0", "z"], ids=["rank 0", "rank 1"])
-def test_a_node_that_was_lost_before_its_round_was_complete_holds_up_no_other(
-    started: Starts, settings: Settings, address: str
-) -> None:
-    """The first agent completes a round with it, and waits for the master's address or for its arrival."""
-    lost = _NodeDesc(address, 1, 0)
+@pytest.fixture(params=["0", "z"], ids=["rank 0", "last rank"])
+def lost(settings: Settings, request: pytest.FixtureRequest) -> _NodeDesc:
+    """A node that joined a round and was lost before the round is complete."""
+    node = _NodeDesc(request.param, 1, 0)
     state = _RendezvousState()
-    state.participants = {lost: 0}
-    state.last_heartbeats = {lost: datetime.now(UTC)}
+    state.participants = {node: 0}
+    state.last_heartbeats = {node: datetime.now(UTC)}
     with closing(Store(settings.store)) as store:
         store.put(settings.state_key, pickle.dumps(state))
+    return node
+
+
+def test_a_node_that_was_lost_before_its_round_was_complete_holds_up_no_other(
+    started: Starts, lost: _NodeDesc
+) -> None:
+    """The first agent completes a round with it, and waits for the master's address or for its arrival."""
     first, second = started(2, "2:2", attempts=3)
     await_sizes(2, first, second)
+
+
+@pytest.mark.parametrize("notices", ["one", "all"])
+def test_agents_that_notice_a_loss_as_their_round_is_complete_form_one_other_round(
+    started: Starts, lost: _NodeDesc, notices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node's heartbeat ends between the completion and an agent's next reading of the state."""
+    get_world = WatchedHandler._get_world
+    late: list[WatchedHandler] = []
+
+    def get_world_late(handler: WatchedHandler) -> tuple[int, int]:
+        late.append(handler)
+        if notices == "all" or handler is late[0]:
+            handler._state_holder.state.participants.pop(lost, None)
+        return get_world(handler)
+
+    monkeypatch.setattr(WatchedHandler, "_get_world", get_world_late)
+    first, second = started(2, "2:3", attempts=3)
+    await_sizes(2, first, second)
+    assert first.rounds == second.rounds, "no agent left alone with ranks of the first round"
 
 
 def test_agents_whose_etcd_has_lost_its_keys_stay_one_run(started: Starts, settings: Settings) -> None:
