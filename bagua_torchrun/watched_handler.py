@@ -2,19 +2,24 @@
 
 torch removes a node without a heartbeat from the state, but its agents begin a round only for a node that waits for a
 place. Workers that got no error from the loss would wait in a collective until it times out. A node that is lost before
-its round is complete is a member of the round, and the others would wait for its values in the agents' store.
+its round is complete is a member of the round, and the others would wait for its values in the agents' store. Once a
+node's workers have finished, the lost one is missed no more: the others' workers are at their end too.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, _NodeDesc
+from torch.distributed.elastic.utils.store import _NUM_MEMBERS
 
 from bagua_torchrun.agents_store import AgentsStore
 
 ARRIVED = "bagua/arrived/"
+FINISHED = _TERMINAL_STATE_SYNC_ID + _NUM_MEMBERS  # the number of nodes whose workers have finished
 
 
 class _RoundBroken(Exception):
@@ -25,6 +30,7 @@ class WatchedHandler(DynamicRendezvousHandler):
     """A handler whose agent restarts its workers when a node of the round is lost. Its store is an AgentsStore."""
 
     _world: frozenset[_NodeDesc] = frozenset()  # the nodes of this agent's round
+    _round_store: Store | None = None  # of this agent's round; None before its first one
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Joins rounds until all nodes of one have arrived. Raises as torch's does."""
@@ -39,14 +45,24 @@ class WatchedHandler(DynamicRendezvousHandler):
                 joined.store.wait(arrived)
                 if any(joined.store.get(key) != size.encode() for key in arrived):
                     raise _RoundBroken  # a last rank was removed between two agents' readings of the state
+                self._round_store = joined.store
                 return joined
 
     def num_nodes_waiting(self) -> int:
         """Returns how many nodes wait for a place or have been lost from the round, this one among them if the others
-        take it for dead. If it is not 0, torchrun begins another round."""
+        take it for dead. If it is not 0, torchrun begins another round.
+
+        A loss counts until the run is closed or the workers of a node have finished: that node joins no other round,
+        and torchrun would kill workers that write their last checkpoint.
+        """
         waiting: int = super().num_nodes_waiting()  # reads the state
-        state = self._state_holder.state
-        return waiting if state.closed else waiting + len(self._lost())
+        lost = len(self._lost())
+        if not lost or self._state_holder.state.closed or self._a_node_has_finished():
+            return waiting
+        return waiting + lost
+
+    def _a_node_has_finished(self) -> bool:
+        return self._round_store is not None and self._round_store.check([FINISHED])
 
     def _lost(self) -> frozenset[_NodeDesc]:
         """Returns the nodes of the round that the state as it was last read no longer lists."""

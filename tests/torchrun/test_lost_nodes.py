@@ -9,8 +9,11 @@ from contextlib import closing
 from datetime import UTC, datetime
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
+from torch.distributed.elastic.utils.store import barrier
 
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
@@ -34,6 +37,7 @@ class Agent:
         self.store = Store(settings.store)
         self.handler = handler_on(self.store, settings, parameters)
         self.size, self.rounds, self.was_refused = 0, 0, False
+        self.joined: RendezvousInfo | None = None
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -42,9 +46,9 @@ class Agent:
         try:
             while not self._ends.is_set():
                 self.size = 0
-                joined = self.handler.next_rendezvous()
+                self.joined = self.handler.next_rendezvous()
                 self.rounds += 1
-                self.size = joined.world_size
+                self.size = self.joined.world_size
                 while not self._ends.wait(POLL_S) and not self.handler.num_nodes_waiting():
                     pass
         except RendezvousClosedError:
@@ -55,6 +59,13 @@ class Agent:
         self._ends.set()
         self._thread.join(HANG_S)
         self.handler._stop_heartbeats()
+
+    def finishes(self) -> None:
+        """Waits in torchrun's barrier for the others' workers, and is lost there."""
+        assert self.joined is not None
+        with pytest.raises(DistStoreError):
+            barrier(self.joined.store, self.size, _TERMINAL_STATE_SYNC_ID, barrier_timeout=0)
+        self.is_lost()
 
     @property
     def participants(self) -> int:
@@ -101,6 +112,15 @@ def test_the_loss_of_a_node_begins_another_round(started: Starts) -> None:
     await_sizes(2, survivor, lost)
     lost.is_lost()
     await_sizes(1, survivor)
+
+
+def test_the_loss_of_a_node_that_has_finished_ends_no_worker(started: Starts) -> None:
+    """It waits for the other one, whose worker still writes the last checkpoint."""
+    writes, finished = started(2, "1:2")
+    await_sizes(2, writes, finished)
+    finished.finishes()
+    eventually(lambda: writes.participants == 1, HANG_S, "it is removed from the round")
+    assert writes.handler.num_nodes_waiting() == 0 and writes.rounds == 1
 
 
 def test_a_node_that_the_others_took_for_dead_joins_again(started: Starts) -> None:
