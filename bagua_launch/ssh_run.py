@@ -1,7 +1,8 @@
 """Runs a job on several hosts from one terminal, without daemons: one ssh process for each host, and an etcd here.
 
 The etcd accepts only clients with certificates that are made for this job and sent through ssh: no configuration is
-needed, and no other host on the network has access. The job lives as long as the terminal: when it ends, all nodes end.
+needed, and no other host on the network has access. The job lives as long as this process: when it ends, all nodes
+end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import json
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from bagua_agent.security.certificate_files import create_authority, issue_files
 from bagua_agent.security.certificates import Role
 from bagua_contract.addresses import family_of, joined
 from bagua_launch.input_files import current_directory
+from bagua_launch.node_facts import ThisNode
 from bagua_launch.precedence import Said
 from bagua_launch.ssh_hosts import LEAVE, SSH_FAILED, SshHost, node_arguments, only_typed_on_hosts
 
@@ -85,7 +88,14 @@ class SshJob:
             )
         given = self._values["local_addr"].text if "local_addr" in self._values else None
         address = terminal_address(given, self._hosts)
-        with tempfile.TemporaryDirectory(prefix="bagua-hosts-") as made:
+        names = ["SIGINT", "SIGTERM"]
+        if not ThisNode().ignores("SIGHUP"):
+            names.append("SIGHUP")
+        with (
+            # outermost: no signal may end this process before the authority's key is removed
+            SignalsToInbox(names, self._signalled) as signals,
+            tempfile.TemporaryDirectory(prefix="bagua-hosts-") as made,
+        ):
             place = Path(made)
             now = utc_now()
             create_authority(place / "ca", now=now, days=DAYS + 2)
@@ -105,21 +115,22 @@ class SshJob:
                     "cert.pem": Path(client.cert_file).read_text(),
                     "key.pem": Path(client.key_file).read_text(),
                 }
-                return self._run_nodes(etcd.endpoint, files)
+                return self._run_nodes(etcd.endpoint, files, signals)
             finally:
                 etcd.stop()
 
-    def _run_nodes(self, endpoint: str, files: Mapping[str, str]) -> int:
-        with SignalsToInbox(("SIGINT", "SIGTERM"), lambda number: self._ask_to_leave(again=True)) as signals:
-            try:
-                for host in self._hosts:
-                    self._start(host, endpoint, files)
-                if signals.first is not None:
-                    self._ask_to_leave(again=False)  # those that were started since
-                codes = {host: node.wait() for host, node in self._nodes.items()}
-            finally:
-                for node in self._nodes.values():
-                    _end(node)
+    def _run_nodes(self, endpoint: str, files: Mapping[str, str], signals: SignalsToInbox) -> int:
+        if signals.first is not None:
+            return 128 + signals.first
+        try:
+            for host in self._hosts:
+                self._start(host, endpoint, files)
+            if signals.first is not None:
+                self._ask_to_leave(again=False)  # those that were started since
+            codes = {host: node.wait() for host, node in self._nodes.items()}
+        finally:
+            for node in self._nodes.values():
+                _end(node)
         for host, code in codes.items():
             if code == SSH_FAILED:
                 print(f"bagua-launch: {host.target}: ssh failed, see above", file=sys.stderr, flush=True)
@@ -159,6 +170,9 @@ class SshJob:
             node.stdin.flush()
         except BrokenPipeError:
             return  # ssh has said why
+
+    def _signalled(self, number: int) -> None:
+        self._ask_to_leave(again=number != signal.SIGHUP)  # a terminal that closes sends two of it
 
     def _ask_to_leave(self, *, again: bool) -> None:
         """Asks the nodes to leave. again: also those asked before; for a node each time is one more Ctrl-C."""

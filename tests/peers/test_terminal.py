@@ -6,7 +6,6 @@ import fcntl
 import os
 import pty
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.base.readable import readable
-from tests.agent.workers.worker_lab import is_running
 from tests.lab.wait import HANG_S, eventually, patiently
 from tests.peers.conftest import Launch, launch_environment
 
@@ -183,66 +181,3 @@ def test_a_terminal_that_takes_nothing_stops_no_worker(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert b"bagua-launch: " in said and said.count(b" has reached its bound") == 1, said
-
-
-LEAVES = """
-import os, time
-from pathlib import Path
-
-import torch
-
-import bagua_core as bagua
-
-bagua.init_process_group()
-module = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-model = bagua.DistributedDataParallel(module, optimizers=[optimizer])
-nowhere = os.open(os.devnull, os.O_WRONLY)  # the runtime puts it behind stdout in a thread of its own
-loader = bagua.ElasticDataLoader(torch.utils.data.TensorDataset(torch.ones(1000, 1)), 1)
-try:
-    for (x,) in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-        if loader.step >= 2:  # without a step there is no boundary to leave at
-            Path("launcher.new").write_text(os.environ["LAUNCHER"])
-            os.rename("launcher.new", "launcher")
-            while not os.path.exists("go") or not os.path.sameopenfile(1, nowhere):
-                time.sleep(0.01)
-        print("step", loader.step, flush=True)
-except SystemExit:
-    Path("left").touch()
-"""
-
-
-def test_workers_leave_at_a_boundary_when_their_terminal_is_closed(tmp_path: Path) -> None:
-    """The shell passes the hangup on, and the kernel sends another when the shell ends."""
-    (tmp_path / "script.py").write_text(LEAVES)
-    primary, secondary = pty.openpty()
-    launcher = f"{sys.executable} -m bagua_launch --start-method spawn script.py"
-    with subprocess.Popen(
-        ["setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"],
-        cwd=tmp_path,
-        env=launch_environment(tmp_path),
-        stdin=secondary,
-        stdout=secondary,
-        stderr=secondary,
-    ) as shell:
-        os.close(secondary)
-        try:
-            os.write(primary, f"sh -c 'LAUNCHER=$$ exec {launcher}'\n".encode())
-            eventually((tmp_path / "launcher").exists, HANG_S, "the first step")
-        except BaseException:
-            shell.kill()
-            raise
-        finally:
-            os.close(primary)
-        patiently(shell.wait, HANG_S)
-    (tmp_path / "go").touch()
-    agent = int((tmp_path / "launcher").read_text())
-    try:
-        eventually(lambda: not is_running(agent), HANG_S, "the launcher has ended")
-        assert (tmp_path / "left").exists()
-    finally:
-        if is_running(agent):
-            os.kill(agent, signal.SIGKILL)
