@@ -2,7 +2,8 @@
 
 The reducer adds weight times gradient over all ranks and micro-batches. The weight of a micro-batch is its samples over
 those of the global batch, which is right for a mean: (n / N) * (1 / n) per sample makes 1 / N. A sum over samples must
-count with 1 instead, so its loss is divided by the weight.
+count with 1 instead, so its loss is divided by the weight. Where the workers of a replica divide its samples, the
+weight is the replica's, and each worker's own fraction of it is a second factor.
 """
 
 from __future__ import annotations
@@ -24,5 +25,7 @@ def scale_loss(loss: torch.Tensor) -> torch.Tensor:
 
 def scaled(loss: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
     """Returns what scale_loss returns, for a given micro-batch."""
+    # within a replica the gradients of means are averaged by samples too
+    weight = micro_batch.weight * micro_batch.own
     # without a share the gradient is replaced by zero, and the loss may be one of filler samples
-    return loss if micro_batch.weight == 0.0 else loss / micro_batch.weight
+    return loss if weight == 0.0 else loss / weight

@@ -59,6 +59,8 @@ class MicroBatch:
     last: whether the gradients are reduced after it.
     part: the factor of this worker's gradients before those of its replica's workers are averaged; 1 where all of them
     have equally many samples.
+    own: the fraction of the replica's samples that this worker has in the micro-batch; 1 where all of its workers have
+    the same ones.
     shards: in a deterministic job the virtual shards of the step's batch, else 0.
     shard: the number of the virtual shard that the micro-batch is; None for a worker without any.
     """
@@ -68,6 +70,7 @@ class MicroBatch:
     shard: int | None = None
     shards: int = 0
     part: float = 1.0
+    own: float = 1.0
 
 
 MOST_LEASE_RANGES = 8  # rows of fixed size say what a worker used

@@ -314,10 +314,8 @@ class ElasticDataLoader:
                 # only now: a sample that cannot be read leaves the step unbegun
                 self._next_plan = None
                 shard = (None, 0) if self._shards is None else self._shards.of(key)
-                part = self._parts.weight(len(piece.indices))
-                engine.begin_micro_batch(
-                    MicroBatch(piece.weight, micro == micro_batches - 1, *shard, part=part)
-                )
+                parts = self._parts.weights(len(piece.indices))
+                engine.begin_micro_batch(MicroBatch(piece.weight, micro == micro_batches - 1, *shard, *parts))
                 if drawn is None:
                     # An iteration that begins again after a break counts from 0 in one process too.
                     drawn = 0 if iteration == 1 else batch
@@ -340,7 +338,9 @@ class ElasticDataLoader:
         for batch in range(batches):
             data = self._read(rounds.key(batch))
             self._next_plan = None
-            engine.begin_micro_batch(MicroBatch(1.0, True, part=self._parts.weight(rounds.samples_in(batch))))
+            engine.begin_micro_batch(
+                MicroBatch(1.0, True, None, 0, *self._parts.weights(rounds.samples_in(batch)))
+            )
             rounds.draw(batch, time.monotonic())
             yield data
             del data

@@ -1,7 +1,7 @@
 """Divides the samples of a replica among its workers, which hold one sharded model together.
 
 torch's fully_shard averages the gradients of the workers on its mesh, each of which has trained on samples of its own.
-Parts that differ in size would count alike there, so each worker's gradients are scaled by its part (`weight`).
+Parts that differ in size would count alike there, so each worker's gradients are scaled by its part (`weights`).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class ReplicaParts:
         own = share(len(indices), places, place)
         return list(indices[own.start : own.stop])
 
-    def weight(self, count: int) -> float:
-        """Returns the weight of this worker's gradients if its replica has `count` samples and the workers' gradients
-        are averaged: 1 where all have equally many."""
+    def weights(self, count: int) -> tuple[float, float]:
+        """Returns MicroBatch.part and MicroBatch.own of this worker if its replica has `count` samples."""
         place, places = self.place
         if places == 1 or not count:
-            return 1.0
-        return len(share(count, places, place)) * places / count
+            return 1.0, 1.0
+        own = len(share(count, places, place))
+        return own * places / count, own / count

@@ -41,9 +41,11 @@ def test_parts_are_disjoint_and_cover_and_their_weights_average_to_one(count: in
     workers = [parts(True, shard, 3) for shard in range(3)]
     assert [i for worker in workers for i in worker.of(range(count))] == list(range(count))
     for worker in workers:
-        weight = worker.weight(count)
+        part, own = worker.weights(count)
         # of a mean over own samples, averaged over the workers: each sample counts 1 / count
-        assert not count or weight / 3 == pytest.approx(len(worker.of(range(count))) / count)
+        assert not count or part / 3 == pytest.approx(own) == pytest.approx(
+            len(worker.of(range(count))) / count
+        )
 
 
 def test_all_get_the_same_where_asked_and_by_coordinate_of_a_mesh() -> None:
