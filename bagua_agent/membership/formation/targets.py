@@ -52,12 +52,20 @@ def next_number(view: JobView) -> int:
 def least_nodes(view: JobView, desired: Desired, condition: JobCondition) -> int:
     """Returns the fewest nodes that the next generation may have.
 
-    A minimum raised above the generation in force stops no worker: as many nodes as before may go on.
+    A minimum raised above the generation in force stops no worker: as many nodes as before may go on. While a record is
+    pending, either it or the generation before may be in force, so as many as the smaller one has.
     """
     record = view.generation
-    if record is None or not record.members or condition.pending:
+    if record is None or not record.members:
         return desired.min_nodes
-    return min(desired.min_nodes, record.node_count)
+    before = view.record(condition.in_force)
+    if before is not None:
+        return min(desired.min_nodes, record.node_count, before.node_count)
+    # This leader came later. A pending record below the minimum shows that the minimum was raised; else it may not have
+    # been, and the members that were in force may be fewer than it.
+    if record.node_count >= desired.min_nodes:
+        return desired.min_nodes
+    return len({m.agent_id for m in record.members if m.since_generation <= condition.in_force})
 
 
 def first(view: JobView, complete: Iterable[Offer], size: int) -> tuple[Chosen, ...]:

@@ -111,6 +111,43 @@ def test_a_pending_one_is_superseded_only_when_its_newcomer_died() -> None:
         assert (workers(generation), generation.kind, generation.base) == ("a0 b0 d0", PLANNED, 2)
 
 
+def pending_above_a_raised_minimum(record_: str = "a0 b0 c0:3", before: str = "a0 b0", **options: object):  # type: ignore[no-untyped-def]
+    """Generation 2 is in force with `before`, `record_` is pending, and `scale` raised the minimum to 4 nodes."""
+    view = running("a0 b0", "c0", nodes=(4, 8), **options)
+    return replace(view, generation=record(3, record_), earlier=(record(2, before),))
+
+
+def test_a_raised_minimum_stops_no_worker_when_the_newcomer_of_a_pending_one_died() -> None:
+    view = pending_above_a_raised_minimum()
+    view = replace(view, members={k: v for k, v in view.members.items() if k != "c0"})
+    for seen in (view, replace(view, earlier=())):  # a leader that came later does not have record 2
+        generation = written(decided(seen))
+        assert (workers(generation), generation.kind, generation.base) == ("a0 b0", PLANNED, 2)
+
+
+def test_a_leader_that_came_later_keeps_to_a_minimum_that_the_pending_one_meets() -> None:
+    # a node left, and c0 and d0 were to join; how many nodes are in force is unknown
+    view = replace(running("a0 b0", "c0", nodes=(3, 8)), generation=record(3, "a0 b0 c0:3"))
+    view = replace(view, members={k: v for k, v in view.members.items() if k != "c0"})
+    assert workers(written(decided(view))) == ""
+
+
+def test_a_raised_minimum_stops_no_worker_when_a_pending_one_breaks() -> None:
+    alive = replace(LEADER, alive_agents={"b": 5.0, "c": 5.0})
+    view = pending_above_a_raised_minimum(suspicions=[suspicion("a0", 3)])
+    generation = written(decided(view, evidence=alive))
+    assert (workers(generation), generation.kind, generation.base) == ("a0 b0", FAILOVER, 2)
+    # the pending one, which a leave made smaller, may be in force too
+    smaller = pending_above_a_raised_minimum("a0 b0", "a0 b0 d0", suspicions=[suspicion("a0", 3)])
+    assert workers(written(decided(smaller, evidence=alive))) == "a0 b0"
+
+
+def test_a_loss_below_the_generation_in_force_waits_though_another_is_pending() -> None:
+    view = pending_above_a_raised_minimum()
+    view = replace(view, members={k: v for k, v in view.members.items() if k not in ("b0", "c0")})
+    assert decided(view).waiting is Waiting.MINIMUM
+
+
 def test_a_worker_that_the_pending_one_left_out_counts_as_new() -> None:
     view = running("a0 b0", "c0")
     view = replace(view, generation=record(3, "a0 c0:3"), earlier=(record(2, "a0 b0"),))
@@ -221,9 +258,9 @@ def test_a_worker_that_the_pending_record_leaves_out_is_no_holder_even_if_no_oth
 
 
 def test_an_empty_one_while_pending_points_to_the_pending_record() -> None:
-    view = changed(running("a0 b0 c0", nodes=(3, 4)), agent("a", leaving=True))
-    view = replace(view, generation=record(3, "a0 b0"), earlier=(record(2, "a0 b0 c0"),))
-    del view.members["b0"]  # type: ignore[attr-defined]
+    view = changed(running("a0 b0 c0", "d0", nodes=(3, 4)), agent("a", leaving=True))
+    view = replace(view, generation=record(3, "a0 b0 d0:3"), earlier=(record(2, "a0 b0 c0"),))
+    view = replace(view, members={k: v for k, v in view.members.items() if k not in ("b0", "d0")})
     empty = written(decided(view))
     # c0, which it left out, may have stepped aside: only who is in both can be taken for a holder
     assert (workers(empty), empty.kind, empty.base) == ("", FAILOVER, 3)
