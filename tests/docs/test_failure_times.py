@@ -1,10 +1,12 @@
-"""The times in the first table of docs/guide/what-happens.md are medians of the results that they link to."""
+"""The times in the first table of docs/guide/what-happens.md are medians of the results that they link to. A time
+of one trial is called so wherever it is printed."""
 
 from __future__ import annotations
 
 import json
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,9 @@ from tests.docs.page_blocks import ROOT
 
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \|", re.MULTILINE)
 TIME = re.compile(r"\[([\d.]+) s\]\([./]*benchmarks/results/([a-z_]+)([\d-]+)\.md\)")
+RESULT = re.compile(r"benchmarks/results/([a-z_]+)([\d-]+)\.md")
+PASSAGE = re.compile(r"\n(?=- |\||\n)")  # an item, a row, a paragraph
+SECONDS = re.compile(r"(\d+)\.?(\d*) s\b")
 Values = Callable[[Any], list[float]]
 
 
@@ -85,3 +90,37 @@ def test_a_time_is_the_median_of_its_result(fault: str) -> None:
         found = values(json.loads((RESULTS / f"{result}.json").read_text())["values"])
         digits = len(seconds.partition(".")[2])
         assert f"{statistics.median(found):.{digits}f}" == seconds
+
+
+def _of_one_trial(kept: Any) -> list[float]:
+    """Returns torchrun's values of which the result has one each."""
+    found = defaultdict(list)
+    for trial in kept["trials"]:
+        if trial["system"] == "torchrun":
+            for one in trial["measured"]:
+                found[one["row"]].append(one["value_s"])
+    for name in ("join_s", "kill_s"):
+        found[name] = _restart("torchrun", name)(kept)
+    return [values[0] for values in found.values() if len(values) == 1]
+
+
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [("README.md", 2), ("docs/guide/from-torchrun.md", 1), ("docs/guide/what-happens.md", 1)],
+)
+def test_a_time_of_one_trial_is_not_called_a_median(page: str, count: int) -> None:
+    text = (ROOT / page).read_text()
+    [result] = {name + date for name, date in RESULT.findall(text) if name == "faults"}
+    alone = _of_one_trial(json.loads((RESULTS / f"{result}.json").read_text())["values"])
+    found = [
+        passage
+        for passage in PASSAGE.split(text)
+        if (result in passage or "(the same run)" in passage)
+        and any(
+            f"{value:.{len(digits)}f}" == f"{whole}.{digits}".rstrip(".")
+            for whole, digits in SECONDS.findall(passage)
+            for value in alone
+        )
+    ]
+    assert len(found) == count
+    assert [passage for passage in found if "one trial" not in passage] == []
