@@ -419,18 +419,19 @@ def _begin_again(case: Case, why: str, since_s: float) -> Decision:
     together: like a first generation, but taken at once and with a number that goes on, so that every member knows that
     whatever it kept is void. since_s: when that became the only way on."""
     what = "begin again from a checkpoint" if case.view.has_checkpoints else "begin anew"
+    least = targets.least_nodes(case.view, case.desired, case.condition)
     waiters = case.offers(())
     complete = waiters.ready
-    if len(complete) < case.desired.min_nodes:
+    if len(complete) < least:
         complete = waiters.every
-    if len(complete) < case.desired.min_nodes and gathering.is_called_for(case):
+    if len(complete) < least and gathering.is_called_for(case):
         # Those wait for a job to begin or to go on, and it does neither without them.
         decision = gathering.gather(case, f"{what}, since {why}", again=True)
         # still the same wait: forgotten, it would begin anew
         return decision if decision.action is not None else replace(decision, waiting=Waiting.HOLDER)
-    if len(complete) < case.desired.min_nodes:
+    if len(complete) < least:
         lacking = readiness(case.view, case.condition.present)
-        so_far = f"{len(complete)} of {counted(case.desired.min_nodes, 'node')}{lacking}; {why}"
+        so_far = f"{len(complete)} of {counted(least, 'node')}{lacking}; {why}"
         limit_s, wake_s = case.policy.below_minimum_timeout_s, waiters.soon_s
         if limit_s is not None and case.now_s >= since_s + limit_s:
             return fail(f"too few nodes for {limit_s:g} s to {what}: {so_far}")

@@ -148,6 +148,14 @@ def test_a_loss_below_the_generation_in_force_waits_though_another_is_pending() 
     assert decided(view).waiting is Waiting.MINIMUM
 
 
+def test_a_raised_minimum_holds_up_no_new_begin_of_as_many_nodes() -> None:
+    view = running("a0 b0", nodes=(4, 8), failures=[failure("a0", step=4), failure("b0", step=5)])
+    respawned = {w: member(w) for w in ("a0x", "b0x")}
+    view = replace(view, members={**view.members, **respawned}, has_checkpoints=True)
+    generation = written(decided(view, policy=replace(POLICY, max_restarts=2)))
+    assert (workers(generation), generation.base) == ("a0x b0x", 0)
+
+
 def test_a_worker_that_the_pending_one_left_out_counts_as_new() -> None:
     view = running("a0 b0", "c0")
     view = replace(view, generation=record(3, "a0 c0:3"), earlier=(record(2, "a0 b0"),))
