@@ -261,13 +261,14 @@ def _next(
     failed: tuple[int, int] | None = None,
 ) -> Decision:
     """Returns the decision to write the generation of the present agents; an empty one, in which no worker runs, if
-    they are too few.
+    they are too few. A minimum raised above the number of nodes in `record` stops no worker, as in live mode
+    (targets.py).
 
     No cooldown keeps a ready node out: the workers start again anyway, so taking it now saves a change.
     """
     usable = _candidates(view, there)
     target = usable[: view.room(desired).fit(len(usable))]
-    if len(target) < desired.min_nodes:
+    if len(target) < min(desired.min_nodes, record.node_count):
         target, why = [], f"{why}; {len(target)} of {counted(desired.min_nodes, 'node')} remain"
     return _write(view, target, record, why, failed)
 

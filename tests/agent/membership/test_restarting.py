@@ -258,6 +258,16 @@ def test_a_failure_waits_for_the_blame_window_while_others_run() -> None:
     assert written(decide(view, knows, NOW_S + 0.4)).script_failures == 1
 
 
+def test_a_raised_minimum_parks_no_job_that_lost_no_node() -> None:
+    view = running(picture(node("a1", 1), node("a2", 2)), Run.FAILED, Run.FAILED)
+    assert view.generation is not None
+    view = replace(view, failures=failures(failure(view.generation, "a2", 1, 7)), desired=Desired(4, 4))
+    assert ranks_of(written(decide(view))) == ["a1", "a2"]
+    lost = replace(view, agents={"a1": view.agents["a1"]}, gone={"a2": view.agents["a2"]})
+    empty = written(decide(lost))
+    assert empty.members == () and empty.reason == "lost host-a2; 1 of 4 nodes remain"
+
+
 def test_a_leaving_node_is_left_out_and_the_last_one_stops_the_job() -> None:
     view = running(picture(node("a1", 1), node("a2", 2)), Run.RUNNING, Run.RUNNING)
     leaving = replace(view, agents={**view.agents, "a1": replace(view.agents["a1"], leaving=True)})
