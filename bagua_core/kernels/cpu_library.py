@@ -52,8 +52,7 @@ def _from_cache(directory: Path, digest: str) -> Found:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private(directory)
     path = directory / f"cpu-{digest}-{platform.machine()}.so"
-    if not path.exists():
-        compile_once(path, compilation.compile_library)
+    compile_once(path, compilation.compile_library, compilation.COMPILE_TIMEOUT_S)
     return Found(_load(path, digest), str(path))
 
 

@@ -22,12 +22,15 @@ from bagua_core.kernels.compiled_cache import (
     cache_directory,
     check_private,
     compile_once,
+    content,
 )
 from bagua_core.kernels.errors import KernelUnavailableError
 from bagua_core.kernels.on_gpu import HEADER, SOURCE, THREADS, compile_flags
 
 _log = logging.getLogger("bagua.kernels")
 
+WAIT_S = 60.0
+"""The longest wait for kernels that another process compiles; then this one compiles them for itself."""
 KEPT_TABLES = 256  # of part addresses; a model's buckets come again in every step
 
 
@@ -67,9 +70,9 @@ class CupyLauncher:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_private(path.parent)
-            if not path.exists():
-                compile_once(path, lambda fresh: fresh.write_bytes(self._compiled(passes)))
-            return path.read_bytes()
+            compile_once(path, lambda fresh: fresh.write_bytes(self._compiled(passes)), WAIT_S)
+            code = content(path)
+            return self._compiled(passes) if code is None else code
         except (LibraryUnavailableError, OSError) as error:
             _log.warning(
                 "the CUDA kernels are compiled anew by each worker, for they can't be kept: %s", error

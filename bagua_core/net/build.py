@@ -33,8 +33,7 @@ def library() -> Path:
     directory = cache / f"net-{digest.hexdigest()[:16]}-{platform.machine()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     path = directory / FILE_NAME
-    if not path.exists():
-        compile_once(path, compile_plugin)
+    compile_once(path, compile_plugin, COMPILE_TIMEOUT_S)
     return path
 
 

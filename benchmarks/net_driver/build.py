@@ -38,10 +38,8 @@ def driver(sanitizer: str = "") -> Path:
     sources = [HERE / name for name in ("driver.cc", "libnccl.cc", "plugin.cc", "stream.cc")]
     flags = (*_FLAGS, *SANITIZERS[sanitizer])
     target = _target("driver", flags, [*sources, *HERE.glob("*.h"), net.SOURCES / "nccl_net.h"])
-    if not target.exists():
-        compile_once(
-            target, lambda fresh: _compile(fresh, sources, flags, "the driver of NCCL's network interface")
-        )
+    what = "the driver of NCCL's network interface"
+    compile_once(target, lambda fresh: _compile(fresh, sources, flags, what), _COMPILE_TIMEOUT_S)
     return target
 
 
@@ -49,8 +47,7 @@ def relay() -> Path:
     """The program of benchmarks/relay.py. Raises CompilationError and OSError."""
     source = HERE.parent / "relay_forwarder.cc"
     target = _target("relay", _FLAGS, [source])
-    if not target.exists():
-        compile_once(target, lambda fresh: _compile(fresh, [source], _FLAGS, "the relay"))
+    compile_once(target, lambda fresh: _compile(fresh, [source], _FLAGS, "the relay"), _COMPILE_TIMEOUT_S)
     return target
 
 
@@ -58,8 +55,7 @@ def plugin(sanitizer: str) -> Path:
     """The plugin for `driver(sanitizer)`, with the faults of sabotage.cc. Raises CompilationError and OSError."""
     flags = (*SANITIZERS[sanitizer], f"-I{net.SOURCES}", str(SABOTAGE))
     target = _target("plugin", flags, [SABOTAGE, *net.SOURCES.iterdir()])
-    if not target.exists():
-        compile_once(target, lambda fresh: net.compile_plugin(fresh, flags))
+    compile_once(target, lambda fresh: net.compile_plugin(fresh, flags), net.COMPILE_TIMEOUT_S)
     return target
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,6 +123,33 @@ def test_kernels_are_compiled_once_with_our_options_and_anew_for_other_sources(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
     launch()
     assert notes.loaded[-1] == b"code 3"
+
+
+def test_kernels_that_were_damaged_in_the_cache_are_compiled_anew(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install_cupy(monkeypatch, notes, True)
+    CupyLauncher().launch(GPU, "bagua_decode", 1, 4, [])
+    (kept,) = (tmp_path / "cache").rglob("cuda-*.bin")
+    kept.write_bytes(b"")
+    for _ in range(2):
+        CupyLauncher().launch(GPU, "bagua_decode", 1, 4, [])
+    assert notes.loaded == [b"code 1", b"code 2", b"code 2"]
+
+
+def test_a_process_that_compiles_without_end_holds_up_no_other(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    install_cupy(monkeypatch, notes, True)
+    monkeypatch.setattr(cupy_launcher, "WAIT_S", 0.0)
+    CupyLauncher().launch(GPU, "bagua_decode", 1, 4, [])
+    (kept,) = (tmp_path / "cache").rglob("cuda-*.bin")
+    kept.unlink()
+    with open(f"{kept}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        CupyLauncher().launch(GPU, "bagua_decode", 1, 4, [])
+    assert notes.loaded == [b"code 1", b"code 2"]
+    assert "another process" in caplog.text
 
 
 def test_without_a_private_cache_kernels_are_compiled_by_each_process(
