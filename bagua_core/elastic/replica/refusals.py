@@ -38,9 +38,17 @@ def check_model(described: str, parameters: Iterable[torch.Tensor], size: int) -
 
 
 def check_divided(modules: Iterable[torch.nn.Module]) -> None:
-    """Refuses trained parameters that are not sharded. modules: of models whose replicas divide their samples. Raises
-    NotForReplicas."""
+    """Refuses trained parameters that are not sharded, and layers that synchronize statistics. modules: of models whose
+    replicas divide their samples. Raises NotForReplicas."""
     for module in modules:
+        for name, layer in module.named_modules():
+            # its exchange is among the workers with the same shard, and counts by the samples of whole replicas
+            if "SyncBatchNorm" in type(layer).__name__:
+                raise NotForReplicas(
+                    f"layer {name or type(layer).__name__} is a SyncBatchNorm, which would count the samples of one "
+                    "worker of each replica alone; use torch.nn.BatchNorm1d and the like, or give all workers of a "
+                    "replica the same samples by ElasticDataLoader(divide_in_replica=False)"
+                )
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and not is_sharded(parameter):
                 raise NotForReplicas(

@@ -12,6 +12,7 @@ from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.data.replica_parts import ReplicaParts
 from bagua_core.elastic.replica import refusals
 from bagua_core.model.backward_begin import UnscalableOutputs, scale_gradients
+from bagua_core.sync_batchnorm import SyncBatchNorm
 from tests.core.data.fake_job import FakeEngine
 
 
@@ -86,6 +87,9 @@ def test_a_part_scales_every_gradient_of_what_the_outputs_were_made_of() -> None
 def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(refusals.NotForReplicas, match=r"parameter weight is trained and not sharded"):
         refusals.check_divided([torch.nn.Linear(2, 2)])
+    with pytest.raises(refusals.NotForReplicas, match=r"layer 0 is a SyncBatchNorm.*use torch.nn.BatchNorm"):
+        refusals.check_divided([torch.nn.Sequential(SyncBatchNorm(2, affine=False))])
+    refusals.check_divided([torch.nn.Sequential(torch.nn.BatchNorm1d(2, affine=False))])
     refusals.check_scaled(1)
     with pytest.raises(refusals.NotForReplicas, match="2 models"):
         refusals.check_scaled(2)
