@@ -41,7 +41,7 @@ def follow(
     outcome = PrefixMirror(store, end_key, take_outcome)
     removed = None if by_hand else PrefixMirror(store, removal, lambda changes: news.put(None))
     mirrors = [mirror for mirror in (events, outcome, removed) if mirror is not None]
-    told: set[str] = set()
+    told: set[tuple[str, float]] = set()  # name and time: an event may be written again under its name
     waiting = ""
     gone_s: float | None = None
     try:
@@ -49,8 +49,8 @@ def follow(
             mirror.start()
         while True:
             for event in events_of(events.state().values(), keys):
-                if event.name not in told:
-                    told.add(event.name)
+                if (event.name, event.time_unix_s) not in told:
+                    told.add((event.name, event.time_unix_s))
                     tell_event(event)
             if ends:
                 return read(ends[-1])

@@ -71,7 +71,7 @@ class HistoryKeeper:
             if change.value is None:
                 self._revisions.pop(change.key, None)
             else:
-                self._revisions[change.key] = change.create_revision
+                self._revisions[change.key] = change.mod_revision
         if self._leading:
             self._trim()
 

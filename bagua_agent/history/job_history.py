@@ -221,14 +221,14 @@ def ended(outcome: str, reason: str) -> JobEvent:
 
 
 def events_of(values: Iterable[KeyValue], keys: JobKeys) -> list[JobEvent]:
-    """Returns the events among `values`, in the order in which the store got them. What can't be read is passed
-    over."""
+    """Returns the events among `values`, in the order in which the store got them. One that was written again is at its
+    newest place. What can't be read is passed over."""
     found = []
     for kv in values:
         name = keys.id_in(keys.events, kv.key)
         event = read_event(name, kv.value) if name is not None else None
         if event is not None:
-            found.append((kv.create_revision, kv.key, event))
+            found.append((kv.mod_revision, kv.key, event))
     return [event for _, _, event in sorted(found, key=lambda entry: entry[:2])]
 
 
@@ -256,6 +256,6 @@ def read_event(name: str, value: bytes) -> JobEvent | None:
 
 
 def superfluous(revisions: dict[str, int], kept: int = KEPT) -> list[str]:
-    """Returns the keys of the oldest events beyond `kept`. revisions: create revision by key."""
+    """Returns the keys of the oldest events beyond `kept`. revisions: mod revision by key."""
     oldest = sorted(revisions, key=lambda key: (revisions[key], key))
     return oldest[: max(0, len(oldest) - kept)]

@@ -77,6 +77,13 @@ def test_every_kind_is_read_back_in_the_order_of_the_store() -> None:
     assert formed.time_unix_s == pytest.approx(1e9 - 1)
 
 
+def test_an_event_that_was_written_again_is_where_it_happened_last() -> None:
+    failed = history.agent_failed("host-1", 1, "its agent ended with 1")
+    again = KeyValue(KEYS.event(failed.name), failed.encode("host-1", 2e9), 2, 9, 2, 0)
+    values = [stored(EVERY[0], 1), again, stored(EVERY[4], 5)]
+    assert [e.name for e in events_of(values, KEYS)] == [EVERY[0].name, EVERY[4].name, failed.name]
+
+
 def test_a_generation_lists_the_ranks_of_its_first_nodes() -> None:
     places = [(0, "h1"), (1, "h1"), (2, "h2"), (3, "h3"), (4, "h3"), (5, "h3"), (6, "h1")]
     members = tuple(Placement(f"w{r}", f"a-{n}", n, 0, r, 0, 0, "", 0, 0, True) for r, n in places)
@@ -175,6 +182,15 @@ def test_the_leader_removes_the_oldest(keeper: HistoryKeeper, recorder: Recorder
     assert recorder.removed == ["e1", "e2"]
     keeper.saw((Change(KEYS.event("e3"), None, 5000, 3), Change(KEYS.event("new"), b"x", 5001, 5001)))
     assert recorder.removed == ["e1", "e2"]
+
+
+def test_an_event_that_was_written_again_is_not_among_the_oldest(
+    keeper: HistoryKeeper, recorder: Recorder
+) -> None:
+    changes = tuple(Change(KEYS.event(f"e{i}"), b"x", i, i) for i in range(1, history.KEPT + 2))
+    keeper.saw((*changes, Change(KEYS.event("e1"), b"again", 5000, 1)))
+    keeper.leader_is("a", leading=True)
+    assert recorder.removed == ["e2"]
 
 
 def test_an_id_as_long_as_ids_may_be_is_harmless(keeper: HistoryKeeper, recorder: Recorder) -> None:

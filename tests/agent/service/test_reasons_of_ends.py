@@ -12,23 +12,26 @@ import pytest
 
 from bagua_agent.base.errors import InfrastructureLost
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
-from bagua_agent.cluster.cluster_records import PROTOCOL, write_orders
+from bagua_agent.cluster.cluster_records import PROTOCOL, write_orders, write_outcome
 from bagua_agent.cluster.cluster_view import (
     ClusterView,
+    JobEnd,
     NodeView,
     OrderView,
+    OutcomeView,
     SubmissionView,
     UnitState,
     UnitView,
 )
 from bagua_agent.cluster.job_ends import stopped
+from bagua_agent.cluster_client.job_story import follow
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.config.job_config_file import SUBMITTED, encode
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
-from bagua_agent.history.job_history import agent_failed, events_of
+from bagua_agent.history.job_history import JobEvent, agent_failed, events_of, node_joined
 from bagua_agent.job import run
 from bagua_agent.observation.cluster_status import cluster_status
 from bagua_agent.service.failure_events import write_failure
@@ -257,6 +260,29 @@ def test_an_ended_jobs_agents_write_no_such_event(plain_store: Store) -> None:
         plain_store.delete(over)
     assert write_failure(plain_store, submission, event, NODE)
     assert told_events(plain_store) == [(NODE, "its agent ended with 1")]
+
+
+def test_a_follower_is_shown_a_failure_that_replaces_an_earlier_one(plain_store: Store) -> None:
+    """A node's failures in a row are counted anew once its agent has run for long, so that two have the same key."""
+    submission = pb.Submission(
+        protocol=PROTOCOL, job_id="job", nonce="n1", wanted=pb.Submission.RUN, min_nodes=1, max_nodes=1
+    )
+    keys, shown = JobKeys("job"), []
+    plain_store.put(cluster_keys.submission("job"), submission.SerializeToString())
+
+    def show(event: JobEvent) -> None:
+        shown.append(event.text)
+        if event.text == "the first":
+            assert write_failure(plain_store, submission, agent_failed(NODE, 1, "the second"), NODE)
+            joined = node_joined("a", 1)
+            plain_store.put(keys.event(joined.name), joined.encode(NODE, 1e9))
+        elif event.text == node_joined("a", 1).text:
+            end = write_outcome(OutcomeView(JobEnd.STOPPED, 0, "stopped"), 1e9, "n1")
+            plain_store.put(cluster_keys.outcome("job"), end)
+
+    assert write_failure(plain_store, submission, agent_failed(NODE, 1, "the first"), NODE)
+    assert follow(plain_store, "job", show, print).outcome == "stopped"
+    assert shown == ["the first", "the second", node_joined("a", 1).text]
 
 
 def test_a_node_with_the_longest_name_can_tell_of_a_failure() -> None:
