@@ -156,10 +156,14 @@ class WithFeedback(Compression):
 
     def discard(self, number: int, elements: slice) -> None:
         """Takes back the errors of this step for these elements of bucket `number`, since their sum is not used: what
-        the messages delivered of the earlier errors reached no gradient. Called before `reduced`."""
-        errors = self.step.errors.get(number)
+        the step delivered of the earlier errors reached no gradient. Called before `reduced`."""
+        kept, errors = self._kept.get(number), self.step.errors.get(number)
+        if (
+            errors is None and kept is not None and number in self.step.errors
+        ):  # `unsent` has returned the earlier ones
+            errors = self.step.errors[number] = _Errors(kept.chunks, kept.owner, kept.worker.device)
         if errors is not None:
-            errors.take_back(self._kept.get(number), elements)
+            errors.take_back(kept, elements)
 
     def forget(self) -> None:
         """Begins with errors of zero. Called between steps."""

@@ -133,6 +133,29 @@ def test_elements_whose_sum_is_discarded_keep_their_errors(
     torch.testing.assert_close(got + after, contributions.sum(0) + before, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("form", [OneBit, MinMaxWithFeedback])
+def test_elements_whose_sum_is_discarded_keep_errors_that_travelled_uncompressed(
+    form: type[WithFeedback],
+) -> None:
+    """All together they are discarded in two parts, as those of two parameters."""
+    ranks: list[Compression] = [form() for _ in range(3)]
+    exchange(ranks, torch.randn(3, ELEMENTS, generator=RANDOM))
+    for r in ranks:
+        r.reduced()
+    before, parts = held(ranks), (slice(5_003, 9_000), slice(9_000, 15_001))
+    for r in ranks:
+        assert isinstance(r, WithFeedback)
+        r.unsent(r.step, 0, ELEMENTS)
+        for part in parts:
+            r.discard(0, part)
+        r.reduced()
+    expected = torch.zeros(ELEMENTS)
+    for part in parts:
+        expected[part] = before[part]
+    assert expected.any()
+    torch.testing.assert_close(held(ranks), expected, rtol=1e-6, atol=1e-6)
+
+
 def test_errors_that_are_handed_over_are_not_kept() -> None:
     ranks = one_bits(2)
     exchange(ranks, torch.randn(2, ELEMENTS, generator=RANDOM))
