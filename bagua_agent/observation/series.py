@@ -275,16 +275,19 @@ def speeds(points: Sequence[Point]) -> list[float | None]:
     found: list[float | None] = []
     last: Point | None = None
     since: Point | None = None  # the step changed there
+    since_within_s = 0.0  # or so long before, at most: the distance to the point before
     took_s = 0.0  # from the change before
     for point in points:
         rate = None
         if last is None or not 0 < last.step <= point.step:
             since, took_s = None, 0.0
         elif point.step > last.step:
-            took_s = point.at_unix_s - since.at_unix_s if since is not None else 0.0
-            if since is not None and took_s > 0:
-                rate = (point.step - since.step) / took_s
-            since = point
+            new_s = point.at_unix_s - since.at_unix_s if since is not None else 0.0
+            # where points become denser a short interval would give a peak: its begin is known too roughly
+            if since is None or new_s >= since_within_s / 2:
+                if since is not None and new_s > 0:
+                    rate = (point.step - since.step) / new_s
+                since, since_within_s, took_s = point, point.at_unix_s - last.at_unix_s, new_s
         elif since is not None and 0 < STANDSTILL * took_s < point.at_unix_s - since.at_unix_s:
             rate = 0.0
         found.append(rate)

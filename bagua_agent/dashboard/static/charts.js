@@ -6,6 +6,7 @@ import { clock, moment, number } from "./format.js";
 const HEIGHT = 210;
 const LABEL_WIDTH = 18;
 const DAY_S = 86400;
+const MOMENT_WIDTH = 150;
 
 function marks(read) {
   return {
@@ -68,11 +69,13 @@ export class Chart {
       this.plot?.destroy();
       this.look = look;
       const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
-      const isLong = (scale) => scale.max - scale.min > DAY_S;
+      const isLong = ({ max, min }) => max - min > DAY_S;
+      // A moment that the right edge would cut off is left out.
+      const momentIn = (plot, { max, min }) => (at) => (((max - at) / (max - min)) * plot.width < MOMENT_WIDTH / 2 ? "" : moment(at));
       const timeAxis = {
         ...axis, size: 34,
-        space: (plot) => (isLong(plot.scales.x) ? 150 : 90),
-        values: (plot, times) => times.map(isLong(plot.scales.x) ? moment : clock),
+        space: (plot) => (isLong(plot.scales.x) ? MOMENT_WIDTH : 90),
+        values: (plot, times) => times.map(isLong(plot.scales.x) ? momentIn(plot, plot.scales.x) : clock),
       };
       this.plot = new uPlot(
         {

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bagua_agent.dashboard.page_data import page_data
-from bagua_agent.observation.series import JobSeries
+from bagua_agent.observation.series import JobSeries, speeds
 from bagua_contract import membership_pb2 as pb
 from tests.agent.observation.facts import NOW_S, agent, facts, worker
 
@@ -88,6 +88,17 @@ def test_the_speed_falls_while_no_step_comes_and_begins_anew_from_a_checkpoint()
     for second in range(60, 63):
         series.take(facts(NOW_S + second, agents=(agent(0, worker(0, step=second - 55)),)))
     assert series.recent_rate() == pytest.approx(1.0)
+
+
+def test_a_steady_speed_is_drawn_without_a_peak_where_the_points_become_denser() -> None:
+    series = JobSeries()
+    for look in range(3_000):
+        at_s = 5 * look if look < 2_950 else 5 * 2_950 + look - 2_950  # a browser asks at last
+        series.take(facts(NOW_S + at_s, agents=(agent(0, worker(0, step=10 + at_s // 3)),)))
+    drawn = [rate for rate in speeds(series.points) if rate is not None]
+    assert len(drawn) > 150
+    assert drawn == pytest.approx([1 / 3] * len(drawn), rel=0.55)
+    assert sum(drawn) / len(drawn) == pytest.approx(1 / 3, rel=0.05)
 
 
 def test_what_a_long_step_sends_is_known_between_two_steps() -> None:
