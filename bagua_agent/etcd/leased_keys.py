@@ -38,6 +38,7 @@ _LONGEST_BACKOFF_S = 0.5
 _KEYS_IN_A_WRITE = 100
 # Of a request's limit, which is half a lease. When a lease ends, its renewal has hung for 2/3 of it: longer than this.
 _STUCK_AFTER = 1.2
+_HELD_S = 0.5  # between two looks whether renewals are still held
 _CHECKS_AFTER_OUTAGE = 3  # at as many renewals: a frozen endpoint may do late what it was once asked
 
 
@@ -78,15 +79,21 @@ class LeasedKeys:
     called from it; if it raises, that is our bug: it is logged, and the keys are kept on."""
 
     def __init__(
-        self, store: Store, ttl_s: float, on_event: Callable[[LeaseEvent], None] | None = None
+        self,
+        store: Store,
+        ttl_s: float,
+        on_event: Callable[[LeaseEvent], None] | None = None,
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         """Starts the thread. ttl_s: after this long without a sign of this process its keys go; etcd counts in whole
-        seconds."""
+        seconds. is_held(): whether the lease is not renewed now, as if this process were frozen; called from the
+        thread."""
         if not ttl_s > 0:
             raise UserError(f"a lease of {ttl_s} s ends at once; give at least 1 s")
         self._store = store
         self._ttl_s = math.ceil(ttl_s)
         self._on_event = on_event
+        self._is_held = is_held
         # of each request, so that another still fits into the lease
         self._request_s = max(0.2, self._ttl_s / 2)
 
@@ -307,7 +314,11 @@ class LeasedKeys:
             if not lease_id:
                 return
         elif time.monotonic() >= renewal_due:
-            self._renew(lease_id)
+            if self._is_held():
+                with self._changed:
+                    self._renewal_due = time.monotonic() + _HELD_S
+            else:
+                self._renew(lease_id)
         self._write(lease_id)
         self._remove(lease_id)
 

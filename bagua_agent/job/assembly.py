@@ -145,7 +145,13 @@ def job_parts(
     opened.callback(control.stop)
     seen.remembered[keys.identity] = found.identity.encode()
     lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(found.nodes, config.min_nodes))
-    leased = LeasedKeys(store, lease_ttl_s, lambda event: inbox.put(LeaseChanged(event)))
+    leased = LeasedKeys(
+        store,
+        lease_ttl_s,
+        lambda event: inbox.put(LeaseChanged(event)),
+        # Restarted workers that wait for one of this node may report nothing, so that no agent probes this one.
+        lambda: seen.restarts and len(seen.view.agents) > 1 and is_stuck(),
+    )
     opened.callback(leased.close)
     writes = DesiredWrites(node.timers)
     opened.callback(writes.stop)  # waits for the write under way, which may go on to remove leased keys

@@ -18,7 +18,7 @@ from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import ROOT, START_S, Job, Node
 from tests.faults.test_frozen_leader import written_under
 from tests.lab.network import Host
-from tests.lab.wait import eventually
+from tests.lab.wait import HANG_S, eventually
 
 DDP = "examples/stock_ddp.py"
 FSDP2 = "examples/stock_fsdp2.py"
@@ -188,6 +188,43 @@ def test_a_lost_host_is_found_while_no_worker_says_anything(
     written_under(one, cluster)
     stays.send(signal.SIGTERM)
     assert stays.process.wait(15) == 128 + signal.SIGTERM
+
+
+@pytest.mark.long
+def test_a_node_whose_loop_waits_is_lost_while_no_worker_says_anything(
+    job: MakeJob, make_lab: MakeLab, tmp_path: Path
+) -> None:
+    """Its kernel accepts touches, and its other threads would renew its lease without end."""
+    lab = make_lab(3)
+    cluster = lab.etcd(lab.hosts[2])
+    out = tmp_path / "starts"
+    out.mkdir()
+    script = tmp_path / "says_nothing.py"
+    script.write_text(SAYS_NOTHING)
+    one = job(endpoints=cluster.endpoints, nodes="1:2", program=[str(script), str(out)])
+    first = one.start(lab.hosts[0])
+    first.await_line("this node leads")
+    second = one.start(lab.hosts[1], agent_failpoints=f"worker-end.before=hold:{tmp_path}")
+
+    def await_starts(world: int) -> None:
+        def started() -> bool:
+            return len(list(out.glob(f"{world}-*"))) >= world
+
+        eventually(started, HANG_S, lambda: f"{first.log}\n{second.log}", 0.02)
+
+    await_starts(2)
+    for start in out.iterdir():
+        start.unlink()
+    (tmp_path / "worker-end.before").touch()
+    second.workers[0].kill()
+    await_starts(1)
+    assert second.says("this agent's loop has waited") and first.says("lost")
+    (held,) = tmp_path.glob("worker-end.before.*")
+    held.unlink()
+    await_starts(2)
+    for node in (first, second):
+        node.send(signal.SIGTERM)
+    assert all(node.process.wait(HANG_S) == 128 + signal.SIGTERM for node in (first, second))
 
 
 # The example, whose steps wait for the test.

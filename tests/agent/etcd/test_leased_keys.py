@@ -21,6 +21,7 @@ from bagua_agent.etcd.leased_keys import (
 from bagua_agent.etcd.mirror import Change, PrefixMirror
 from tests.agent.etcd.conftest import DEADLINE_S, Recorder, Relay, Server, wait_until
 from tests.agent.etcd.kept_keys import Keep, MakeStore, kinds, read, values
+from tests.lab.wait import HANG_S
 
 
 def test_keys_stand_while_the_process_lives(server: Server, make_store: MakeStore, keep: Keep) -> None:
@@ -37,6 +38,22 @@ def test_keys_stand_while_the_process_lives(server: Server, make_store: MakeStor
     keys.close()
     assert values(store) == {}
     assert kinds(events.calls) == [LeaseGranted]
+
+
+def test_keys_whose_renewals_are_held_go_and_come_back(unix_server: Server, make_store: MakeStore) -> None:
+    store, events = make_store(unix_server.endpoint), Recorder[LeaseEvent]()
+    held = threading.Event()
+    keys = LeasedKeys(store, 1, events, held.is_set)
+    try:
+        keys.put("/a", b"1")
+        assert keys.flush(HANG_S)
+        held.set()
+        wait_until(lambda: values(store) == {}, HANG_S)
+        held.clear()
+        wait_until(lambda: values(store) == {"/a": b"1"}, HANG_S)
+        assert LeaseLapsed in kinds(events.calls)
+    finally:
+        keys.close()
 
 
 def test_a_put_is_written_at_once(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:
