@@ -222,6 +222,13 @@ def _require_fit(storage: Storage, place: Place, header: Header, own: Mapping[st
             "tensors for each shard, which can't be divided among another number of shards: start with --replica-size "
             f"{header.shards}. If the model is another one, start with another --checkpoint-dir"
         )
+    if differing.keys() == {"model"} and _parameter_count(written) == _parameter_count(own):
+        raise CheckpointMismatch(
+            f"checkpoint {storage}/{place.directory_name} does not fit the script ({differing['model']}). If the model "
+            "is the same, an earlier version of bagua wrote it, with its algorithm's tensors in another layout: go on "
+            "with that version, or start with another --checkpoint-dir and a model from `python -m "
+            "bagua_core.checkpoint export`. If the model is another one, start with another --checkpoint-dir"
+        )
     if differing:
         raise CheckpointMismatch(
             f"checkpoint {storage}/{place.directory_name} is of another script ({'; '.join(differing.values())}). "
@@ -255,3 +262,8 @@ def _comparable(fingerprint: Mapping[str, str]) -> dict[str, str]:
     names = fingerprint.get("registered", "").split(", ")
     own = [name for name in names if not name.startswith("bagua.")]
     return {**fingerprint, "registered": ", ".join(own) or "none"}
+
+
+def _parameter_count(fingerprint: Mapping[str, str]) -> str:
+    """Returns how many parameters the script's models have, as StateRegistry.fingerprint says it."""
+    return fingerprint.get("model", "").partition(",")[0]

@@ -232,6 +232,23 @@ def test_what_bagua_registers_itself_makes_no_other_script(
         restore.read(LocalStorage(tmp_path), PLACE, {**script, "registered": own})
 
 
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ("12 parameters, shapes b", "an earlier version of bagua wrote it"),
+        ("13 parameters, shapes b", "is of another script"),
+    ],
+)
+def test_a_model_of_as_many_parameters_may_be_the_same_one(tmp_path: Path, own: str, message: str) -> None:
+    """An earlier version may have laid out the tensors of its algorithm in another way."""
+    header, data = part_of(Training("adam", 1), PLACE, 0, 1)
+    script = {**header.fingerprint, "model": "12 parameters, shapes a"}
+    write(tmp_path, PLACE, (replace(header, fingerprint=script), data))
+    with pytest.raises(restore.CheckpointMismatch, match=message) as raised:
+        restore.read(LocalStorage(tmp_path), PLACE, {**script, "model": own})
+    assert "shapes a" in str(raised.value) and "another --checkpoint-dir" in str(raised.value)
+
+
 def test_which_may_go(tmp_path: Path) -> None:
     training = Training("sgd", 1)
 
