@@ -72,6 +72,10 @@ class Division(Protocol):
         """Tells whether the epoch has this batch. Known for the batch behind one that was read."""
         return batch < self.batch_count(epoch)
 
+    def may_have_batch(self, epoch: int, batch: int) -> bool:
+        """Tells whether the epoch may have this batch, also on a worker that lacks the job's state so far."""
+        return self.has_batch(epoch, batch)
+
     def samples(self, epoch: int, batch: int) -> int:
         """Returns the samples of the batch, over all workers; the last batch of an epoch may be short.
 

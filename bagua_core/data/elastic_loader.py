@@ -253,8 +253,9 @@ class ElasticDataLoader:
     def is_at_last_batch(self) -> bool:
         """Whether the current batch is its epoch's last one.
 
-        A worker that joins on a stream knows it once it has copied the job's state: from the end of its first backward
-        on. Raises TypeError in rounds, where no worker knows it.
+        A worker that joins on a stream, or with a sampler whose state decides an epoch's length, knows it once it has
+        copied the job's state: from the end of its first backward on. Raises TypeError in rounds, where no worker knows
+        it.
         """
         if self._rounds is not None:
             raise TypeError(
@@ -438,7 +439,7 @@ class ElasticDataLoader:
         """Moves to `position`. Raises ValueError for a batch that no epoch has."""
         epoch, batch = position["epoch"], position["batch"]
         # The beginning of an epoch that the job may not have, as at its end, is not asked of a sampler.
-        known = batch == 0 or self._rounds is not None or self._division.has_batch(epoch, batch)
+        known = batch == 0 or self._rounds is not None or self._division.may_have_batch(epoch, batch)
         if epoch < 0 or batch < 0 or not known:
             raise ValueError(f"position {position} is another job's: no such batch is in this one's epochs")
         self._epoch, self._batch = epoch, batch

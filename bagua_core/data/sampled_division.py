@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler
 
 from bagua_core.communication.step_interface import Stateful
 from bagua_core.data.division import KEPT_EPOCHS, Division, DivisionSettings, EvenDivision
-from bagua_core.data.partition import batch_count, mixed_seed
+from bagua_core.data.partition import batch_count, micro_batch_count, mixed_seed
 from bagua_core.data.sample_seeding import random_sources_kept, seed_random_sources
 from bagua_core.errors import UserError
 
@@ -65,9 +65,24 @@ class SampledDivision(EvenDivision):
             self._orders.pop(epoch, None)
             self._begun = None
             self._begun = _Begun(epoch, _crc(self._order(epoch)))
+            if not self.has_batch(epoch, batch):
+                raise SamplerError(
+                    f"{_kind(self._sampler)} gave {len(self._order(epoch))} indices for epoch {epoch}, in which the "
+                    f"job is at batch {batch}. What its length follows from must be part of the job's state: pass it "
+                    "to bagua.register_state()"
+                )
 
     def batch_count(self, epoch: int) -> int:
         return batch_count(len(self._order(epoch)), self._size, self._drop_last)
+
+    def may_have_batch(self, epoch: int, batch: int) -> bool:
+        # the sampler's state, from which the length of an epoch may follow, comes with that of the epoch
+        has_begun = self._begun is not None and self._begun.epoch == epoch
+        return not has_begun or self.has_batch(epoch, batch)
+
+    def micro_batches(self, epoch: int, batch: int, parts: int, part: int | None = None) -> int:
+        # of a full batch: a worker that joins does not know yet whether this one is short
+        return micro_batch_count(self._size, parts, self._most_local)
 
     def known_steps(self, epochs: int) -> int:
         return 0  # a sampler may give another number of samples in each epoch

@@ -40,6 +40,9 @@ class ShardDivision(Division):
     def has_batch(self, epoch: int, batch: int) -> bool:
         return self._inner.has_batch(epoch, batch)
 
+    def may_have_batch(self, epoch: int, batch: int) -> bool:
+        return self._inner.may_have_batch(epoch, batch)
+
     def samples(self, epoch: int, batch: int) -> int:
         return self._inner.samples(epoch, batch)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -167,20 +168,24 @@ def test_reading_ahead_draws_no_epoch_that_the_job_does_not_have(num_workers: in
 
 
 class Importance(Sampler[int]):
-    def __init__(self) -> None:
+    """Draws `first_count` samples, and `count` once it has learned."""
+
+    def __init__(self, first_count: int = LENGTH - 1, count: int = LENGTH - 1) -> None:
         self.weights = torch.ones(LENGTH)
+        self.count, self._later_count = first_count, count
 
     def learn(self, epoch: int) -> None:
         self.weights = torch.arange(1.0, LENGTH + 1) ** (epoch + 1)
+        self.count = self._later_count
 
     def __iter__(self) -> Iterator[int]:
-        return iter(torch.multinomial(self.weights, LENGTH - 1).tolist())
+        return iter(torch.multinomial(self.weights, self.count).tolist())
 
     def state_dict(self) -> dict[str, Any]:
-        return {"weights": self.weights}
+        return {"weights": self.weights, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.weights = state["weights"]
+        self.weights, self.count = state["weights"], state["count"]
 
 
 class LearningEngine(FakeEngine):
@@ -198,16 +203,23 @@ class LearningWorker(Worker):
 
 
 class LearningJob(Job):
-    def __init__(self, workers: int, registered: bool = True, num_workers: int = 0) -> None:
-        self._registered, self._num_workers = registered, num_workers
+    def __init__(
+        self,
+        workers: int,
+        registered: bool = True,
+        make_sampler: Callable[[], Importance] = Importance,
+        **arguments: Any,
+    ) -> None:
+        """arguments: of the loader."""
+        self._registered, self._make_sampler, self._arguments = registered, make_sampler, arguments
         super().__init__(None, 4, workers)
 
     def _add(self) -> Worker:
         engine = LearningEngine()
-        engine.sampler = Importance()
+        engine.sampler = self._make_sampler()
         if self._registered:
             engine.register_state("weights", engine.sampler)
-        loader = loader_of(engine.sampler, engine, num_workers=self._num_workers)
+        loader = loader_of(engine.sampler, engine, **self._arguments)
         worker = LearningWorker(loader, engine, self.epochs)
         self.workers.append(worker)
         return worker
@@ -217,8 +229,8 @@ class LearningJob(Job):
             worker.loader.close()
 
 
-def learned_alone() -> list[tuple[int, list[int]]]:
-    job = LearningJob(1)
+def learned_alone(make_sampler: Callable[[], Importance] = Importance) -> list[tuple[int, list[int]]]:
+    job = LearningJob(1, make_sampler=make_sampler)
     job.play([])
     return job.committed
 
@@ -252,10 +264,31 @@ def test_every_history_has_the_orders_of_the_weights_of_their_epochs(
     assert job.committed == learned_alone()
 
 
+@pytest.mark.parametrize("limit", [None, 1, 2])
+@pytest.mark.parametrize("counts", [(5, 20), (20, 5)])
+@pytest.mark.parametrize("before", [1, 2, 3, 4, 5])
+def test_a_worker_joins_an_epoch_whose_length_follows_from_the_state_that_it_copies(
+    before: int, counts: tuple[int, int], limit: int | None
+) -> None:
+    make_sampler = functools.partial(Importance, *counts)
+    job = LearningJob(2, make_sampler=make_sampler, max_local_batch_size=limit)
+    job.play([*quiet(before), (set(), 1, None)])
+    assert job.committed == learned_alone(make_sampler)
+    assert len(job.workers) == 3
+
+
 def test_weights_that_do_not_travel_are_refused() -> None:
     job = LearningJob(2, registered=False)
     with pytest.raises(SamplerError, match=r"Importance gives another order for epoch 1.*register_state"):
         job.play([*quiet(6), (set(), 1, None)])
+
+
+def test_a_position_behind_the_samplers_epoch_is_refused_when_its_step_begins() -> None:
+    """As of a checkpoint that another sampler has written."""
+    loader = loader_of(Importance(5))
+    loader.seek({"epoch": 1, "batch": 1})
+    with pytest.raises(SamplerError, match="gave 5 indices for epoch 1, in which the job is at batch 1"):
+        next(iter(loader))
 
 
 def test_the_fingerprint_is_that_of_the_beginning() -> None:
