@@ -153,7 +153,15 @@ def test_shares_sum_to_the_whole(total: int, weights: list[float]) -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [[9, 0] + [0] * 16, [-1, 0] + [0] * 16, [1, 0, 5, 5] + [0] * 14, [1, -1, 0, 5] + [0] * 14, [1, 0, 0, 5]],
+    [
+        [9, 0, 0] + [0] * 16,
+        [-1, 0, 0] + [0] * 16,
+        [0, 0, 2] + [0] * 16,
+        [1, 0, 0, 5, 5] + [0] * 14,
+        [1, -1, 0, 0, 5] + [0] * 14,
+        [1, 0, 0, 0, 5],
+        [1],
+    ],
 )
 def test_a_row_that_no_member_sends_is_refused(row: list[int]) -> None:
     with pytest.raises(PeerViolation):
