@@ -42,7 +42,7 @@ from bagua_agent.job.messages import (
 )
 from bagua_agent.job.open_store import JobStore, is_exposed, known_defect, open_store
 from bagua_agent.job.picture import NO_WORKERS, picture_of, worker_picture
-from bagua_agent.job.shutdown import flush_final_writes, remove_key_pair, wait_for_followers
+from bagua_agent.job.shutdown import flush_final_writes, remove_key_pair, take_signals, wait_for_followers
 from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job.watching import Watching
 from bagua_agent.job_state import console
@@ -52,7 +52,7 @@ from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership.formation.departure import Prospect, prospect
 from bagua_agent.metrics.job_picture import JobPicture, PictureAsked, WorkerPicture, how_it_ended
 from bagua_agent.node.node_address import node_address
-from bagua_agent.node.node_ending import Ending, EndingSituation, how_it_ends
+from bagua_agent.node.node_ending import Ending, EndingSituation, how_it_ends, result_grace_s
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.runtime_directory import store_directory
 from bagua_agent.node.script.script_mode import Mode
@@ -339,18 +339,37 @@ class JobLoop:
     # -- leaving and ending
 
     def _signalled(self, number: int, now_s: float) -> None:
+        called_for = self._reaction_to(number)
+        if called_for is Reaction.LEAVE:
+            self._leave(number, now_s)
+        elif called_for is Reaction.KILL:
+            self._seen.leaving_since_s = float("-inf")
+
+    def _reaction_to(self, number: int) -> Reaction:
+        """Returns what the caller has to do after the signal: LEAVE, KILL or GO_ON."""
         called_for = reaction(self._signals_taken, number, is_unit=bool(self._config.submission))
         if called_for is Reaction.GO_ON:
             self._terminal.tell(f"{signal.Signals(number).name} while leaving; the leave goes on")
-            return
+            return called_for
         self._signals_taken.append(number)
-        if called_for is Reaction.LEAVE:
-            self._leave(number, now_s)
-        elif called_for is Reaction.INTERRUPT and self._workers.worker_ids:
-            self._terminal.tell("SIGINT to the workers, in the middle of a step; another signal kills them")
-            self._lifecycle.interrupt()
-        else:
-            self._seen.leaving_since_s = float("-inf")
+        if called_for is not Reaction.INTERRUPT:
+            return called_for
+        if not self._workers.worker_ids:
+            return Reaction.KILL
+        self._terminal.tell("SIGINT to the workers, in the middle of a step; another signal kills them")
+        self._lifecycle.interrupt()
+        return Reaction.GO_ON
+
+    def _are_to_be_killed(self, changes: list[StoreChanged]) -> bool:
+        """Tells whether a signal says so to workers that end with the job. The first one asks for what they do."""
+        for number in take_signals(self._inbox, changes):
+            called_for = self._reaction_to(number)
+            if called_for is Reaction.KILL:
+                return True
+            if called_for is Reaction.LEAVE:
+                name = signal.Signals(number).name
+                self._terminal.tell(f"{name}: the workers here were asked to end{self._next(number)}")
+        return False
 
     def _asked_to_stop(self, now_s: float) -> None:
         """Handles `bagua-launch stop` as the first SIGTERM. Never as a second one: the first leave has its time."""
@@ -366,11 +385,16 @@ class JobLoop:
         self._own_key.leaving()
         self._job.history.own(job_history.node_leaving(self._agent_id))
         when = self._lifecycle.leave()
-        by_hand = number == signal.SIGINT
-        then = "; a second Ctrl-C interrupts the script" if by_hand else "; a second signal ends it at once"
-        self._terminal.tell(f"leaving {when}{'' if self._config.submission else then}")
+        self._terminal.tell(f"leaving {when}{self._next(number)}")
         if not self._lifecycle.ready_workers:
             seen.leaving_since_s = float("-inf")  # nothing has begun here, so there is nothing to wait for
+
+    def _next(self, number: int) -> str:
+        """Returns what a second signal would cause, as the end of a line."""
+        if self._config.submission:
+            return ""
+        by_hand = number == signal.SIGINT
+        return "; a second Ctrl-C interrupts the script" if by_hand else "; a second signal ends it at once"
 
     def _ending(self) -> Ending | None:
         now_s, seen = time.monotonic(), self._seen
@@ -406,8 +430,9 @@ class JobLoop:
     def _end(self, ending: Ending) -> int:
         self._job.change_lines.say_held()
         self._on_last_picture(self._picture(time.monotonic(), self._ended_workers))
+        changes: list[StoreChanged] = []
         if ending.end_workers_within_s is not None:
-            self._workers.end_all(ending.end_workers_within_s)
+            self._workers.end_all(ending.end_workers_within_s, lambda: self._are_to_be_killed(changes))
         if self._seen.result is not None:
             write_result(
                 launcher_variables(self._config, os.environ), self._seen.result, self._workers.error_file_of
@@ -424,7 +449,8 @@ class JobLoop:
                 self._own_key.remove()
                 remove_key_pair(self._job)
             if self._hosts_for_others:
-                wait_for_followers(self._job, self._inbox, self._store_changed)
+                grace_s = result_grace_s(self._config.shutdown_timeout_s, restart_mode=self._seen.restarts)
+                wait_for_followers(self._job, self._inbox, self._store_changed, changes, grace_s)
         return ending.exit_code
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.base.messages import HealthAsked, SignalCame
@@ -16,7 +16,9 @@ from bagua_agent.job.messages import StoreChanged
 from bagua_agent.job_state.context import JoinedJob
 
 FINAL_WRITES_S = 2.0
-FOLLOWERS_LEAVE_S = 30.0  # how long the node that hosts etcd waits for the others to read the result
+# How long the node that hosts etcd waits for the others, beside the time that their workers have to end: they read the
+# result, kill what is left, and write.
+FOLLOWERS_LEAVE_S = 30.0
 LOOK_S = 0.2
 
 
@@ -41,15 +43,33 @@ def remove_key_pair(job: JoinedJob, timeout_s: float = FINAL_WRITES_S) -> None:
         job.terminal.tell(f"the job's key pair stays in etcd: {error}")
 
 
+def take_signals(inbox: queue.SimpleQueue[object], changes: list[StoreChanged]) -> list[int]:
+    """Takes the messages that came while this node's workers end: returns the signals, answers questions of health, and
+    appends changes of the store to `changes`."""
+    numbers = []
+    while not inbox.empty():
+        message = inbox.get()
+        if isinstance(message, StoreChanged):
+            changes.append(message)
+        elif isinstance(message, HealthAsked):
+            message.answered.set()
+        elif isinstance(message, SignalCame):
+            numbers.append(message.number)
+    return numbers
+
+
 def wait_for_followers(
     job: JoinedJob,
     inbox: queue.SimpleQueue[object],
     on_change: Callable[[StoreChanged, float], None],
-    timeout_s: float = FOLLOWERS_LEAVE_S,
+    changes: Sequence[StoreChanged],
+    workers_end_within_s: float,
 ) -> None:
     """Waits until the other agents have left. For the node that hosts etcd, which goes last so that the others learn
-    how it ended. A signal ends the wait."""
-    deadline_s = time.monotonic() + timeout_s
+    how it ended, and can write how theirs did. changes: taken out of the inbox before. A signal ends the wait."""
+    for change in changes:
+        on_change(change, time.monotonic())
+    deadline_s = time.monotonic() + workers_end_within_s + FOLLOWERS_LEAVE_S
     while time.monotonic() < deadline_s:
         if all(agent_id == job.agent_id for agent_id in job.seen.view.agents):
             return

@@ -9,8 +9,6 @@ from bagua_contract import membership_pb2 as pb
 
 STORE_AWAY_AT_THE_END_S = 10.0
 UNKNOWN = "left, but etcd did not take this node's leave: whether other nodes go on with the job is not known"
-# Between SIGTERM and SIGKILL for workers of a live job that failed, or ended without them. Scripts in restart mode have
-# the shutdown timeout: they may save in a handler of SIGTERM, as under torchrun.
 RESULT_GRACE_S = 5.0
 
 
@@ -51,6 +49,12 @@ class Ending:
     end_workers_within_s: float | None = None
 
 
+def result_grace_s(shutdown_timeout_s: float, *, restart_mode: bool) -> float:
+    """Returns the time between SIGTERM and SIGKILL for workers of a job that failed, or ended without them. Scripts in
+    restart mode have the shutdown timeout: they may save in a handler of SIGTERM, as under torchrun."""
+    return shutdown_timeout_s if restart_mode else RESULT_GRACE_S
+
+
 def how_it_ends(s: EndingSituation) -> Ending | None:
     """Returns how this node's part ends; None if it goes on."""
     if s.leaving_for_s is not None:
@@ -60,7 +64,7 @@ def how_it_ends(s: EndingSituation) -> Ending | None:
         if outcome == pb.Result.SUCCEEDED and s.workers_running and s.closed:
             return None  # a worker that the job no longer needs is on its way out
         # Else a node that came as the job ended: its workers would wait for a generation without end.
-        grace_s = s.shutdown_timeout_s if s.restart_mode else RESULT_GRACE_S
+        grace_s = result_grace_s(s.shutdown_timeout_s, restart_mode=s.restart_mode)
         return Ending(exit_code, "", grace_s if s.workers_running else None)
     if s.workers_running == 0 and s.trained and s.store_away_for_s > STORE_AWAY_AT_THE_END_S:
         return Ending(

@@ -380,13 +380,13 @@ class NodeWorkers:
             self._guardian.register(self._store_host.pid)
         return joined(self.bind_host, self._meeting_port)
 
-    def end_all(self, grace_s: float) -> bool:
-        """Sends SIGTERM, after grace_s SIGKILL, to every worker's whole group; bounded. A worker that was asked to end
-        before gets no SIGTERM. What is left then is reported."""
+    def end_all(self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> bool:
+        """Sends SIGTERM, after grace_s or once is_hurried() SIGKILL, to every worker's whole group; bounded. What is
+        left then is reported. See end_groups."""
         processes = [w.process for w in self._workers.values()]
         for process in processes:
             process.refuse_gate()
-        have_ended = end_groups(processes, grace_s)
+        have_ended = end_groups(processes, grace_s, is_hurried)
         if not have_ended:
             left = [held_in_kernel(p.pid) for p in processes if not p.has_ended()]
             said = "; ".join(left) or "processes that they started"

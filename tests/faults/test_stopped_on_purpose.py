@@ -200,3 +200,39 @@ def test_what_a_script_does_between_epochs_is_in_the_last_checkpoint(job: MakeJo
     epochs = [tuple(map(int, line.split())) for line in seen.read_text().splitlines()]
     # the epoch that had begun when the node left begins again
     assert sorted(set(epochs)) == [(epoch, epoch) for epoch in range(100)]
+
+
+FAILS = """
+import os, signal, sys, time
+from pathlib import Path
+out = Path(sys.argv[1])
+if os.environ["RANK"] == "0":
+    while not (out / "asks").exists():
+        time.sleep(0.02)
+    sys.exit(7)
+
+
+def save(number, frame):
+    (out / "saves").touch()
+    time.sleep(600)
+
+
+signal.signal(signal.SIGTERM, save)
+(out / "asks").touch()
+while True:
+    time.sleep(600)
+"""
+
+
+def test_a_second_signal_kills_workers_that_save_after_a_failure(job: MakeJob, tmp_path: Path) -> None:
+    """The first one asks for what they do already. They would have until --shutdown-timeout."""
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    one = job(program=[str(script), str(tmp_path)], options=("--shutdown-timeout", "600"))
+    node = one.start(slots=2)
+    eventually((tmp_path / "saves").exists, START_S, lambda: f"rank 1 saves\n{node.log}", 0.05)
+    node.send(signal.SIGTERM)
+    node.await_line("SIGTERM: the workers here were asked to end", "a second signal ends it at once")
+    node.send(signal.SIGTERM)
+    assert node.process.wait(LEAVE_S) == 7
+    one.check_nothing_left()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bagua_agent.base.readable import readable
 from bagua_agent.workers.process.process_status import all_stat_fields
@@ -17,6 +17,7 @@ from bagua_agent.workers.process.worker_process import WorkerProcess
 
 KILL_TIMEOUT_S = 5.0
 GROUP_POLL_S = 0.005
+HURRY_POLL_S = 0.1
 
 
 def kill_group(worker: WorkerProcess) -> bool:
@@ -24,17 +25,19 @@ def kill_group(worker: WorkerProcess) -> bool:
     return end_groups((worker,), 0.0)
 
 
-def end_groups(workers: Sequence[WorkerProcess], grace_s: float) -> bool:
+def end_groups(
+    workers: Sequence[WorkerProcess], grace_s: float, is_hurried: Callable[[], bool] = lambda: False
+) -> bool:
     """Ends all of them together, within grace_s plus KILL_TIMEOUT_S seconds, and tells whether nothing of them runs any
     more.
 
-    grace_s: between SIGTERM and SIGKILL; 0 sends only SIGKILL. A worker that was asked to end before gets no SIGTERM.
+    grace_s: between SIGTERM and SIGKILL; 0 sends only SIGKILL. A worker that was asked to end before gets no SIGTERM,
+    and its grace counts from then on. is_hurried: asked again and again in that time, which ends when it returns True.
     The workers are reaped, and may be watched by an ExitWatch meanwhile, which still reports.
     """
     if grace_s > 0:
-        for worker in workers:
-            worker.ask_to_end(signal.SIGTERM)
-        _wait_for_leaders(workers, time.monotonic() + grace_s)
+        asked_s = max((worker.ask_to_end(signal.SIGTERM) for worker in workers), default=0.0)
+        _wait_for_leaders(workers, asked_s + grace_s, is_hurried)
     for worker in workers:
         worker.signal_group(signal.SIGKILL)
     deadline = time.monotonic() + KILL_TIMEOUT_S
@@ -44,12 +47,14 @@ def end_groups(workers: Sequence[WorkerProcess], grace_s: float) -> bool:
     return all([_wait_for_group(worker.pid, deadline) for worker in workers])
 
 
-def _wait_for_leaders(workers: Sequence[WorkerProcess], deadline: float) -> None:
+def _wait_for_leaders(
+    workers: Sequence[WorkerProcess], deadline: float, is_hurried: Callable[[], bool] = lambda: False
+) -> None:
     waiting = [fd for worker in workers if (fd := worker.duplicate_pidfd()) is not None]
     try:
         left = set(waiting)
-        while left and (remaining_s := deadline - time.monotonic()) > 0:
-            left.difference_update(readable(left, remaining_s))
+        while left and (remaining_s := deadline - time.monotonic()) > 0 and not is_hurried():
+            left.difference_update(readable(left, min(remaining_s, HURRY_POLL_S)))
     finally:
         for fd in waiting:
             os.close(fd)

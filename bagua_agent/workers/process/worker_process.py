@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 
 from bagua_agent.workers.process.stack_channel import StackChannel
 
@@ -49,7 +50,7 @@ class WorkerProcess:
         self._gate_fd = gate_fd
         self._returncode: int | None = None
         self._closed = False
-        self._asked_to_end = False
+        self._asked_to_end_s: float | None = None  # when; None: it was not
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -89,12 +90,13 @@ class WorkerProcess:
             self._signal_group(signal_number)
             return True
 
-    def ask_to_end(self, signal_number: int) -> None:
-        """Signals the whole group, once: a later call does nothing, since a second signal would interrupt the handler
-        that saves a snapshot."""
-        if not self._asked_to_end:
-            self._asked_to_end = True
+    def ask_to_end(self, signal_number: int) -> float:
+        """Signals the whole group, once: a later call sends nothing, since a second signal would interrupt the handler
+        that saves a snapshot. Returns when the signal was sent, by the monotonic clock."""
+        if self._asked_to_end_s is None:
+            self._asked_to_end_s = time.monotonic()
             self.signal_group(signal_number)
+        return self._asked_to_end_s
 
     def _signal_group(self, signal_number: int) -> None:
         try:

@@ -71,6 +71,30 @@ def test_a_worker_is_asked_to_end_once(
     assert kill_group(worker)
 
 
+def test_a_worker_that_was_asked_before_has_its_grace_from_then_on(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = workers.start(workers.script(STUBBORN))
+    workers.read_line(worker)
+    asked_s = time.monotonic() - HANG_S
+    with monkeypatch.context() as earlier:
+        earlier.setattr(time, "monotonic", lambda: asked_s)
+        worker.ask_to_end(signal.SIGTERM)
+    assert worker.ask_to_end(signal.SIGTERM) == asked_s
+    assert end_groups([worker], grace_s=HANG_S)
+    assert time.monotonic() - asked_s < 2 * HANG_S
+
+
+def test_the_grace_ends_early_for_one_in_a_hurry(workers: Workers) -> None:
+    worker = workers.start(workers.script(STUBBORN))
+    workers.read_line(worker)
+    answers = iter([False, True])
+    begin = time.monotonic()
+    assert end_groups([worker], grace_s=HANG_S, is_hurried=lambda: next(answers))
+    assert time.monotonic() - begin < HANG_S
+    assert worker.returncode == -signal.SIGKILL
+
+
 def test_immediate(workers: Workers) -> None:
     worker = workers.start(workers.script(OBEDIENT))
     workers.read_line(worker)
