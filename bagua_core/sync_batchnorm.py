@@ -99,7 +99,16 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert(cls, module: nn.Module) -> nn.Module:
-        """Returns `module` with every BatchNorm layer replaced; parameters and buffers are the same objects."""
+        """Returns `module` with every BatchNorm layer replaced; parameters and buffers are the same objects. A layer
+        with several names stays one layer."""
+        return cls._converted(module, {})
+
+    @classmethod
+    def _converted(cls, module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+        """done: what was converted so far, by the module before."""
+        if module in done:
+            return done[module]
+        done[module] = module
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             converted = cls(
                 module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
@@ -108,9 +117,11 @@ class SyncBatchNorm(_BatchNorm):
             converted.running_mean, converted.running_var = module.running_mean, module.running_var
             converted.num_batches_tracked = module.num_batches_tracked
             converted.training = module.training
+            done[module] = converted
             return converted
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert(child))
+        for name, child in list(module._modules.items()):  # named_children leaves out a child's second name
+            if child is not None:
+                setattr(module, name, cls._converted(child, done))
         return module
 
 

@@ -147,6 +147,14 @@ def test_conversion_keeps_parameters_and_buffers() -> None:
     assert any(isinstance(m, SyncBatchNorm) for m in after.modules())
 
 
+def test_a_layer_with_several_names_is_one_converted_layer() -> None:
+    layer, block = nn.BatchNorm1d(4), nn.Sequential(nn.BatchNorm1d(4))
+    model = nn.Sequential(nn.Linear(4, 4), layer, block, nn.Linear(4, 4), layer, nn.Sequential(layer), block)
+    after = SyncBatchNorm.convert(model)
+    assert isinstance(after[1], SyncBatchNorm) and after[1] is after[4] is after[5][0]
+    assert isinstance(block[0], SyncBatchNorm) and after[2] is block is after[6]
+
+
 def test_a_layer_of_no_wrapped_model_is_refused_in_a_step() -> None:
     layer = SyncBatchNorm(4, engine=FakeEngine(in_process_world(1)[0]))
     with pytest.raises(RuntimeError, match="wrap the model that contains it"):
