@@ -8,7 +8,7 @@ fails with it.
 
 All raise ValueError or TypeError before any peer is asked, MismatchedCollective if workers ask for different ones, and
 JobClosing outside steps if a worker is lost after the end of the training.
-Before its first step a worker is a world of one.
+Between two steps a worker that has not taken its first one has no peers, and the rank behind the others.
 """
 
 from __future__ import annotations

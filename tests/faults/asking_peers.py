@@ -148,7 +148,9 @@ for _ in loader.epochs(100_000):
         time.sleep(0.01)
     if bagua.get_world_size() == WORLD:
         everyone = bagua.new_group(list(range(WORLD)))
-        scenario = bagua.broadcast_object(next_scenario() if bagua.get_rank() == 0 else None)
+        scenario = bagua.broadcast_object(next_scenario() if bagua.get_rank() == 0 else -1)
+        if scenario == -1:
+            continue  # a joiner without a step in this epoch has no peers yet
         if scenario is None:
             break
         play(scenario, everyone)

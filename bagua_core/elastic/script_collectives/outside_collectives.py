@@ -72,6 +72,9 @@ class Steps(StepReductions, Protocol):
     def newcomers(self) -> frozenset[int]:
         """Ranks that copy the state beside the first step of the generation, and take part in nothing before it."""
 
+    def replica_place(self) -> tuple[int, int]:
+        """Returns the rank of this worker's replica and the number of replicas, as the script sees them."""
+
     def joiner_left_out(self) -> None:
         """Called when a collective of the step has left out what a worker in its first step brings."""
 
@@ -135,12 +138,13 @@ class OutsideCollectives:
         self._before_loop.join()
         if self._before_loop.is_late:
             raise self._before_loop.refuse("a group before the loop")
-        if self._member.place_left_out is not None:
+        if self._is_alone:
             rank, size = self._place_alone(across_replicas=False)
             absent = [f"rank {r} of a job that went on" for r in range(size)]
-            return WorkerGroup.of(absent, absent[rank], ranks)
-        if self._is_alone:
-            return WorkerGroup.of(None, "", ranks)
+            made = WorkerGroup.of(absent, absent[rank], ranks)
+            if self._member.place_left_out is not None or made.rank is None:
+                return made
+            return replace(made, workers=None)
         return WorkerGroup.of(self._workers(), self._own_id, ranks)
 
     # -- who takes part
@@ -154,12 +158,11 @@ class OutsideCollectives:
 
     def _place_alone(self, across_replicas: bool) -> tuple[int, int]:
         """Returns the rank and the world size that a worker without peers has in its script."""
-        left_out, replica = self._member.place_left_out, self._member.replica
-        if left_out is None:
-            return 0, 1
+        replica = self._member.replica
+        replica_rank, replicas = self._steps.replica_place()
         if across_replicas or replica is None:
-            return left_out
-        return left_out[0] * replica.size + replica.shard_rank, left_out[1] * replica.size
+            return replica_rank, replicas
+        return replica_rank * replica.size + replica.shard_rank, replicas * replica.size
 
     def _workers_in(self, replicas: frozenset[int]) -> frozenset[int]:
         """Returns the global ranks of the workers in `replicas`."""

@@ -23,8 +23,8 @@ MEETING_TAG = 1 << 22
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
     """A script's own group of workers. rank: this worker's place in the group, None if it is not in it. workers: ids by
-    rank; None for a group of this worker alone, made before it was a member of anything. ranks: as the script named
-    them."""
+    rank; None for a group without peers, made in a world of one or before this worker's first step. ranks: as the
+    script named them."""
 
     ranks: tuple[int, ...]
     workers: tuple[str, ...] | None
@@ -36,7 +36,7 @@ class WorkerGroup:
 
     @staticmethod
     def of(present: Sequence[str] | None, own_id: str, ranks: Sequence[int] | None) -> WorkerGroup:
-        """Returns the group of `ranks`. present: worker ids by rank, None before the first step. ranks: default all.
+        """Returns the group of `ranks`. present: worker ids by rank, None in a world of one. ranks: default all.
         Raises ValueError."""
         world_size = 1 if present is None else len(present)
         chosen = tuple(range(world_size)) if ranks is None else tuple(sorted(ranks))
@@ -45,7 +45,7 @@ class WorkerGroup:
         if chosen[0] < 0 or chosen[-1] >= world_size:
             raise ValueError(
                 f"a group of the ranks {list(chosen)} in a world of {world_size}: ranks go from 0 to "
-                f"{world_size - 1}. Before its first step a worker is alone, so make groups in steps or after one"
+                f"{world_size - 1}"
             )
         if present is None:
             return WorkerGroup(chosen, None, 0)

@@ -72,7 +72,8 @@ class ScriptRanks(RoundEnd):
 
     def place_of_script(self) -> tuple[int, int]:
         """Returns rank and world size as the script should see them: between steps, those of the collectives that it
-        can take part in there, which leave joiners out until their first step. Before the loop, see before_loop.py."""
+        can take part in there. These leave joiners out until their first step; a joiner has the rank behind the others
+        until then. Before the loop, see before_loop.py."""
         if self._before_loop is not None:
             self._before_loop.join()
             late = self._before_loop.place()
@@ -101,10 +102,11 @@ class ScriptRanks(RoundEnd):
             return left_out
         if self.in_step or not self.newcomers:
             return self.global_rank, self.world_size
+        others = self.world_size - len(self.newcomers)
         if self.global_rank in self.newcomers:
-            return 0, 1
+            return others, others + 1  # behind the others, so it does nothing that rank 0 does for all
         before = sum(1 for r in self.newcomers if r < self.global_rank)
-        return self.global_rank - before, self.world_size - len(self.newcomers)
+        return self.global_rank - before, others
 
     def join_before_loop(self) -> None:
         """Joins the job, if this process was launched, so that the worker has ranks from now on."""

@@ -101,7 +101,7 @@ class ElasticAccelerator(Accelerator):
     def _follow_ranks(self) -> None:
         """Puts the ranks into accelerate's shared state, by which its loggers, print() and save() decide."""
         engine = runtime.engine()
-        # Before its first step a joiner has rank 0 of the collectives between steps, which it is alone in.
+        # Between steps a joiner has the rank behind the others; what is kept here counts in its first step too.
         rank = engine.plan.global_rank if engine.joining else self.process_index
         for state in (PartialState(), AcceleratorState()):
             state.process_index = rank

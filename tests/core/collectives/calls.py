@@ -18,14 +18,9 @@ def acting(act: Callable[[Worker], Any]) -> Callable[[Worker], Any]:
     """`act` as the script of that worker: bagua's functions are its own in this thread."""
 
     def as_script(worker: Worker) -> Any:
-        def place() -> tuple[int, int]:
-            workers = worker.collectives._workers()
-            own = worker.collectives._own_id
-            return (workers.index(own), len(workers)) if own in workers else worker.place_left_out or (0, 1)
-
         worker.thread.engine = SimpleNamespace(  # type: ignore[attr-defined]
             collectives=worker.collectives,
-            place_of_script=place,
+            place_of_script=worker.place_of_script,
             replica_place=worker.replica_place,
             has_fillers=worker.has_fillers,
         )

@@ -12,7 +12,7 @@ import torch
 
 import bagua_core as bagua
 from bagua_core.elastic.state.state_codec import StateCodecError
-from tests.core.collectives.calls import CALLS, ROOT, ROOTED, acting, expected, plain, rank_of
+from tests.core.collectives.calls import CALLS, ROOT, acting, expected, plain, rank_of
 from tests.core.elastic.worlds_of_workers import Job, Worker, run
 
 # -- what each gives
@@ -169,21 +169,18 @@ def test_what_cannot_travel_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", list(CALLS))
-def test_before_its_first_step_a_worker_is_alone(name: str) -> None:
-    job = Job(2)
-    newcomer = job.workers[1]
-    newcomer.newcomers = frozenset({1})
+def test_before_its_first_step_a_joiner_has_no_peers_and_is_no_root(name: str) -> None:
+    """Its rank is behind the job's workers, so it does nothing that is done once."""
+    job = Job(3)
+    newcomer = job.workers[0]  # whatever rank it has in its first step
+    newcomer.newcomers = frozenset({0})
 
     def act(worker: Worker) -> Any:
-        call = CALLS[name]
-        if name in ROOTED:
-            with pytest.raises(ValueError, match="rank 1 is not among the 1"):
-                call(0, 1)
-            return None
-        return plain(call(0, 1))
+        assert worker.place_of_script() == (2, 3)
+        return plain(CALLS[name](2, 3))
 
-    result = acting(act)(newcomer)  # the other never comes
-    assert name in ROOTED or result == expected(name, 0, 1)
+    result = acting(act)(newcomer)  # the others never come
+    assert (result is None) == (name in ("reduce", "gather", "barrier"))
 
 
 def test_outside_steps_newcomers_are_left_out_and_ranks_are_without_them() -> None:
@@ -193,11 +190,20 @@ def test_outside_steps_newcomers_are_left_out_and_ranks_are_without_them() -> No
 
     def act(worker: Worker) -> Any:
         if rank_of(worker) == 1:
-            return bagua.allgather(torch.tensor(7)).tolist()
+            group = bagua.new_group([0, 2])
+            assert (group.rank, group.size) == (1, 2)
+            assert bagua.allgather(torch.tensor(7), group=group).tolist() == [7, 7]
+            assert bagua.gather(torch.tensor(7), 0) is None
+            others, place = bagua.new_group([0, 1]), worker.replica_place()
+            worker.in_step = True  # in its steps too the groups that it made before have no peers
+            assert bagua.allgather(torch.tensor(7), group=group).tolist() == [7, 7]
+            with pytest.raises(ValueError, match="not in the group"):
+                bagua.barrier(others)
+            return place
         gathered = bagua.gather(torch.tensor(rank_of(worker)), 1)
         return None if gathered is None else gathered.tolist()
 
-    assert run(job, acting(act)) == [None, [7], [0, 2]]
+    assert run(job, acting(act)) == [None, (2, 3), [0, 2]]
 
 
 def test_what_a_caller_gets_wrong_is_said_before_any_peer_is_asked() -> None:

@@ -15,6 +15,7 @@ from bagua_core.elastic.replica.own_replica import Outcome, OwnReplica
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
 from bagua_core.elastic.script_collectives.outside_collectives import OutsideCollectives
 from bagua_core.elastic.state.committed_state import CommittedState
+from bagua_core.elastic.step.script_ranks import ScriptRanks
 from bagua_core.elastic.waiting.operation_trail import OperationTrail
 from tests.core.communication.in_process import InProcessCommunicator, build_in_process
 from tests.core.communication.worlds import DEADLINE_S, run_ranks
@@ -57,9 +58,10 @@ class Worker:
         self.fails_after: set[int] = set()
         self.waits = 0
         me: Any = self
-        self.before_loop = BeforeLoop(me)
-        self.before_loop.boundary()
-        self.collectives = OutsideCollectives(me, self.state, me, self.before_loop)
+        self.member = me
+        self._before_loop = BeforeLoop(me)
+        self._before_loop.boundary()
+        self.collectives = OutsideCollectives(me, self.state, me, self._before_loop)
 
     @property
     def session(self) -> Any:
@@ -102,8 +104,21 @@ class Worker:
 
     def replica_place(self) -> tuple[int, int]:
         """As ScriptRanks.replica_place."""
-        shards, own = self.collectives._workers(across_replicas=True), self.collectives._own_id
-        return (shards.index(own), len(shards)) if own in shards else self.place_left_out or (0, 1)
+        return ScriptRanks.replica_place(self.member)
+
+    def shard_place(self) -> tuple[int, int]:
+        return (0, 1) if self.replica is None else self.replica.place
+
+    def place_of_script(self) -> tuple[int, int]:
+        return ScriptRanks.place_of_script(self.member)
+
+    @property
+    def global_rank(self) -> int:
+        return 0 if self.lane is None else self.lane.global_rank
+
+    @property
+    def world_size(self) -> int:
+        return 1 if self.lane is None else self.lane.world_size
 
     def break_generation(self, error: Exception) -> None:
         self.broken = True

@@ -54,6 +54,9 @@ class Steps:
         self.operations: list[int] = []
         self.left_out = 0
 
+    def replica_place(self) -> tuple[int, int]:
+        return self.plan.global_rank, self.plan.world_size
+
     def joiner_left_out(self) -> None:
         self.left_out += 1
 
