@@ -208,8 +208,13 @@ class Guardian:
             self._tell(message)
 
     def stop(self) -> None:
-        """Ends the guardian. It kills the groups that are still registered, and removes the directories."""
+        """Ends the guardian. It kills the groups that are still registered, and removes the directories. A
+        guardian that was killed is replaced for that, if this host has a process and memory for it by now."""
         with self._lock:
+            if self._started and (self._process is None or self._process.poll() is not None):
+                if self._process is not None:
+                    self._bury(self._process)
+                self._replace()
             process, self._process, self._started = self._process, None, False
             self._groups.clear()
             self._directories.clear()
@@ -243,7 +248,7 @@ class Guardian:
         old.stdin.close()
         old.kill()
         old.wait(STOP_TIMEOUT_S)
-        log.warning("the guardian (pid %d) is gone with code %s; another is started", old.pid, old.returncode)
+        log.warning("the guardian (pid %d) is gone with code %s", old.pid, old.returncode)
 
     def _replace(self) -> None:
         try:

@@ -108,6 +108,11 @@ def test_a_killed_guardian_is_replaced_and_knows_everything(workers: Workers, gu
         wait_until(lambda worker=worker: worker.reap() == -signal.SIGKILL, "group killed")  # type: ignore[misc]
 
 
+def refuse() -> None:
+    """Stands for a start of a process on a host that is short of memory."""
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
 def test_a_killed_guardian_that_cannot_be_replaced_at_once_is_replaced_later(
     workers: Workers, guardian: Guardian, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,9 +124,6 @@ def test_a_killed_guardian_that_cannot_be_replaced_at_once_is_replaced_later(
     assert before is not None
     os.kill(before, signal.SIGKILL)
     wait_until(lambda: not is_running(before), "guardian killed")
-
-    def refuse() -> None:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     with monkeypatch.context() as short_of_memory:
         short_of_memory.setattr(Guardian, "_launch", staticmethod(refuse))
@@ -135,6 +137,29 @@ def test_a_killed_guardian_that_cannot_be_replaced_at_once_is_replaced_later(
     for worker in (kept, new):
         wait_until(lambda worker=worker: worker.reap() == -signal.SIGKILL, "group killed")  # type: ignore[misc]
     assert ended.reap() is None
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "unnoticed"])
+def test_the_end_cleans_up_although_the_guardian_was_killed(
+    workers: Workers, guardian: Guardian, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noticed: bool
+) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    guardian.remove_directory(runtime)
+    worker = workers.start(workers.script("import signal\nsignal.pause()\n"))
+    before = guardian.pid
+    assert before is not None
+    if not noticed:
+        guardian.register(worker.pid)
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: not is_running(before), "guardian killed")
+    if noticed:
+        with monkeypatch.context() as short_of_memory:
+            short_of_memory.setattr(Guardian, "_launch", staticmethod(refuse))
+            guardian.register(worker.pid)
+    guardian.stop()
+    wait_until(lambda: worker.reap() == -signal.SIGKILL, "group killed")
+    assert not runtime.exists()
 
 
 def test_the_runtime_directory_goes_and_what_was_logged_stays(guardian: Guardian, tmp_path: Path) -> None:
