@@ -164,11 +164,11 @@ class ModelTensors:
 
     # -- a step
 
-    def snapshot(self, *, watches: bool, used: Collection[int] = ()) -> None:
+    def snapshot(self, *, watches: bool, used: Collection[int] | None = ()) -> None:
         """Takes the snapshot of a step that begins.
 
         watches: look for parameters that the script changes. used: ids of the parameters whose gradients an optimizer
-        has used in the step before.
+        has used in the step before; None: gradients are not copied.
         """
         live = self.volatile()
         kept = self._values
@@ -186,6 +186,15 @@ class ModelTensors:
         # scripts leave used ones only, which a step clears or adds to: their copies are made where a backward adds.
         self._gradients = self._before_fillers = None  # first, so that there are never copies of two steps
         self._late_gradients = set()
+        if used is not None:
+            self._gradients = self._unused_copies(used)
+        if watches and self.learns:
+            self._watch.begin({n: p for n, p in self._parameters.items() if n not in self._learned})
+        else:
+            self._watch.end()
+
+    def _unused_copies(self, used: Collection[int]) -> dict[str, torch.Tensor]:
+        """Returns copies of the gradients of parameters that are not in `used`, and notes the names of the others."""
         copies = {}
         for name, parameter in self._parameters.items():
             if parameter.grad is None:
@@ -194,11 +203,7 @@ class ModelTensors:
                 self._late_gradients.add(name)
             else:
                 copies[name] = parameter.grad.detach().clone()
-        self._gradients = copies
-        if watches and self.learns:
-            self._watch.begin({n: p for n, p in self._parameters.items() if n not in self._learned})
-        else:
-            self._watch.end()
+        return copies
 
     def find_changed(self) -> dict[str, torch.Tensor]:
         """Returns the parameters that the script was found to change in this step; from now on they are volatile.

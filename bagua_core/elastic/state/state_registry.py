@@ -125,13 +125,13 @@ class StateRegistry:
     # -- a step
 
     @torch.no_grad()
-    def snapshot(self) -> None:
+    def snapshot(self, *, with_gradients: bool = True) -> None:
         """Remembers what a failed step gets back: volatile tensors, unused gradients, learning rates and registered
-        states."""
+        states. with_gradients: False where no step fails alone, as within a round."""
         self._has_gradients = False
         self.boundary.step_begins()
         for model in self.models:
-            model.snapshot(watches=self.watches, used=self._moved_last)
+            model.snapshot(watches=self.watches, used=self._moved_last if with_gradients else None)
         self._snapshot_group_objects = [list(o.param_groups) for o in self.optimizers]
         self._snapshot_groups = [[_hyperparameters(g) for g in o.param_groups] for o in self.optimizers]
         if self.registered:

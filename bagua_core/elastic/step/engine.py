@@ -278,7 +278,7 @@ class Engine(ScriptRanks):
                     self._checkpoints.write(self.plan.active_index, self.plan.active_count)
                     if self._reports is not None:
                         self._reports.spent(TimeUse.CHECKPOINT, begin_s)
-            self.registry.snapshot()
+            self.registry.snapshot(with_gradients=self.registry.watches and self.rounds is None)
             self.state.resume_point_is_current = True
 
     def _seed_generators(self) -> None:

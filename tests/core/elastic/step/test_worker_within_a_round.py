@@ -132,6 +132,14 @@ def test_what_others_copy_of_it_has_no_local_step(worker: InRound, monkeypatch: 
         assert seen.pop() == expected and worker.weight == local
 
 
+def test_the_resume_point_of_a_round_copies_no_gradients(worker: InRound) -> None:
+    """A local step does not fail by itself, so no step is done again with them."""
+    (tensors,) = worker.engine.registry.models
+    assert any(p.grad is not None for p in worker.model.parameters())
+    worker.engine._resume_point()
+    assert tensors._gradients is None
+
+
 def test_outside_the_loop_it_saves_the_model_with_which_the_round_began(
     worker: InRound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
