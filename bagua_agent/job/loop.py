@@ -29,7 +29,7 @@ from bagua_agent.history import job_history
 from bagua_agent.job.assembly import job_parts, lifecycle_of_workers, node_parts
 from bagua_agent.job.batching import InboxReader
 from bagua_agent.job.create_or_join import find_job, key_pair_is_current, size_policy_of
-from bagua_agent.job.loop_watch import STUCK_AFTER_S, LoopWatch
+from bagua_agent.job.loop_watch import LoopWatch, stuck_line
 from bagua_agent.job.messages import (
     Gathered,
     KeyPairReplaced,
@@ -125,14 +125,13 @@ class JobLoop:
         self._watch.stop()
         return self._end(ending)
 
-    def _is_stuck(self) -> None:
-        """Gives up the lead, which the lease would keep while the loop waits. Runs in the watch's thread: the loop's
-        own state follows when it sees the key gone."""
+    def _is_stuck(self, is_first: bool) -> None:
+        """Gives up the lead, which the lease would keep while the loop waits. is_first: in this wait.
+
+        Runs in the watch's thread: the loop's own state follows when it sees the key gone."""
         self._job.leased.remove(self._job.keys.leader)
-        self._terminal.tell(
-            f"this agent's loop has waited for {STUCK_AFTER_S:g} s or more, as for a file system that does not answer: "
-            "the others go on without this node until it does"
-        )
+        if is_first:
+            self._terminal.tell(stuck_line(alone=len(self._seen.view.agents) <= 1))
 
     def _open_store(self) -> bool:
         """Opens the store. Returns False if a signal came first."""

@@ -20,6 +20,14 @@ _STUCK_TICKS = round(STUCK_AFTER_S / TICK_S)
 _THREAD_ENDS_S = 5.0
 
 
+def stuck_line(*, alone: bool) -> str:
+    """Returns the line for the terminal. alone: the job has no other node."""
+    waited = f"this agent's loop has waited for {STUCK_AFTER_S:g} s or more, as for a file system that does not answer"
+    if alone:
+        return f"{waited}: the job starts no worker and forms no generation until it goes on"
+    return f"{waited}: the others may go on without this node until it does"
+
+
 class LoopWatch:
     """Tells other threads whether the loop is stuck, between `start` and `stop`."""
 
@@ -48,15 +56,16 @@ class LoopWatch:
         return self._ticks > 0 and self._ticks % _STUCK_TICKS == 0
 
     def start(
-        self, on_stuck: Callable[[], object], on_failed: Callable[[Failed], object] = lambda failed: None
+        self, on_stuck: Callable[[bool], object], on_failed: Callable[[Failed], object] = lambda failed: None
     ) -> None:
-        """Starts the thread. on_stuck: called from it whenever `tick` returns true. on_failed: the same has raised, and
-        the loop is watched no more."""
+        """Starts the thread. on_stuck(is_first): called from it whenever `tick` returns true; is_first: for the first
+        time since the last turn. on_failed: called from the thread if it has failed or on_stuck has raised; the loop is
+        watched no more."""
 
         def run() -> None:
             while not self._stopping.wait(self._tick_s):
                 if self.tick():
-                    on_stuck()
+                    on_stuck(self._ticks == _STUCK_TICKS)
 
         def ended(end: OperationEnd[None]) -> None:
             if isinstance(end, Failed):

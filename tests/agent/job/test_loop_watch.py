@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from bagua_agent.job.loop_watch import STUCK_AFTER_S, TICK_S, LoopWatch
+from bagua_agent.job.loop_watch import STUCK_AFTER_S, TICK_S, LoopWatch, stuck_line
 from bagua_agent.workers.start.warm_parent import FORK_TIMEOUT_S
 from tests.lab.wait import HANG_S
 
@@ -37,10 +37,23 @@ def test_no_wait_of_a_turn_that_we_bound_is_as_long() -> None:
     assert STUCK_AFTER_S >= 2 * FORK_TIMEOUT_S
 
 
+def test_the_line_speaks_of_other_nodes_only_where_there_are_some() -> None:
+    assert "the others may go on without this node" in stuck_line(alone=False)
+    assert "others" not in stuck_line(alone=True)
+
+
 def test_the_thread_tells_and_ends() -> None:
-    watch, stuck = LoopWatch(tick_s=0.001), threading.Event()
+    watch, third = LoopWatch(tick_s=0.001), threading.Event()
+    told: list[bool] = []
+
+    def is_stuck(is_first: bool) -> None:
+        told.append(is_first)
+        if len(told) == 3:
+            third.set()
+
     before = set(threading.enumerate())
-    watch.start(stuck.set)
-    assert stuck.wait(HANG_S) and watch.is_stuck
+    watch.start(is_stuck)
+    assert third.wait(HANG_S) and watch.is_stuck
+    assert told[:3] == [True, False, False]
     watch.stop()
     assert set(threading.enumerate()) <= before and not watch.is_stuck
