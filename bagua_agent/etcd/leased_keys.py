@@ -66,7 +66,14 @@ class StoreBack:
     pass
 
 
-LeaseEvent = LeaseGranted | LeaseLapsed | StoreAway | StoreBack
+@dataclass(frozen=True, slots=True)
+class KeepingEnded:
+    """The thread that keeps the keys has failed for good: the lease ends, and no key is written again."""
+
+    reason: str
+
+
+LeaseEvent = LeaseGranted | LeaseLapsed | StoreAway | StoreBack | KeepingEnded
 
 
 class _Replaced(BaguaError):
@@ -264,7 +271,7 @@ class LeasedKeys:
     def _ended(self, end: OperationEnd[None]) -> None:
         if isinstance(end, Failed):
             log.error("the keys of this process are not kept up any more: %s", end.reason)
-            self._tell(StoreAway(end.reason))
+            self._tell(KeepingEnded(end.reason))
 
     def _run(self) -> None:
         failed = 0

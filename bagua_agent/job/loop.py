@@ -23,7 +23,7 @@ from bagua_agent.base.messages import HealthAsked, HelperFailed, SignalCame, Wor
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.base.sizes import ANY_SIZE
 from bagua_agent.config.job_config import JobConfig, launcher_variables
-from bagua_agent.etcd.leased_keys import LeaseGranted, LeaseLapsed, StoreAway, StoreBack
+from bagua_agent.etcd.leased_keys import KeepingEnded, LeaseGranted, LeaseLapsed, StoreAway, StoreBack
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history import job_history
 from bagua_agent.job.assembly import job_parts, lifecycle_of_workers, node_parts
@@ -250,6 +250,8 @@ class JobLoop:
                         self._outage.keys_away(reason, now_s, self._job)
                     case StoreBack():
                         self._outage.keys_back(self._job)
+                    case KeepingEnded(reason):
+                        self._outage.keeping_ended(reason, self._job)
             case KeyPairReplaced():
                 self._key_pair_replaced()
             case LeadershipReported():

@@ -26,6 +26,13 @@ def keys_away(reason: str) -> str:
     return f"etcd does not take this node's keys, so the node may count as lost; it is tried again. {reason}"
 
 
+def keeping_ended(reason: str) -> str:
+    return (
+        "this agent can't keep its keys in etcd any more, so the node counts as lost once its lease has ended; start "
+        f"it again. {reason}"
+    )
+
+
 class StoreOutage:
     """Follows the outages of etcd; begins connected. count: of outages. leading: the leader's word is enough, so it
     writes both ends of an outage into the history."""
@@ -88,6 +95,11 @@ class StoreOutage:
         if self._told_keys_away:
             self._told_keys_away = False
             job.terminal.tell(KEYS_BACK)
+
+    def keeping_ended(self, reason: str, job: JoinedJob) -> None:
+        """Notes that this node's leased keys are kept up no more, and that nothing tries it again."""
+        job.timers.cancel(_TIMER)
+        job.terminal.tell(keeping_ended(reason))
 
     def _tell_keys_away(self, reason: str, now_s: float, job: JoinedJob) -> None:
         if not self.connected:  # that was told

@@ -37,7 +37,7 @@ from bagua_agent.etcd.connection import StoreConfig
 from bagua_agent.etcd.endpoints import parse_endpoint
 from bagua_agent.etcd.failures import CallFailed
 from bagua_agent.etcd.keys import JobKeys
-from bagua_agent.etcd.leased_keys import LeasedKeys, StoreAway
+from bagua_agent.etcd.leased_keys import KeepingEnded, LeasedKeys, StoreAway
 from bagua_agent.etcd.login import Login
 from bagua_agent.etcd.mirror import PrefixMirror
 from bagua_agent.etcd.server.hosted import HostedEtcd
@@ -369,7 +369,7 @@ def scheduling(place: Place) -> None:
 def keeping_leased_keys(place: Place) -> None:
     leased = LeasedKeys(cast(Any, SimpleNamespace(lease_grant=place.fail)), 1.0, place.events.put)
     outage = place.events.get(timeout=DEADLINE_S)
-    assert isinstance(outage, StoreAway)
+    assert isinstance(outage, StoreAway if isinstance(place.error, Exception) else KeepingEnded)
     leased.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 from bagua_agent.base.errors import InternalError, UserError
 from bagua_agent.etcd.client import KeepAlive, KeyValue, Store
 from bagua_agent.etcd.leased_keys import (
+    KeepingEnded,
     LeasedKeys,
     LeaseEvent,
     LeaseGranted,
@@ -54,6 +55,20 @@ def test_keys_whose_renewals_are_held_go_and_come_back(unix_server: Server, make
         assert LeaseLapsed in kinds(events.calls)
     finally:
         keys.close()
+
+
+def test_a_thread_that_ends_for_good_says_so(
+    unix_server: Server, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(keys: LeasedKeys) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(LeasedKeys, "_work", end)
+    events = Recorder[LeaseEvent]()
+    keys = LeasedKeys(make_store(unix_server.endpoint), 30, events)
+    events.wait_for(bool, HANG_S)
+    keys.close()
+    assert kinds(events.calls) == [KeepingEnded]
 
 
 def test_a_put_is_written_at_once(unix_server: Server, make_store: MakeStore, keep: Keep) -> None:

@@ -12,6 +12,7 @@ from bagua_agent.job.store_outage import (
     KEYS_BACK,
     STUCK,
     StoreOutage,
+    keeping_ended,
     keys_away,
 )
 from bagua_agent.job_state.context import JoinedJob
@@ -101,6 +102,15 @@ def test_keys_that_etcd_takes_soon_are_not_told_of() -> None:
     terminal.outage.keys_back(terminal.job)
     terminal.pass_time(1000.0)
     assert terminal.said == []
+
+
+def test_keys_that_nothing_tries_to_keep_are_told_of_at_once() -> None:
+    terminal = Terminal()
+    terminal.outage.keys_away("no answer within 15 s", 1.0, terminal.job)
+    terminal.outage.keeping_ended("SystemExit: 3", terminal.job)
+    terminal.pass_time(1000.0)
+    assert terminal.said == [keeping_ended("SystemExit: 3")]
+    assert "tried again" not in terminal.said[0] and "start it again" in terminal.said[0]
 
 
 def test_keys_in_an_outage_are_told_of_only_if_they_outlast_it() -> None:
