@@ -39,7 +39,9 @@ from bagua_core.elastic.script_collectives.members_changed import (
 from bagua_core.elastic.script_collectives.requests import (
     Allgather,
     Allreduce,
+    Gather,
     Message,
+    Reduce,
     Request,
     Result,
     Wait,
@@ -325,6 +327,8 @@ class OutsideCollectives:
                     continue
                 if member.generation is None or (finishing and member.is_closed):
                     log.returned()
+                    if isinstance(request, (Gather, Reduce)):
+                        return []  # as on a rank that is no root: it is behind the others now
                     return request.own(
                         workers.index(own_id) if own_id in workers else 0,
                         max(1, len(workers)),

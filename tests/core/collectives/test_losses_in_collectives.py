@@ -202,6 +202,23 @@ def test_a_worker_that_the_job_goes_on_without_is_warned_and_is_not_rank_0(
     assert capsys.readouterr().err.count("the job went on without this worker") == 1
 
 
+@pytest.mark.parametrize("call", [bagua.gather, bagua.reduce])
+def test_a_root_that_the_job_goes_on_without_has_no_result(call: Callable[..., torch.Tensor | None]) -> None:
+    """As no other rank has one: the others raise, and what the root would have is made of its own input alone."""
+    job = Job(3)
+
+    def act(worker: Worker) -> torch.Tensor | None:
+        if rank_of(worker) > 0:
+            with pytest.raises(bagua.PeerLostError):
+                call(torch.ones(1), 0)
+            return None
+        job.lose("w0")
+        worker.break_generation(CollectiveFailed("its peers closed their connections"))
+        return call(torch.ones(1), 0)
+
+    assert run(job, acting(act)) == [None] * 3
+
+
 def test_a_message_to_a_lost_worker() -> None:
     job = Job(3)
     receiver = job.workers[0]
