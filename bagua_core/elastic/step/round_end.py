@@ -100,8 +100,9 @@ class RoundEnd(StepEnd):
 
     @contextmanager
     def at_round_begin(self) -> Iterator[None]:
-        """Gives the models, within this context, the parameters with which the round under way began. A checkpoint, or
-        a copy for another worker, has no local step of a round whose samples its book calls unused."""
+        """Gives the models, within this context, the parameters with which the round under way began. Parameters and
+        buffers in a checkpoint, or in a copy for another worker, then have no local step of a round whose samples its
+        book calls unused. The inner optimizers' state has these steps: each worker keeps its own."""
         guard = self.state.guard  # no other thread reads the state in the middle of these changes
         with ExitStack() as models:
             with guard.held():

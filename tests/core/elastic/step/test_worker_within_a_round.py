@@ -1,5 +1,5 @@
-"""A worker within a round: what it has trained is in no copy, no checkpoint, and not in what it brings when it joins
-again."""
+"""A worker within a round: the parameters in a copy or a checkpoint have none of its local steps, and it brings none of
+them when it joins again. The state of its optimizer has them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ def test_a_copy_tells_the_models_that_they_were_replaced(worker: InRound) -> Non
     assert worker.replaced == 1 and not worker.rounds.has_work
 
 
-def test_what_others_copy_of_it_has_no_local_step(worker: InRound, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parameters_that_others_copy_of_it_have_no_local_step(
+    worker: InRound, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their book says that these samples are unused, and they lease them again if this worker is lost."""
     assert worker.engine.copying is not None
     (model,) = worker.engine.inputs.models
