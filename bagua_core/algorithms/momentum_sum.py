@@ -105,7 +105,7 @@ class _Before:
     moments: BucketMoments
     weight: float
 
-    def put_back(self, after: _Kept, elements: slice) -> None:
+    def put_back(self, after: _Kept, elements: Sequence[slice]) -> None:
         """Gives `after` the c and S of these elements."""
         if self.kept is not None:
             sums, own = self.kept.sums, self.kept.contribution
@@ -113,9 +113,10 @@ class _Before:
             sums, own = torch.empty_like(after.sums), torch.empty_like(after.sums)
             self.moments.begin(1.0, sums)
             self.moments.begin(self.weight, own)
-        after.sums[elements] = sums[elements]
-        if after.contribution is not None:
-            after.contribution[elements] = 0.0 if own is None else own[elements]
+        for part in elements:
+            after.sums[part] = sums[part]
+            if after.contribution is not None:
+                after.contribution[part] = 0.0 if own is None else own[part]
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ class _Phase:
     asks: bool = False
     before: dict[int, _Before] = field(default_factory=dict)
     kept: dict[int, _Kept] = field(default_factory=dict)
-    discarded: list[tuple[int, slice]] = field(default_factory=list)
+    discarded: dict[int, Sequence[slice]] = field(default_factory=dict)
     late: dict[int, _Late | None] = field(default_factory=dict)
     undecoded: list[Callable[[], None]] = field(default_factory=list)
 
@@ -180,14 +181,14 @@ class MomentumSum(SumWithFeedback):
         is_warm = has_state and self._optimizer.is_warm(self._parameters)
         self._phase = _Phase(has_state, is_warm, asks=bool(plan.healing))
 
-    def discard(self, number: int, elements: slice) -> None:
-        self._phase.discarded.append((number, elements))
+    def discard(self, number: int, elements: Sequence[slice]) -> None:
+        self._phase.discarded[number] = elements
 
     def reduced(self) -> None:
         phase, self._phase = self._phase, _Phase()
         for decode in phase.undecoded:
             decode()
-        for number, elements in phase.discarded:
+        for number, elements in phase.discarded.items():
             if number in phase.kept:
                 self._put_back(phase, number, elements)
         super().reduced()
@@ -199,15 +200,15 @@ class MomentumSum(SumWithFeedback):
         self._kept = phase.kept
         self._late_when_sent.update(phase.late)
 
-    def _put_back(self, phase: _Phase, number: int, elements: slice) -> None:
+    def _put_back(self, phase: _Phase, number: int, elements: Sequence[slice]) -> None:
         phase.before[number].put_back(phase.kept[number], elements)
         late = phase.late[number]
         if number in self._late_when_sent and not _are_alike(self._late_when_sent[number], late):
             return  # the earlier E lies in other places, and went with the gradients
         if late is not None:
-            kept_before = ~late.mask[: elements.stop]
-            begin = int(kept_before[: elements.start].sum())
-            elements = slice(begin, begin + int(kept_before[elements.start :].sum()))
+            places = torch.nn.functional.pad((~late.mask).cumsum(0), (1, 0))
+            ends = torch.tensor([(part.start, part.stop) for part in elements], device=places.device)
+            elements = [slice(begin, end) for begin, end in places[ends].tolist()]
         super().discard(number, elements)
 
     def failed(self) -> None:

@@ -197,7 +197,7 @@ class SumWithFeedback(CompressedSum):
                 self._feedback.forget()
         return super().launch(communicator, bucket, number, weight)
 
-    def discard(self, number: int, elements: slice) -> None:
+    def discard(self, number: int, elements: Sequence[slice]) -> None:
         self._feedback.discard(number, elements)
 
     def reduced(self) -> None:

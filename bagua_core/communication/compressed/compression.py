@@ -11,6 +11,7 @@ hands, in another generation, the owner's error becomes a part of its own error,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 
@@ -154,7 +155,7 @@ class WithFeedback(Compression):
         step.errors[number] = None
         return None if kept is None else kept.in_place(elements)
 
-    def discard(self, number: int, elements: slice) -> None:
+    def discard(self, number: int, elements: Sequence[slice]) -> None:
         """Takes back the errors of this step for these elements of bucket `number`, since their sum is not used: what
         the step delivered of the earlier errors reached no gradient. Called before `reduced`."""
         kept, errors = self._kept.get(number), self.step.errors.get(number)
@@ -250,19 +251,22 @@ class _Errors:
             elements = self.chunks.elements
             self.worker[:elements] = kept.in_place(elements)
 
-    def take_back(self, kept: _Errors | None, elements: slice) -> None:
+    def take_back(self, kept: _Errors | None, elements: Sequence[slice]) -> None:
         """Gives these elements of the bucket the errors that `kept` has for them; zero if it is None."""
         region = self.chunks.region(self.owner)
-        own = slice(
-            max(elements.start, region.start) - region.start,
-            max(min(elements.stop, region.stop) - region.start, 0),
-        )
-        if kept is not None and kept.are_of(self.chunks, self.owner):
-            self.worker[elements] = kept.worker[elements]
-            self.owned[own] = kept.owned[own]
+        if kept is None:
+            worker, owned = torch.zeros_like(self.worker), torch.zeros_like(self.owned)
+        elif kept.are_of(self.chunks, self.owner):
+            worker, owned = kept.worker, kept.owned
         else:
-            self.worker[elements] = 0.0 if kept is None else kept.in_place(self.chunks.elements)[elements]
-            self.owned[own] = 0.0
+            worker, owned = kept.in_place(self.chunks.elements), torch.zeros_like(self.owned)
+        for part in elements:
+            own = slice(
+                max(part.start, region.start) - region.start,
+                max(min(part.stop, region.stop) - region.start, 0),
+            )
+            self.worker[part] = worker[part]
+            self.owned[own] = owned[own]
 
     def in_place(self, elements: int) -> torch.Tensor:
         """Returns both errors, each value where it belongs in the bucket: [elements]."""

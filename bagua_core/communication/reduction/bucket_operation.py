@@ -8,6 +8,7 @@ same order; a failed step leaves nothing of it in the operation, so whatever it 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from bagua_core.communication.communicator import Communicator, Pending
@@ -65,9 +66,9 @@ class BucketOperation(ABC):
         """Waits, once all buckets are done, for anything else that decides whether the step succeeds. Raises
         CollectiveFailed."""
 
-    def discard(self, number: int, elements: slice) -> None:  # noqa: B027
+    def discard(self, number: int, elements: Sequence[slice]) -> None:  # noqa: B027
         """Notes that no optimizer sees what `launch` left in these elements of bucket `number`. Called before
-        `reduced`."""
+        `reduced`, at most once for a bucket."""
 
     def reduced(self) -> None:  # noqa: B027
         """Takes over what the next step builds on: the step is final on this rank. Not called in a step that failed."""

@@ -165,11 +165,16 @@ class Contributions(Exchange):
 
     def _discard(self, indices: Iterable[int]) -> None:
         """Gives these parameters a .grad of None. What the operation left for them in the buckets is not used."""
-        for index in set(indices):
-            number = self._bucket_of[index]
+        discarded = set(indices)
+        for number in sorted({self._bucket_of[index] for index in discarded}):
             plan = self._buckets[number].plan
-            begin = plan.offsets[plan.members.index(index)]
-            self._operation.discard(number, slice(begin, begin + self._views[index].numel()))
+            elements = [
+                slice(begin, begin + self._views[index].numel())
+                for index, begin in zip(plan.members, plan.offsets, strict=True)
+                if index in discarded
+            ]
+            self._operation.discard(number, elements)
+        for index in discarded:
             self._parameters[index].grad = None
 
     def _add_own(self) -> None:

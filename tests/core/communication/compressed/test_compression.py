@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bagua_core.communication.compressed.chunks import Chunks
 from bagua_core.communication.compressed.compression import (
@@ -125,7 +128,7 @@ def test_elements_whose_sum_is_discarded_keep_their_errors(
     got[discarded] = 0.0
     for r in ranks:
         assert isinstance(r, WithFeedback)
-        r.discard(0, discarded)
+        r.discard(0, [discarded])
         r.reduced()
     after = held(ranks)
     assert before[discarded].any()
@@ -146,14 +149,34 @@ def test_elements_whose_sum_is_discarded_keep_errors_that_travelled_uncompressed
     for r in ranks:
         assert isinstance(r, WithFeedback)
         r.unsent(r.step, 0, ELEMENTS)
-        for part in parts:
-            r.discard(0, part)
+        r.discard(0, parts)
         r.reduced()
     expected = torch.zeros(ELEMENTS)
     for part in parts:
         expected[part] = before[part]
     assert expected.any()
     torch.testing.assert_close(held(ranks), expected, rtol=1e-6, atol=1e-6)
+
+
+class Clones(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += func is torch.ops.aten.clone.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_bucket_is_copied_once_for_all_its_discarded_elements() -> None:
+    """A large model may leave out thousands of parameters of one bucket."""
+    one = OneBit()
+    exchange([one], torch.randn(1, ELEMENTS, generator=RANDOM))
+    one.reduced()
+    exchange([one, OneBit()], torch.randn(2, ELEMENTS, generator=RANDOM))  # other chunks
+    with Clones() as clones:
+        one.discard(0, [slice(begin, begin + 10) for begin in range(0, 1000, 10)])
+    assert clones.count == 1
 
 
 def test_errors_that_are_handed_over_are_not_kept() -> None:
