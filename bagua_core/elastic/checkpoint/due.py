@@ -12,7 +12,7 @@ from bagua_contract.checkpoint_every import CheckpointEvery
 
 _MOST_STEPS_AHEAD = 1_000_000
 _LOOKS = 8
-"""At the least, in the time from one checkpoint to the next at an even pace. If steps become k times slower, a look
+"""Minimum number of looks between two checkpoints when steps keep their pace. If steps become k times slower, a look
 comes late by at most k of these parts."""
 _KEPT_PER_STEP = 0.99
 

@@ -119,8 +119,8 @@ def require_one_directory(
 ) -> None:
     """Checks that the run's file, which rank 0 has written, is in this member's storage too. Blocks on the disk.
 
-    Where it is not, the job's checkpoints would have their parts in several directories, and none would be whole. A
-    storage that can't be read or is not there is no other one: its parts fail, which is said.
+    Where it is not, the job's checkpoints would have their parts in several directories, and none would be whole. An
+    unreadable or missing storage passes; its writes fail and are reported.
     Raises CheckpointsUnreadable.
     """
     if not choice.is_noted:

@@ -94,7 +94,7 @@ class Writer:
         self._left_out = ""  # why the newest part was not even begun; empty: it was
         # The oldest checkpoint of which all ranks wrote their parts and that was not seen whole yet, and since when
         self._awaited: tuple[Place, float] | None = None
-        self.not_whole = ""  # why it is not whole after LISTING_LAG_S
+        self.not_whole = ""  # why a checkpoint is not whole after LISTING_LAG_S; empty: none is late
         self._whole_step = 0  # of the newest whole checkpoint, if not_whole
 
     @property

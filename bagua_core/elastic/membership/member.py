@@ -83,8 +83,10 @@ class Member(ShardMember):
 
     @property
     def place_left_out(self) -> tuple[int, int] | None:
-        """The replica rank and the number of replicas of a worker that the job went on without: behind the job's own,
-        as of a joiner before its first step, so that it does nothing that is done once. None for any other worker."""
+        """The rank behind the job's last worker, so that this worker does no rank-0 work.
+
+        As (replica rank, number of replicas), if the job went on without this worker; None otherwise.
+        """
         record = self._left_out_by
         if record is None or self.generation is not None:
             return None

@@ -79,7 +79,7 @@ def left_out(request: Request) -> str:
     """Returns the warning of a worker that the job went on without while it was in `request`."""
     return (
         f"bagua: warning: {request.asked(request.root)}: the job went on without this worker meanwhile. Until its next "
-        "step, in which it joins the job anew, a collective has no peers here and gives what this worker brought"
+        "step, in which it joins the job anew, collectives return this worker's own input"
     )
 
 
