@@ -142,7 +142,8 @@ class CacheLoader:
         return [None if value is _NOT_THERE else value for value in values]
 
     def put_many(self, values: Mapping[Any, Any]) -> None:
-        """Keeps these values, in the place of others under the same keys, and waits until they are there or refused."""
+        """Keeps these values, in the place of others under the same keys, and waits until they are there or refused. A
+        key whose new value is not kept has none afterwards, unless the store fails."""
         opened = self._cache()
         for key, value in values.items():
             self._keep(opened, key, digest_of(key), value, True)
@@ -263,5 +264,7 @@ class CacheLoader:
         except NotCacheableError as error:
             opened.counters.add(not_cacheable=1)
             opened.notices.say("type", f"the value of key {key!r} is not kept: {error}")
-            return
+            if not replaces:
+                return
+            frame = bytearray()  # removes the value before, which is not this one
         opened.write(digest, frame, replaces)

@@ -139,44 +139,66 @@ class LmdbStore:
         written = Written()
         if not all(self._mark.admits(len(item.frame)) for item in items):
             self._mark.look(self.count(), self._clock())
-        fitting = [item for item in items if self._mark.admits(len(item.frame))]
-        written.refused = len(items) - len(fitting)
-        if not fitting:
+        fitting = [item for item in items if item.frame and self._mark.admits(len(item.frame))]
+        kept_out = [item for item in items if item.frame and not self._mark.admits(len(item.frame))]
+        written.refused = len(kept_out)
+        removed = [item.key for item in items if not item.frame]
+        removed += [item.key for item in kept_out if item.replaces]
+        if not fitting and not removed:
             return written
         try:
             fcntl.flock(self._writers, fcntl.LOCK_EX)
         except OSError as error:
-            written.lost += len(fitting)
+            written.lost += len(fitting) + len(removed)
             self._notices.say("lock", f"the cache cannot be locked: {error}")
             return written
         try:
-            self._put_all(fitting, written)
+            removed += self._put_all(fitting, written)
+            self._remove(removed, written)
         finally:
             fcntl.flock(self._writers, fcntl.LOCK_UN)
         return written
 
-    def _put_all(self, items: Sequence[Item], written: Written) -> None:
+    def _put_all(self, items: Sequence[Item], written: Written) -> list[bytes]:
+        """Puts the items that there is room for. Returns the keys whose old frames a refused item was to replace."""
         if sum(len(item.frame) for item in items) <= self._free_bytes():
             try:
                 written.stored += self._put(items)
-                return
+                return []
             except lmdb.MapFullError:
                 pass  # some of them may fit
             except lmdb.Error as error:
                 self._lose(len(items), error, written)
-                return
+                return []
+        refused: list[Item] = []
         for number, item in enumerate(items):
             try:
                 if len(item.frame) > self._free_bytes():
                     # others may make room on the file system at any time, and looking costs next to nothing
                     self._refuse(len(item.frame), written, closes=False)
+                    refused.append(item)
                     continue
                 written.stored += self._put([item])
             except lmdb.MapFullError:
                 self._refuse(len(item.frame), written, closes=True)
+                refused.append(item)
             except lmdb.Error as error:
                 self._lose(len(items) - number, error, written)
-                return
+                break
+        return [item.key for item in refused if item.replaces]
+
+    def _remove(self, keys: Sequence[bytes], written: Written) -> None:
+        if not keys:
+            return
+        try:
+            with _calls.entered(), self._environment.begin(write=True) as transaction:
+                for key in keys:
+                    transaction.delete(key)
+        except lmdb.Error as error:
+            written.lost += len(keys)
+            self._notices.say(
+                "remove", f"{self._directory} keeps old values of keys that were given new ones: {error}"
+            )
 
     def _put(self, items: Sequence[Item]) -> int:
         """Puts all items, or none. Returns how many were not there. Raises lmdb.Error."""

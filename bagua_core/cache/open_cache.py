@@ -65,10 +65,13 @@ class OpenCache:
         written meanwhile is found in the store.
         """
         frames: list[Buffer | None] = [self._writer.pending(key) for key in keys]
+        removed = [index for index, frame in enumerate(frames) if frame is not None and not len(frame)]
         missing = [index for index, frame in enumerate(frames) if frame is None]
         if missing:
             for index, frame in zip(missing, self._store.read([keys[i] for i in missing]), strict=True):
                 frames[index] = frame
+        for index in removed:
+            frames[index] = None
         return frames
 
     def end_read(self) -> None:

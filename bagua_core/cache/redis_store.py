@@ -17,7 +17,7 @@ from bagua_contract.distribution import REDIS_HINT
 from bagua_core.cache.errors import CacheOptionError, MissingPartError, StoreFault
 from bagua_core.cache.fault_notices import FaultNotices
 from bagua_core.cache.redis_servers import ServerHealth, Sharding
-from bagua_core.cache.stores import Item, Usage, Written
+from bagua_core.cache.stores import Item, Usage, Written, removal
 
 if TYPE_CHECKING:
     from bagua_core.cache.frames import Buffer
@@ -178,27 +178,47 @@ class RedisServers:
         written = Written()
         by_owner: dict[int, list[Item]] = {}
         for item in items:
-            if len(item.frame) > _LARGEST_BYTES:
-                written.refused += 1
-            else:
-                by_owner.setdefault(self._owner(item.key), []).append(item)
+            is_refused = len(item.frame) > _LARGEST_BYTES
+            written.refused += is_refused
+            if not is_refused or item.replaces:
+                kept = removal(item.key) if is_refused else item
+                by_owner.setdefault(self._owner(item.key), []).append(kept)
         for owner, some in by_owner.items():
             answers = self._ask(owner, functools.partial(self._send, some))
             if answers is None:
                 written.lost += len(some)
                 continue
-            for answer in answers:
+            replaced: list[Item] = []
+            for item, answer in zip(some, answers, strict=True):
                 if isinstance(answer, Exception):
                     written.refused += 1
                     self._say_refusal(owner, answer)
+                    if item.replaces and item.frame:
+                        replaced.append(removal(item.key))
                 else:
-                    written.stored += bool(answer)
+                    written.stored += bool(answer and item.frame)
+            if replaced:
+                written.lost += self._not_removed(owner, replaced)
         return written
+
+    def _not_removed(self, owner: int, removals: Sequence[Item]) -> int:
+        """Sends removals. Returns how many of them failed."""
+        answers = self._ask(owner, functools.partial(self._send, removals))
+        if answers is None:
+            return len(removals)
+        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        for error in errors:
+            self._say_refusal(owner, error)
+        return len(errors)
 
     def _send(self, items: Sequence[Item], client: Any) -> list[Any]:
         pipeline = client.pipeline(transaction=False)
         for item in items:
-            pipeline.set(self._prefix + item.key, memoryview(item.frame), nx=not item.replaces)
+            name = self._prefix + item.key
+            if item.frame:
+                pipeline.set(name, memoryview(item.frame), nx=not item.replaces)
+            else:
+                pipeline.unlink(name)
         return list(pipeline.execute(raise_on_error=False))
 
     def _say_refusal(self, owner: int, error: Exception) -> None:

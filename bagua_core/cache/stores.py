@@ -11,16 +11,22 @@ from bagua_core.cache.frames import Buffer
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A frame to be written. replaces: overwrite the frame under this key, which is unreadable or is put anew."""
+    """A frame to be written; an empty one removes what is under the key. replaces: overwrite the frame under this key,
+    which is unreadable or is put anew. If the new frame is refused, the old one is removed."""
 
     key: bytes
     frame: bytearray
     replaces: bool = False
 
 
+def removal(key: bytes) -> Item:
+    return Item(key, bytearray(), replaces=True)
+
+
 @dataclass(slots=True)
 class Written:
-    """The numbers of items kept, refused for lack of space, and lost to a fault. Items already there don't count."""
+    """The numbers of items kept, refused for lack of space, and lost to a fault. Items already there don't count,
+    and neither do removals that succeed."""
 
     stored: int = 0
     refused: int = 0

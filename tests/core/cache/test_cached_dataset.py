@@ -352,6 +352,16 @@ def test_a_loader_by_key(room: Path) -> None:
         loader.get_many([100, 101], lambda keys: [1])
 
 
+def test_a_value_that_cannot_replace_another_leaves_none(room: Path) -> None:
+    loader = bagua.CacheLoader(dataset_name="files", directory=str(room), capacity_bytes=2 * MIB)
+    with closing(loader):
+        loader.put_many({"a": 1, "b": 2, "c": 3})
+        loader.put_many({"a": object(), "b": torch.zeros(MIB), "new": object()})
+        assert loader.peek_many(["a", "b", "c", "new"]) == [None, None, 3, None]
+        stats = loader.stats()
+        assert (stats.not_cacheable, stats.refused, stats.stored, stats.entries) == (2, 1, 3, 1)
+
+
 def test_originals_names() -> None:
     from bagua_core.torch_api.contrib import CachedDataset, CacheLoader
     from bagua_core.torch_api.contrib.cache_loader import CacheLoader as Loader

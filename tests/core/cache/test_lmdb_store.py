@@ -63,6 +63,20 @@ def test_a_frame_is_replaced_if_that_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 1000, 100_000])
+def test_a_frame_whose_replacement_is_refused_is_removed(tmp_path: Path, size: int) -> None:
+    store = opened(tmp_path, 2 * MIB)
+    count = 0
+    while not store.write([item(count, size)]).refused:
+        count += 1
+    for number in (0, 1):  # the second one is not even tried
+        key = digest_of(number)
+        written = store.write([Item(key, encode(torch.zeros(MIB), key), True)])
+        assert (written.stored, written.refused, written.lost) == (0, 1, 0)
+        assert first_value(store, number) is None
+    assert store.count() == count - 2 and first_value(store, 2) == 2
+
+
+@pytest.mark.parametrize("size", [10, 1000, 100_000])
 def test_the_capacity_is_a_bound_and_what_is_in_stays(
     tmp_path: Path, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:

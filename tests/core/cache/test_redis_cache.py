@@ -445,6 +445,18 @@ def test_the_originals_store(redis: StartRedis) -> None:
     again.shutdown()
 
 
+def test_a_value_that_cannot_replace_another_leaves_none(redis: StartRedis) -> None:
+    server = redis("--maxmemory", "4mb", "--maxmemory-policy", "noeviction")
+    store = RedisStore(hosts=[server.host])
+    store.mset({"a": 1, "b": 2, "c": 3})
+    store.set("a", object())
+    assert store.get("a") is None and store.num_keys() == 2
+    store.set("large", torch.zeros(1 << 20))
+    store.set("b", torch.zeros(1 << 20))
+    assert store.mget(["b", "c"]) == [None, 3]
+    store.shutdown()
+
+
 @given(
     st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=6, unique=True),
     st.binary(max_size=8),
