@@ -127,7 +127,7 @@ class JobCheckpoints:
         while True:
             choice = checkpointer.choose(communicator, generation.nonce, self._member.wait_unlearned)
             self._state.run = choice.run
-            if communicator.global_rank != 0 and self._writes_with_others():
+            if communicator.global_rank != 0:
                 self._beside(partial(checkpointer.require_one_directory, choice))
             if choice.place is not None:
                 restored = self._beside(partial(checkpointer.read, choice))
@@ -301,10 +301,6 @@ class JobCheckpoints:
         """Returns this worker's shard_rank, and the shards of a replica."""
         replica = self._member.replica
         return (0, 1) if replica is None else replica.place
-
-    def _writes_with_others(self) -> bool:
-        """Whether a checkpoint has parts of several workers. Of states that differ rank 0 writes its own."""
-        return self._state.registry.equal_states or self._shard()[1] > 1
 
     def _reader(self) -> Reader:
         return Reader(wanted_layouts(self._state.registry), *self._shard())

@@ -38,22 +38,6 @@ def test_a_member_that_has_another_directory_than_rank_0_is_refused(
     assert not of_first and "All nodes must see one --checkpoint-dir" in of_second
 
 
-def test_a_directory_of_rank_0_alone_is_enough_where_it_alone_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with algorithms whose workers hold different models."""
-    monkeypatch.setattr(restore, "_DELAYS_S", ())
-    record = generation(1, "w0", "w1", base=0, since=1)
-    here = [
-        Worker(settings(tmp_path / name), communicator, record)
-        for name, communicator in zip("ab", build_in_process(2, 1), strict=True)
-    ]
-    for worker in here:
-        worker.state.registry.equal_states = False
-    run_ranks(here, Worker.enter)
-    assert (tmp_path / "a" / "run-0001.json").exists() and not (tmp_path / "b" / "run-0001.json").exists()
-
-
 def test_the_file_of_a_run_may_be_seen_late(tmp_path: Path) -> None:
     pauses = []
 
