@@ -113,7 +113,7 @@ def _run(words: list[str]) -> int:
             _show(process.stdout)
             return process.wait()
         except KeyboardInterrupt:
-            _stop(process, _show, leave_limit_s(words))
+            _stop(process, _show_while_possible, leave_limit_s(words))
             raise
         except BaseException:
             _stop(process, _discard, leave_limit_s(words))  # where the caller's sys.stdout may be gone
@@ -124,6 +124,15 @@ def _show(output: IO[str]) -> None:
     for line in output:
         sys.stdout.write(line)
         sys.stdout.flush()
+
+
+def _show_while_possible(output: IO[str]) -> None:
+    """Shows the output until sys.stdout fails, and discards the rest: the Ctrl-C that stops a job ends the `tee` of its
+    output too, and the launcher must be able to go on printing."""
+    try:
+        _show(output)
+    except (OSError, ValueError):  # ValueError: a closed file
+        _discard(output)
 
 
 def _discard(output: IO[str]) -> None:
@@ -165,5 +174,5 @@ def _stop(process: subprocess.Popen[str], read: Callable[[IO[str]], None], limit
 
 
 def _kill_late(process: subprocess.Popen[str], limit_s: float) -> None:
+    process.kill()  # first: the print fails if standard error has ended too
     print(f"bagua: the job did not stop within {limit_s:g} s and is killed", file=sys.stderr)
-    process.kill()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import itertools
 import os
 import signal
@@ -10,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -17,6 +20,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import bagua_core as bagua
+from bagua_core import function_launch
 from bagua_core.errors import TrainingOver
 from bagua_core.function_launch import LEAVE_LIMIT_S, LEAVE_MARGIN_S, LaunchFailed, leave_limit_s
 from tests.lab import ledger
@@ -108,6 +112,60 @@ def test_an_interrupt_stops_the_job_and_shows_what_it_still_prints(
     assert (tmp_path / "runs").exists()
     assert "the function has put everything away" in capsys.readouterr().out
     eventually(lambda: family() <= before, 10, lambda: f"no process left: {family() - before}")
+
+
+class EndsWithTheInterrupt(io.StringIO):
+    """As a pipe to `tee`, which the same Ctrl-C ends."""
+
+    def write(self, text: str) -> int:
+        if isinstance(sys.exception(), KeyboardInterrupt):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        return super().write(text)
+
+
+def test_workers_put_everything_away_though_stdout_ends_with_the_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = family()
+
+    def waits() -> None:
+        import time
+
+        try:
+            (tmp_path / "runs").touch()
+            while True:
+                time.sleep(0.1)
+        finally:
+            for _ in range(4096):  # more than pipes and the launcher keep: ends only if it is read
+                print("x" * 1023)
+            (tmp_path / "put away").touch()
+
+    def interrupt() -> None:
+        eventually((tmp_path / "runs").exists, 60, "the function runs", 0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(sys, "stdout", EndsWithTheInterrupt())
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    with pytest.raises(KeyboardInterrupt):
+        bagua.launch(waits, nproc_per_node=1)
+    watcher.join()
+    assert (tmp_path / "put away").exists()
+    eventually(lambda: family() <= before, 10, lambda: f"no process left: {family() - before}")
+
+
+def test_a_job_that_does_not_stop_is_killed_though_nothing_can_be_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NoReader(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    process = mock.Mock()
+    monkeypatch.setattr(sys, "stderr", NoReader())
+    with pytest.raises(BrokenPipeError):
+        function_launch._kill_late(process, 60.0)
+    process.kill.assert_called_once_with()
 
 
 def test_a_worker_imports_what_the_caller_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
