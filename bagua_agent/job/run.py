@@ -105,6 +105,9 @@ def _run_as(
         # Within: a further signal must not end the process before it has put all away.
         helpers.callback(in_use.close)
         helpers.callback(shutil.rmtree, directory, ignore_errors=True)
+        # The loop and the thread that reads workers' output log too, until `close` has ended that thread. A terminal
+        # that pauses must not hold them.
+        helpers.enter_context(log_through(workers.output.say_if_open))
         helpers.callback(workers.close)
         if port is not None:
             health = health_server(port, inbox.put)
@@ -138,8 +141,6 @@ def _run_as(
                 "that are restarted after a change do not have virtual shards. Leave --deterministic out for them"
             )
         workers.start(at_once=mode is Mode.LIVE and bool(address))
-        # The loop and the thread that reads workers' output log too. A terminal that pauses must not hold them.
-        helpers.enter_context(log_through(workers.output.say_if_open))
         # Only now, beside the workers' own imports: gRPC and etcd3 take a quarter of a second.
         from bagua_agent.job.loop import JobLoop
         from bagua_agent.job.watching import open_dashboard, open_metrics, open_otel

@@ -169,10 +169,13 @@ class OutputRouter:
     def say(self, line: str) -> None:
         """Prints lines of the agent's own on stderr, in order and not inside a worker's line. They quote what others
         wrote."""
-        self.say_if_open(line)
+        self._say(line)
 
     def say_if_open(self, line: str) -> bool:
-        """Does as `say`, and returns False if the thread has ended: nothing is printed then."""
+        """Does as `say`, and returns False if the thread has not started or has ended: nothing is printed then."""
+        return self._thread.ident is not None and self._say(line)
+
+    def _say(self, line: str) -> bool:
         return self._do(lambda: self._err.add_line(plain_lines(line).encode()))
 
     def show_status(self, text: str) -> None:
@@ -242,13 +245,13 @@ class OutputRouter:
                     elif isinstance(key.data, Terminal):
                         key.data.write_some()
                     else:
+                        os.eventfd_read(self._wake_fd)
                         self._run_commands()
                 self._flush_partial_lines()
         finally:
             self._close()
 
     def _run_commands(self) -> None:
-        os.eventfd_read(self._wake_fd)
         while self._commands:
             self._commands.popleft()()
 
@@ -351,11 +354,16 @@ class OutputRouter:
             stream.file.close()
 
     def _close(self) -> None:
+        with self._wake_lock:  # first: from here on _do refuses commands that would never run
+            self._selector.unregister(self._wake_fd)
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+        self._run_commands()  # those that came after the last turn of the loop
         for stream in list(self._streams.values()):
             self._end(stream)
         for file in self._filtered.values():
             file.close()
-        with self._wake_lock:
-            os.close(self._wake_fd)
-            self._wake_fd = -1
+        self._update_interest()
+        for key, _ in self._selector.select(0):
+            key.data.write_some()  # all that is left are terminals
         self._selector.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -15,6 +16,7 @@ from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.job import loop
 from bagua_agent.job.run import MOST_RETURNS, run_job
 from bagua_agent.node.node_workers import NodeWorkers
+from bagua_agent.workers.output.router import OutputRouter
 
 LIMIT_S = 20.0
 
@@ -85,3 +87,41 @@ def test_a_signal_while_a_node_puts_its_things_away_does_not_end_it(
     config = JobConfig("job", WorkerCommand(CommandKind.SCRIPT, "train.py", ()), endpoints=("127.0.0.1:1",))
     assert run_job(config) == 3
     assert heard == [True]
+
+
+def test_what_is_logged_while_workers_are_put_away_goes_through_their_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard error may be a pipe whose reader pauses, and the thread of the output must not wait for it."""
+    said: list[str] = []
+
+    class Loop:
+        def __init__(self, *_: Any) -> None: ...
+
+        def run(self) -> int:
+            return 0
+
+        def close(self) -> None: ...
+
+    def close(workers: NodeWorkers) -> None:
+        logging.getLogger("bagua_agent.some_part").warning("put away")
+        put_away(workers)
+
+    def say(router: OutputRouter, line: str) -> bool:
+        said.append(line)
+        return True
+
+    put_away = NodeWorkers.close
+    monkeypatch.setattr(NodeWorkers, "close", close)
+    monkeypatch.setattr(OutputRouter, "say_if_open", say)
+    monkeypatch.setattr(loop, "JobLoop", Loop)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a process of its own
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    assert (
+        run_job(
+            JobConfig("job", WorkerCommand(CommandKind.SCRIPT, "train.py", ()), endpoints=("127.0.0.1:1",))
+        )
+        == 0
+    )
+    assert "bagua-launch: put away" in said

@@ -317,6 +317,40 @@ def test_the_agents_own_line(setting: Setting) -> None:
     assert re.fullmatch(r"\[n:0\]: a\nnode joined\n", setting.out.read_text())
 
 
+def test_a_line_is_refused_where_no_thread_would_print_it(setting: Setting) -> None:
+    router = OutputRouter(OutputOptions.parse(), setting.layout, out_fd=setting.fds[0], err_fd=setting.fds[1])
+    taken = [router.say_if_open("before the start")]
+    router.say("kept for the start")
+    router.start()
+
+    class Logs:
+        def close(self) -> None:
+            taken.append(router.say_if_open("in the thread's last moments"))
+
+    router._filtered[Streams.OUT] = Logs()  # type: ignore[assignment]
+    assert router.stop()
+    assert taken == [False, False]
+    assert setting.err.read_text() == "kept for the start\n"
+
+
+def test_what_comes_after_the_last_turn_of_the_thread_is_printed(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = setting.router(prefixed=False)
+    is_done, said = router._is_done, False
+
+    def is_done_then_said() -> bool:
+        nonlocal said
+        if is_done() and not said:
+            said = router.say_if_open("as it ends")
+            return True
+        return is_done()
+
+    monkeypatch.setattr(router, "_is_done", is_done_then_said)
+    assert router.stop()
+    assert said and setting.err.read_text() == "as it ends\n"
+
+
 def test_a_full_disk_ends_the_log_and_nothing_else(
     setting: Setting, caplog: pytest.LogCaptureFixture
 ) -> None:
