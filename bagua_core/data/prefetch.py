@@ -40,6 +40,7 @@ from bagua_core.data.sample_seeding import (
     random_sources_kept,
     seed_random_sources,
 )
+from bagua_core.elastic.membership.closed_terminal import discard_output_once_closed
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +163,7 @@ class _WorkerStart:
         gc.freeze()
         if self.collect_garbage:
             gc.enable()
+        discard_output_once_closed()  # a fork lacks the thread that does so in the training process
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, BatchReader):
             # user code expects its own data set there; WorkerInfo is frozen

@@ -1,7 +1,8 @@
 """Lets a worker go on when the terminal that it prints to is closed: its output then leads nowhere.
 
 Every write to such a terminal fails with EIO. A print in the script, or one of the runtime, would otherwise end a
-worker that is about to leave at the next step boundary.
+worker that is about to leave at the next step boundary. A write between the hangup and the replacement still fails.
+Processes of an ElasticDataLoader have a thread of their own for it; others that a script starts have none.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import pty
 import random
 import signal
+import threading
 import weakref
 
 import pytest
@@ -87,6 +89,42 @@ def test_children_are_frozen_and_see_the_users_data_set() -> None:
         assert gc.isenabled()
     finally:
         prefetcher.close()
+
+
+class LosesItsTerminal(Dataset[bool]):
+    """Closes the terminal of its worker process before the first sample, and tells whether a print leads nowhere."""
+
+    def __init__(self, primary: int) -> None:
+        self.primary = primary
+
+    def __getitem__(self, index: int) -> bool:
+        if index == 0:
+            os.close(self.primary)
+            (waiting,) = [thread for thread in threading.enumerate() if thread.name == "bagua-terminal"]
+            waiting.join()
+        os.write(1, b"nowhere")
+        return os.path.samestat(os.fstat(1), os.stat(os.devnull))
+
+
+def test_a_worker_whose_terminal_is_closed_can_print() -> None:
+    primary, terminal = pty.openpty()
+    kept = [os.dup(fd) for fd in (1, 2)]
+    plan = CountingPlan()
+    prefetcher = Prefetcher(LosesItsTerminal(primary), plan, sample_seed=None, num_workers=1, timeout=60)
+    try:
+        for fd in (1, 2):
+            os.dup2(terminal, fd)
+        prefetcher.start()
+    finally:
+        for fd, number in zip(kept, (1, 2), strict=True):
+            os.dup2(fd, number)
+            os.close(fd)
+        os.close(primary)
+    try:
+        assert prefetcher.take(key(0)).tolist() == [True]
+    finally:
+        prefetcher.close()
+        os.close(terminal)
 
 
 def test_spawned_workers_serve_too() -> None:
