@@ -150,7 +150,7 @@ def job_parts(
         lease_ttl_s,
         lambda event: inbox.put(LeaseChanged(event)),
         # Restarted workers that wait for one of this node may report nothing, so that no agent probes this one.
-        lambda: seen.restarts and len(seen.view.agents) > 1 and is_stuck(),
+        lambda: seen.restarts and seen.nodes > 1 and is_stuck(),
     )
     opened.callback(leased.close)
     writes = DesiredWrites(node.timers)

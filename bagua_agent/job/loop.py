@@ -131,7 +131,7 @@ class JobLoop:
         Runs in the watch's thread: the loop's own state follows when it sees the key gone."""
         self._job.leased.remove(self._job.keys.leader)
         if is_first:
-            self._terminal.tell(stuck_line(alone=len(self._seen.view.agents) <= 1))
+            self._terminal.tell(stuck_line(alone=self._seen.nodes <= 1))
 
     def _open_store(self) -> bool:
         """Opens the store. Returns False if a signal came first."""

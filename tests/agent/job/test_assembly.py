@@ -1,4 +1,4 @@
-"""The parts of an agent are closed in an order in which none is used after it was closed."""
+"""The parts of an agent know what they need of each other, and none is used after it was closed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
-from bagua_agent.job.assembly import NodeParts, job_parts
+from bagua_agent.job.assembly import JobParts, NodeParts, job_parts
 from bagua_agent.job.create_or_join import JobFound
 from bagua_agent.rpc.job_identity import make_identity
 from bagua_contract import membership_pb2 as pb
+from bagua_contract.records import Generation, GenerationKind, Placement
 from tests.lab.wait import HANG_S
 
 
@@ -31,6 +32,23 @@ def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
     store.connect(HANG_S)
     yield store
     store.close()
+
+
+def some_parts(store: Store, opened: ExitStack, spec: pb.JobSpec, *, is_stuck: bool = False) -> JobParts:
+    keys = JobKeys("job")
+    config = JobConfig("job", WorkerCommand(CommandKind.SCRIPT, "train.py"))
+    some: Any = SimpleNamespace(worker_ids=(), output=None, traces=None, tell_disagreement=None)
+    node = NodeParts(config, "a", "h1", some, queue.SimpleQueue(), keys, some, Timers(lambda: None), some)
+    return job_parts(
+        node,
+        store,
+        "127.0.0.1",
+        JobFound(spec, make_identity("job"), nodes=1),
+        hosts_store=False,
+        opened=opened,
+        on_event=lambda key, value: None,
+        is_stuck=lambda: is_stuck,
+    )
 
 
 def test_a_write_under_way_may_remove_leased_keys_while_the_agent_ends(
@@ -45,31 +63,37 @@ def test_a_write_under_way_may_remove_leased_keys_while_the_agent_ends(
         closed.set()
 
     monkeypatch.setattr(LeasedKeys, "close", close_and_tell)
-    keys = JobKeys("job")
-    config = JobConfig("job", WorkerCommand(CommandKind.SCRIPT, "train.py"))
-    some: Any = SimpleNamespace(worker_ids=(), output=None, traces=None, tell_disagreement=None)
-    node = NodeParts(config, "a", "h1", some, queue.SimpleQueue(), keys, some, Timers(lambda: None), some)
-    spec = pb.JobSpec(nonce="n")
     with ExitStack() as opened:
-        found = JobFound(spec, make_identity("job"), nodes=1)
-        parts = job_parts(
-            node,
-            store,
-            "127.0.0.1",
-            found,
-            hosts_store=False,
-            opened=opened,
-            on_event=lambda key, value: None,
-            is_stuck=lambda: False,
-        )
+        parts = some_parts(store, opened, pb.JobSpec(nonce="n"))
         opened.callback(closing.set)
 
         def write() -> None:
             begun.set()
             assert closing.wait(HANG_S)
             closed.wait(0.3)  # in which the leased keys are closed, if they do not wait for this write
-            parts.job.leased.remove(keys.member("a.0.x"))
+            parts.job.leased.remove(parts.job.keys.member("a.0.x"))
 
         parts.job.writes.until_done("departed a.0.x", write)
         assert begun.wait(HANG_S)
     assert closed.is_set() and "used after they were closed" not in caplog.text
+
+
+def generation_of(nodes: int) -> Generation:
+    members = tuple(
+        Placement(f"w{n}", f"agent-{n}", "h", 0, n, n, 0, "h:1", 1, 1, True) for n in range(nodes)
+    )
+    return Generation(1, 0, GenerationKind.PLANNED, members)
+
+
+@pytest.mark.parametrize("nodes", [1, 100])
+def test_a_stuck_agent_in_restart_mode_holds_its_lease_if_the_record_has_other_nodes(
+    nodes: int, store: Store
+) -> None:
+    """In a large job its picture has no other agents."""
+    with ExitStack() as opened:
+        spec = pb.JobSpec(nonce="n", mode=pb.JobSpec.RESTART)
+        job = some_parts(store, opened, spec, is_stuck=True).job
+        job.seen.whole = False
+        job.seen.generation = generation_of(nodes)
+        leased: Any = job.leased
+        assert leased._is_held() == (nodes > 1)
