@@ -168,6 +168,22 @@ def test_what_cannot_travel_is_named() -> None:
     run(job, acting(act))
 
 
+SUBSTITUTES_OF_RANK_2_OF_3: dict[str, Any] = {
+    "allreduce": [3.0],
+    "reduce": None,
+    "reduce_scatter": 4.0,
+    "broadcast": [2],
+    "broadcast_object": {"rank": 2},
+    "allgather": [[2]] * 3,
+    "allgather_rows": [[2, 2]] * 6,
+    "gather": None,
+    "scatter": -1,
+    "alltoall": [20, 21, 22],
+    "alltoall_v": ([2] * 6, [2, 2, 2]),
+    "barrier": None,
+}
+
+
 @pytest.mark.parametrize("name", list(CALLS))
 def test_before_its_first_step_a_joiner_has_no_peers_and_is_no_root(name: str) -> None:
     """Its rank is behind the job's workers, so it does nothing that is done once."""
@@ -180,7 +196,7 @@ def test_before_its_first_step_a_joiner_has_no_peers_and_is_no_root(name: str) -
         return plain(CALLS[name](2, 3))
 
     result = acting(act)(newcomer)  # the others never come
-    assert (result is None) == (name in ("reduce", "gather", "barrier"))
+    assert result == SUBSTITUTES_OF_RANK_2_OF_3[name]
 
 
 def test_outside_steps_newcomers_are_left_out_and_ranks_are_without_them() -> None:
