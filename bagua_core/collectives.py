@@ -335,6 +335,14 @@ def barrier(group: Group | None = None) -> None:
 # -- who am I
 
 
+def is_alone() -> bool:
+    """Tells whether no other worker answers this worker's collectives, so that repeating one gives nothing else: in a
+    world of one without an agent, between two steps until this worker's first one, and if the job went on without it.
+    Its rank need not be 0."""
+    outside = runtime.engine().collectives
+    return outside is None or outside.is_alone
+
+
 def _own_row(tensor: torch.Tensor, group: Group | None) -> int:
     """Returns this worker's place among the rows of `tensor`. Raises ValueError."""
     if group is not None:

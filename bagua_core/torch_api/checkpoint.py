@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bagua_core.collectives import allreduce
+from bagua_core.collectives import allreduce, is_alone
 from bagua_core.communication.communicator import ReduceOp
 from bagua_core.torch_api.communication import barrier, get_rank
 from bagua_core.torch_api.script_world import say, this_script
@@ -33,9 +33,10 @@ def save_checkpoint(
 ) -> None:
     """Saves rank 0's states and returns on every worker when they are written. All workers must call it.
 
-    If rank 0 is lost before it has written them, the next rank 0 writes them. After the end of the training the workers
-    that are left raise JobClosing instead, and the states may not be saved. Where the algorithm lets replicas differ,
-    what is saved is rank 0's. Raises OSError, JobClosing.
+    If rank 0 is lost before it has written them, the next rank 0 writes them. A worker without peers waits for no
+    other, and saves nothing if its rank is not 0: before its first step, or if the job went on without it. After the
+    end of the training the workers that are left raise JobClosing instead, and the states may not be saved. Where the
+    algorithm lets replicas differ, what is saved is rank 0's. Raises OSError, JobClosing.
     """
     parts = {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
     is_saved = False
@@ -46,6 +47,8 @@ def save_checkpoint(
         is_saved = bool(allreduce(torch.tensor(saves, dtype=torch.bool, device="cpu"), ReduceOp.MAX))
         if this_script().engine.in_step:
             return  # a loss fails the step, and the script comes here again
+        if is_alone():
+            return  # no repetition would bring it rank 0's answer
 
 
 def _save(iteration: int, root: Path, parts: Mapping[str, Any]) -> None:

@@ -119,7 +119,7 @@ class OutsideCollectives:
             if group is not None or isinstance(request, Message):
                 raise self._before_loop.refuse(request.asked(request.root))
             return self._before_loop.answer(request)
-        if self._is_alone or (group is not None and group.workers is None):
+        if self.is_alone or (group is not None and group.workers is None):
             rank, size = self._place_alone(request.across_replicas)
             if group is not None:
                 rank, size = group.rank or 0, group.size
@@ -140,7 +140,7 @@ class OutsideCollectives:
         self._before_loop.join()
         if self._before_loop.is_late:
             raise self._before_loop.refuse("a group before the loop")
-        if self._is_alone:
+        if self.is_alone:
             rank, size = self._place_alone(across_replicas=False)
             absent = [f"rank {r} of a job that went on" for r in range(size)]
             made = WorkerGroup.of(absent, absent[rank], ranks)
@@ -152,7 +152,7 @@ class OutsideCollectives:
     # -- who takes part
 
     @property
-    def _is_alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether this worker takes part in nothing, as before its first step."""
         communicator, steps = self._member.communicator, self._steps
         newcomers = self._workers_in(steps.newcomers)

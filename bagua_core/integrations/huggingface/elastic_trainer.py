@@ -15,6 +15,7 @@ from accelerate.utils import find_batch_size
 
 import bagua_core as bagua
 from bagua_core.algorithms import Algorithm
+from bagua_core.collectives import is_alone
 from bagua_core.integrations.huggingface.step_loss import StepLoss
 from bagua_core.integrations.huggingface.trainer_accelerator import TrainerAccelerator
 from bagua_core.integrations.huggingface.trainer_arguments import ElasticTrainingArguments
@@ -87,13 +88,15 @@ class ElasticTrainer(TrainingLoop):
         return (None if loss is None else _of_samples(loss, inputs)), logits, labels
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Has the main worker save. If it is lost meanwhile, the next one does."""
+        """Has the main worker save. If it is lost meanwhile, the next one does. A worker without peers waits for no
+        other."""
         while True:
+            self.accelerator._follow_ranks()  # a loss in the evaluation before may have changed them
             saves = bool(self.args.should_save)
             super()._save_checkpoint(model, trial)
-            if bagua.allreduce(torch.tensor([int(saves)], dtype=torch.int64, device="cpu")).item():
+            is_saved = bagua.allreduce(torch.tensor([int(saves)], dtype=torch.int64, device="cpu")).item()
+            if is_saved or is_alone():
                 break
-            self.accelerator._follow_ranks()
         # the main worker alone has looked for it behind its own write
         self.state.best_model_checkpoint = bagua.broadcast_object(self.state.best_model_checkpoint)
 

@@ -372,3 +372,28 @@ def test_a_history_of_an_earlier_version_is_loaded() -> None:
     assert text.loaded(json.dumps(history), history[:3]) == history
     assert text.loaded(json.dumps([]), history) == []
     assert text.loaded([], history) == []
+
+
+def test_a_worker_without_peers_that_was_the_main_one_neither_saves_nor_waits(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job went on without it in the evaluation before the save, so its rank is behind the others'."""
+    from transformers import Trainer
+
+    from bagua_core.integrations.huggingface import elastic_trainer
+    from bagua_core.integrations.huggingface.elastic_accelerator import ElasticAccelerator
+
+    trainer = make()
+    saves: list[bool] = []
+
+    def save(saving: Any, *_: Any) -> None:
+        assert len(saves) < 3, "it repeats what nothing can change"
+        saves.append(saving.args.should_save)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ElasticAccelerator, "process_index", 2)
+        patch.setattr(elastic_trainer, "is_alone", lambda: True)
+        patch.setattr(Trainer, "_save_checkpoint", save)
+        trainer._save_checkpoint(trainer.model, None)
+    trainer.accelerator._follow_ranks()  # accelerate's state is of the process
+    assert saves == [False]
