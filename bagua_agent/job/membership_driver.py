@@ -250,6 +250,9 @@ class JobMembership:
         else:
             addresses, watchers = self._leader_watch.addresses, seen.nodes
         due = self._host_watch.next_round(addresses, watchers)
+        if not seen.restarts:
+            # Also where none is touched any more: an agent whose key is gone may come back
+            self.on_cut_off(self._host_watch.cut_off)
         if due:
             self._touching_since_s = now_s
             self._leadership.touch({agent_id: addresses[agent_id] for agent_id in due})

@@ -56,6 +56,22 @@ def test_an_agent_that_the_replica_lost_is_still_touched_until_it_answers() -> N
     assert cut_off[-1] == frozenset()
 
 
+def test_an_agent_whose_key_is_gone_is_not_cut_off_any_more() -> None:
+    """It is touched no more, and may come back with its own key: the two could never form a replica again."""
+    node, cut_off = Agent(replica_size=2), list[frozenset[str]]()
+    node.membership.on_cut_off = cut_off.append
+    node.sees_agent("b", 1)
+    sees(node, replica("b"))
+    node.round(1.0, b=Reachability.ANSWERED)
+    node.round(1.5, b=Reachability.REFUSED)
+    assert cut_off[-1] == {"b"}
+    node.membership.advance(ev.ReplicaGone(now_s=1.8, replica_id=replica("b").replica_id))
+    node.membership.advance(ev.AgentGone(now_s=1.8, agent_id="b"))
+    for due in node.timers.take_due(2.0):
+        due(2.0)
+    assert cut_off[-1] == frozenset()
+
+
 MATES = {name: agent(name) for name in "abc"}
 
 
