@@ -97,6 +97,7 @@ class JobLoop:
         self._terminal = self._node.terminal
         self._outage = StoreOutage()
         self._signals_taken: list[int] = []
+        self._signalled_at_end = False  # while workers ended: this node does not wait for others then
         self._exits: Counter[tuple[int, str]] = Counter()  # of workers here, by slot and how_it_ended
         self._ended_workers: dict[int, WorkerPicture] = {}  # the last of each slot
         self._reader = InboxReader(inbox, self._node.timers)
@@ -364,6 +365,7 @@ class JobLoop:
     def _are_to_be_killed(self, changes: list[StoreChanged]) -> bool:
         """Tells whether a signal says so to workers that end with the job. The first one asks for what they do."""
         for number in take_signals(self._inbox, changes):
+            self._signalled_at_end = True
             called_for = self._reaction_to(number)
             if called_for is Reaction.KILL:
                 return True
@@ -449,7 +451,7 @@ class JobLoop:
                 # another agent may leave in the same moment: the last one finds no other's key
                 self._own_key.remove()
                 remove_key_pair(self._job)
-            if self._hosts_for_others:
+            if self._hosts_for_others and not self._signalled_at_end:
                 grace_s = result_grace_s(self._config.shutdown_timeout_s, restart_mode=self._seen.restarts)
                 wait_for_followers(self._job, self._inbox, self._store_changed, changes, grace_s)
         return ending.exit_code

@@ -10,6 +10,7 @@ from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job, Node
 from tests.faults.saved_steps import newest_step
+from tests.lab.free_port import free_port
 from tests.lab.wait import eventually
 
 CATCHING = Path(__file__).with_name("train_until_told.py")
@@ -205,23 +206,30 @@ def test_what_a_script_does_between_epochs_is_in_the_last_checkpoint(job: MakeJo
 FAILS = """
 import os, signal, sys, time
 from pathlib import Path
-out = Path(sys.argv[1])
-if os.environ["RANK"] == "0":
-    while not (out / "asks").exists():
+out, rank, world = Path(sys.argv[1]), os.environ["RANK"], int(os.environ["WORLD_SIZE"])
+if rank == "0":
+    while len(list(out.glob("asks-*"))) < world - 1:
         time.sleep(0.02)
     sys.exit(7)
 
 
 def save(number, frame):
-    (out / "saves").touch()
+    (out / f"saves-{rank}").touch()
     time.sleep(600)
 
 
 signal.signal(signal.SIGTERM, save)
-(out / "asks").touch()
+(out / f"asks-{rank}").touch()
 while True:
     time.sleep(600)
 """
+
+
+def await_saves(directory: Path, *nodes: Node) -> None:
+    def save() -> bool:
+        return len(list(directory.glob("saves-*"))) == len(nodes)
+
+    eventually(save, START_S, lambda: "\n".join(["all save", *(node.log for node in nodes)]), 0.05)
 
 
 def test_a_second_signal_kills_workers_that_save_after_a_failure(job: MakeJob, tmp_path: Path) -> None:
@@ -230,9 +238,30 @@ def test_a_second_signal_kills_workers_that_save_after_a_failure(job: MakeJob, t
     script.write_text(FAILS)
     one = job(program=[str(script), str(tmp_path)], options=("--shutdown-timeout", "600"))
     node = one.start(slots=2)
-    eventually((tmp_path / "saves").exists, START_S, lambda: f"rank 1 saves\n{node.log}", 0.05)
+    await_saves(tmp_path, node)
     node.send(signal.SIGTERM)
     node.await_line("SIGTERM: the workers here were asked to end", "a second signal ends it at once")
     node.send(signal.SIGTERM)
     assert node.process.wait(LEAVE_S) == 7
+    one.check_nothing_left()
+
+
+def test_a_signal_after_a_failure_ends_the_host_of_etcd_before_the_other_node(
+    job: MakeJob, tmp_path: Path
+) -> None:
+    """Without one it would wait for the other node's workers, which save too."""
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    endpoint = f"127.0.0.1:{free_port()}"
+    options = ("--rdzv-backend", "c10d", "--shutdown-timeout", "600")
+    one = job(program=[str(script), str(tmp_path)], nodes="2", endpoints=endpoint, options=options)
+    host = one.start(slots=2)
+    host.await_line("this node leads", deadline_s=START_S)
+    other = one.start()
+    await_saves(tmp_path, host, other)
+    for node in (host, other):
+        node.send(signal.SIGTERM)
+        node.await_line("SIGTERM: the workers here were asked to end")
+        node.send(signal.SIGTERM)
+        assert node.process.wait(LEAVE_S) == 7
     one.check_nothing_left()
