@@ -207,7 +207,8 @@ class MomentumSum(SumWithFeedback):
             return  # the earlier E lies in other places, and went with the gradients
         if late is not None:
             places = torch.nn.functional.pad((~late.mask).cumsum(0), (1, 0))
-            ends = torch.tensor([(part.start, part.stop) for part in elements], device=places.device)
+            bounds = [(part.start, part.stop) for part in elements]
+            ends = torch.tensor(bounds, dtype=torch.int64, device=places.device)
             elements = [slice(begin, end) for begin, end in places[ends].tolist()]
         super().discard(number, elements)
 
