@@ -369,20 +369,28 @@ def test_a_full_disk_ends_the_log_and_nothing_else(
     assert [record.getMessage() for record in caplog.records if "not written" in record.getMessage()]
 
 
+def whole_line(text: str) -> str:
+    """A script that writes a line at once; print writes its end by itself, and another line may come between."""
+    return f"import os\nos.write(1, b'{text}\\n')\n"
+
+
 def test_output_goes_on_once_a_full_disk_has_room_again(setting: Setting) -> None:
     most_bytes, unlimited = 64 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)
     os.truncate(setting.out, most_bytes)  # as large as a file may be: each further byte is refused
     router = setting.router(prefixed=False)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, unlimited[1]))
     try:
-        for text in ("first", "second"):
-            setting.run(router, f"print({text!r})\n")
-            wait_until(lambda: not router._out.wants_write, "the line was refused")
+        for text, lost_bytes in (("first", 6), ("second", 13)):
+            setting.run(router, whole_line(text))
+            wait_until(lambda n=lost_bytes: router._out._lost_bytes == n, "the line was refused")  # type: ignore[misc]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    for text in ("third", "fourth"):
-        setting.run(router, f"print({text!r})\n")
-        wait_until(lambda: not router._out.wants_write, "the line is written")
+    for count, text in enumerate(("third", "fourth"), 2):
+        setting.run(router, whole_line(text))
+        wait_until(
+            lambda n=count: setting.out.read_bytes()[most_bytes:].count(b"\n") == n,  # type: ignore[misc]
+            "the lines are written",
+        )
     assert router.stop()
     third, note, fourth = setting.out.read_bytes()[most_bytes:].decode().splitlines()
     assert (third, fourth) == ("third", "fourth")
