@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.deploy.image_sources import etcd_image, pip_volumes, python_base, torch_argument
-from tests.docs.printed import printed_commands
+from tests.docs.printed import printed_commands, printed_text
 from tests.lab.containers import Containers, unavailable
 from tests.lab.wait import eventually
 
@@ -133,6 +133,14 @@ def test_a_container_that_is_stopped_leaves_at_a_step_boundary(containers: Conta
     assert "stopped: every worker left" in containers.logs("stopped")
 
 
+def with_checkpoints() -> str:
+    """The option that the overlay of the page on Kubernetes adds."""
+    overlay = yaml.safe_load(printed_text("docs/guide/kubernetes.md", "images:"))
+    (patch,) = overlay["patches"]
+    (option,) = [o["value"] for o in yaml.safe_load(patch["patch"]) if "/args/" in o["path"]]
+    return str(option)
+
+
 def test_a_pod_of_the_kubernetes_job_leaves_with_its_checkpoint(containers: Containers, image: str) -> None:
     (job,) = yaml.safe_load_all((ROOT / "deploy/kubernetes/base/job.yaml").read_text())
     pod = job["spec"]["template"]["spec"]
@@ -145,7 +153,9 @@ def test_a_pod_of_the_kubernetes_job_leaves_with_its_checkpoint(containers: Cont
     options += ("--env", "JOB=trainer", "--env", "JOB_UID=0f9d3a1c-1", "--env", "BAGUA_ONCE=1")
     options += ("--tmpfs", "/checkpoints:mode=1777", "--entrypoint", program)
     words = [word for word in trainer["args"] if not word.startswith("--nnodes")]
-    started(containers, "pod", image, *command, *words, "--epochs", "1000", options=options)
+    started(
+        containers, "pod", image, *command, with_checkpoints(), *words, "--epochs", "1000", options=options
+    )
     trains(containers, "pod")
     containers.podman("stop", "--time", str(pod["terminationGracePeriodSeconds"]), "pod")
     assert containers.exit_code("pod") == STOPPED, containers.logs("pod")
