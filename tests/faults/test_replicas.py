@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -206,7 +207,12 @@ def test_a_joiner_replica_dies_while_it_heals(job: MakeJob, etcd: EmbeddedEtcd) 
     one = sharded(job, "1:2", endpoints=etcd.endpoint)
     first = one.start(slots=2)
     one.await_step(3)
-    second = one.start(slots=2, failpoints="heal.swap=kill#1")
+    holds = one.directory / "holds"  # once: `kill` would end each successor too, and so the job
+    holds.mkdir()
+    (holds / "heal.swap").touch()
+    second = one.start(slots=2, failpoints=f"heal.swap=hold:{holds}#1")
+    (held,) = eventually(lambda: [*holds.glob("heal.swap.[0-9]*")], END_S, "slot 1 is to swap its state in")
+    os.kill(int(held.suffix[1:]), signal.SIGKILL)
     second.await_line("worker in slot 1 ended: killed by SIGKILL", deadline_s=END_S)
     second.await_line("worker in slot 0 ended: its replica is over")
     one.await_step(one.step + 2)
