@@ -257,7 +257,9 @@ class EtcdCluster:
 
     def history(self, key: str) -> list[Change]:
         """Every write and removal of `key` so far, oldest first, as etcd's own log has it."""
-        member = next(m for m in self.members if m.is_healthy())
+        member = eventually(
+            lambda: next((m for m in self.members if m.is_healthy()), None), HANG_S, "a member that answers"
+        )
         # The watch of a key does not say when it has told all, so everything is watched, up to a mark.
         mark = member.call("kv/put", key=_base64(_MARK), value=_base64(key))["header"]["revision"]
         everything = {"key": "AA==", "range_end": "AA==", "start_revision": 1}
