@@ -40,7 +40,7 @@ from bagua_core.data.sample_seeding import (
     random_sources_kept,
     seed_random_sources,
 )
-from bagua_core.elastic.membership.closed_terminal import discard_output_once_closed
+from bagua_core.worker.closed_terminal import discard_output_once_closed
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from bagua_contract.grpc_channel import open_channel
 from bagua_contract.records import PROTOCOL_VERSION, Generation, Stage, SuspicionKind
 from bagua_contract.replica import Replica
 from bagua_core import tracing
-from bagua_core.elastic.membership.closed_terminal import discard_output_once_closed
 from bagua_core.errors import InfrastructureLost
+from bagua_core.worker.closed_terminal import discard_output_once_closed
 
 CONNECT_TIMEOUT_S = 30.0
 EXIT_CODE_AGENT_LOST = 75  # EX_TEMPFAIL: nothing is wrong with the script

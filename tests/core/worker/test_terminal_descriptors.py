@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_core.elastic.membership import closed_terminal
+from bagua_core.worker import closed_terminal
 
 
 def test_only_what_still_leads_to_the_terminal_is_replaced() -> None:
