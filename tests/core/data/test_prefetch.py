@@ -99,8 +99,8 @@ class LosesItsTerminal(Dataset[bool]):
 
     def __getitem__(self, index: int) -> bool:
         if index == 0:
-            os.close(self.primary)
             (waiting,) = [thread for thread in threading.enumerate() if thread.name == "bagua-terminal"]
+            os.close(self.primary)
             waiting.join()
         os.write(1, b"nowhere")
         return os.path.samestat(os.fstat(1), os.stat(os.devnull))
