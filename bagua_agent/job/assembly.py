@@ -129,7 +129,8 @@ def job_parts(
     config, inbox, keys, agent_id = node.config, node.inbox, node.keys, node.agent_id
     kept, limits = KeptRecords(), Limits.from_environment()
     answers = OwnAnswers(agent_id, node.workers, inbox.put, dashboard)
-    seen = LocalJobState(spec=found.spec, view=JobView())
+    remembered = {keys.identity: found.identity.encode()}
+    seen = LocalJobState(spec=found.spec, view=JobView(), remembered=remembered)
     control = ControlServer(
         address,
         found.identity,
@@ -143,7 +144,6 @@ def job_parts(
         is_stuck,
     )
     opened.callback(control.stop)
-    seen.remembered[keys.identity] = found.identity.encode()
     lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(found.nodes, config.min_nodes))
     leased = LeasedKeys(
         store,

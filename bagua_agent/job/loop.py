@@ -317,7 +317,7 @@ class JobLoop:
     def _take_changes(
         self, changes: tuple[Change, ...], probes: tuple[ProbeResult, ...], now_s: float
     ) -> None:
-        self._seen.keepers = self._parts.records.keepers
+        self._seen.take_keepers(self._parts.records.keepers)
         judges = not self._scope.too_little_to_judge()
         if judges:
             self._parts.lost_keys.notice(changes, now_s)
@@ -345,7 +345,7 @@ class JobLoop:
         if called_for is Reaction.LEAVE:
             self._leave(number, now_s)
         elif called_for is Reaction.KILL:
-            self._seen.leaving_since_s = float("-inf")
+            self._seen.leave_at_once()
 
     def _reaction_to(self, number: int) -> Reaction:
         """Returns what the caller has to do after the signal: LEAVE, KILL or GO_ON."""
@@ -382,15 +382,13 @@ class JobLoop:
 
     def _leave(self, number: int, now_s: float) -> None:
         seen = self._seen
-        seen.leaving_since_s = now_s
-        seen.leaving_signal = number
-        seen.leave_within_s = self._config.shutdown_timeout_s
+        seen.begin_leave(now_s, number, self._config.shutdown_timeout_s)
         self._own_key.leaving()
         self._job.history.own(job_history.node_leaving(self._agent_id))
         when = self._lifecycle.leave()
         self._terminal.tell(f"leaving {when}{self._next(number)}")
         if not self._lifecycle.ready_workers:
-            seen.leaving_since_s = float("-inf")  # nothing has begun here, so there is nothing to wait for
+            seen.leave_at_once()  # nothing has begun here, so there is nothing to wait for
 
     def _next(self, number: int) -> str:
         """Returns what a second signal would cause, as the end of a line."""

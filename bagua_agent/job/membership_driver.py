@@ -105,7 +105,7 @@ class JobMembership:
             return
         result = step_all(self._state, happened, self._policy)
         self._state = result.state
-        self._job.seen.view = result.state.view
+        self._job.seen.take_view(result.state.view)
         self._narrate_wait(result.reason if self._state.leading else self._waits_in_vain())
         for action in result.actions:
             self._perform(action)

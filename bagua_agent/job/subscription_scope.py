@@ -24,7 +24,7 @@ class SubscriptionScope:
         self._membership = membership
         self._lost_keys = lost_keys
         self._elected: Elected | None = None  # and the whole picture is yet to be seen
-        job.seen.whole = subscription.whole
+        job.seen.take_scope(whole=subscription.whole)
 
     def too_little_to_judge(self) -> bool:
         """Tells whether there is another job's spec, and the state of its workers is not read yet."""
@@ -40,7 +40,7 @@ class SubscriptionScope:
             strange_spec=self._strange_spec(),
             nodes=len(seen.view.agents),
         )
-        seen.whole = self._subscription.whole
+        seen.take_scope(whole=self._subscription.whole)
 
     def reported(self, message: LeadershipReported, now_s: float) -> None:
         if isinstance(message.report, Elected) and not self._subscription.whole:
@@ -53,7 +53,7 @@ class SubscriptionScope:
         """Takes over a scope that is followed now. Once the whole state was read, checks for lost keys and takes up an
         election that was held back. Raises JobReplaced."""
         self._subscription.followed(message)
-        self._job.seen.whole = self._subscription.whole
+        self._job.seen.take_scope(whole=self._subscription.whole)
         if not self._subscription.whole:
             return
         self._lost_keys.look(now_s)

@@ -102,18 +102,18 @@ class ChangeApplier:
         keys, seen = self._keys, self._seen
         self._remember(change, event)
         if change.key in (keys.generation, keys.closing, keys.result):
-            seen.unreadable.pop(change.key, None)
+            seen.take_readable(change.key)
             if change.value is not None and event is None:
-                seen.unreadable[change.key] = change.mod_revision
+                seen.take_unreadable(change.key, change.mod_revision)
         if change.key == keys.generation and event is None:
             # Also of a value that can't be read: the next write compares its revision.
-            seen.generation_revision = change.mod_revision if change.value is not None else 0
+            seen.take_generation_revision(change.mod_revision if change.value is not None else 0)
         elif change.key == keys.generation and isinstance(event, ev.GenerationSeen):
-            seen.generation_revision = change.mod_revision
+            seen.take_generation_revision(change.mod_revision)
             self._generation_seen(event.generation, now_s)
         elif isinstance(event, ev.ModeSeen):
             if seen.restarts and not event.restarts:
-                seen.spec.mode = pb.JobSpec.LIVE
+                seen.become_live()
                 self._on_live()
         elif isinstance(event, ev.HangOrderSeen):
             self._on_hang_order(event.order)
@@ -124,14 +124,14 @@ class ChangeApplier:
         elif change.key == keys.leader:
             leader = self._events.message_of(pb.Leader, change)
             if leader is not None or change.value is None:
-                seen.leader = _leader_key(leader, change)
+                seen.take_leader(_leader_key(leader, change))
                 self._on_leader_changed(now_s)
         elif isinstance(event, ev.ClosingSeen) and not seen.closing:
-            seen.closing = True
+            seen.close_joins()
             self._followers.close_joins()
             self._terminal.tell("every worker has committed its last step")
         elif change.key == keys.result and isinstance(event, ev.ResultSeen):
-            seen.result = self._events.message_of(pb.Result, change)
+            seen.take_result(self._events.message_of(pb.Result, change))
             if seen.result is not None:
                 outcome = pb.Result.Outcome.Name(seen.result.outcome).lower()
                 self._history.of_job(job_history.ended(outcome, seen.result.reason))
@@ -161,15 +161,15 @@ class ChangeApplier:
     def _remember(self, change: Change, event: ev.Event | None) -> None:
         """Remembers a value that must be put again if the store loses it. Never what can't be read, nor another job's
         spec."""
-        keys, remembered = self._keys, self._seen.remembered
+        keys, seen = self._keys, self._seen
         if change.value is None:
             return
         if change.key == keys.spec:
             spec = self._events.message_of(pb.JobSpec, change)
-            if spec is not None and spec.nonce == self._seen.spec.nonce:
-                remembered[change.key] = change.value
+            if spec is not None and spec.nonce == seen.spec.nonce:
+                seen.remember(change.key, change.value)
         elif change.key in (keys.desired, keys.settings, keys.closing, keys.result) and event is not None:
-            remembered[change.key] = change.value
+            seen.remember(change.key, change.value)
 
     def _is_own_spec(self, change: Change) -> bool:
         spec = self._events.message_of(pb.JobSpec, change)
@@ -183,8 +183,7 @@ class ChangeApplier:
         before = self._seen.generation
         if before is not None and generation.number <= before.number:
             return  # put again by another agent, after the store had lost it
-        self._seen.generation = generation
-        self._seen.generations[generation.kind.name.lower()] += 1
+        self._seen.take_generation(generation)
         if not self._seen.whole and not self._followers.ready_workers <= {
             m.worker_id for m in generation.members
         }:

@@ -244,7 +244,7 @@ class LiveWorkers:
         self._silent.heard(worker_id)
         self._suspected.pop(worker_id, None)
         self._answered.discard(worker_id)
-        self._job.seen.waits.pop(worker_id, None)
+        self._job.seen.worker_waits_no_more(worker_id)
         progress = self._progress_of.pop(worker_id, None)
         last = LastSeen(
             was_member=self._members.pop(worker_id, None) is not None,
@@ -322,7 +322,7 @@ class LiveWorkers:
 
     def _put_member(self, member: pb.Member) -> None:
         if member.committed_generation:
-            self._job.seen.committed_here = True
+            self._job.seen.commit_here()
         self._job.leased.put(self._job.keys.member(member.worker_id), member.SerializeToString())
 
     def _entered(self, worker_id: str, entered: session_pb2.Entered, now_s: float) -> None:
@@ -374,7 +374,7 @@ class LiveWorkers:
             return
         self._suspicion_sequence += 1
         self._suspected[worker_id] = (suspected.generation, suspected.kind)
-        job.seen.waits[worker_id] = suspected.generation
+        job.seen.worker_waits(worker_id, suspected.generation)
         suspicion = pb.Suspicion(
             worker_id=worker_id,
             generation=suspected.generation,
@@ -406,7 +406,7 @@ class LiveWorkers:
 
     def _clear_suspicion(self, worker_id: str) -> None:
         del self._suspected[worker_id]
-        self._job.seen.waits.pop(worker_id, None)
+        self._job.seen.worker_waits_no_more(worker_id)
         self._job.leased.remove(self._job.keys.suspicion(worker_id))
 
     def _straggles(self, told: session_pb2.Straggler, now_s: float) -> None:

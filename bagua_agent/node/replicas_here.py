@@ -79,14 +79,14 @@ class ReplicasHere:
         if replica.over:
             return
         # etcd may lose it while they live
-        self._job.seen.remembered[self._job.keys.replica(replica.replica_id)] = replica.encode()
+        self._job.seen.remember(self._job.keys.replica(replica.replica_id), replica.encode())
         self._on_assembled(replica)
         self._sessions.tell_replica(replica, here)
         self._job.terminal.tell(console.replica_assembled(replica))
 
     def _end(self, replica: Replica, here: list[str], now_s: float) -> None:
-        self._job.seen.remembered.pop(self._job.keys.replica(replica.replica_id), None)
         seen = self._job.seen
+        seen.forget(self._job.keys.replica(replica.replica_id))
         if seen.leaving_since_s is not None:
             return  # its workers leave in their time, and may still write their parts of the last checkpoint
         leaves = any(w in seen.view.departures for w in replica.worker_ids)
@@ -169,6 +169,6 @@ class ReplicasHere:
         if not others:
             self._began_s.pop(replica.replica_id, None)
             self._ended_by_cut.discard(replica.replica_id)
-            self._job.seen.remembered.pop(self._job.keys.replica(replica.replica_id), None)
+            self._job.seen.forget(self._job.keys.replica(replica.replica_id))
         for other in others if unexpected else ():
             self._workers.kill(other, f"{REPLICA_OVER}: another worker of it on this node has ended")

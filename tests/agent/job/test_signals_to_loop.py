@@ -14,6 +14,9 @@ import pytest
 from bagua_agent.base.messages import SignalCame
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.job.loop import JobLoop
+from bagua_agent.job_state.job_state import LocalJobState
+from bagua_agent.membership.view import JobView
+from bagua_contract import membership_pb2 as pb
 
 
 @pytest.mark.parametrize("submission", ["", "nonce-1"], ids=["by hand", "submitted"])
@@ -31,7 +34,7 @@ def test_a_second_sigterm_ends_the_workers_of_no_unit(submission: str, tmp_path:
         *("agent", "node", "127.0.0.1", tmp_path, workers, queue.SimpleQueue(), some, some),
     )
     # as far as a leave uses what a joined job has
-    loop._seen = seen = SimpleNamespace(leaving_since_s=None, leaving_signal=None, leave_within_s=None)
+    loop._seen = seen = LocalJobState(pb.JobSpec(), JobView())
     loop._own_key = SimpleNamespace(leaving=lambda: None)
     loop._job = SimpleNamespace(history=SimpleNamespace(own=lambda event: None))
     loop._lifecycle = SimpleNamespace(

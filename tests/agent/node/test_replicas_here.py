@@ -8,6 +8,7 @@ from typing import cast
 
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.job_state.job_state import LocalJobState
 from bagua_agent.membership.view import AgentView, DepartureView, JobView, ReplicaView
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.replicas_here import (
@@ -18,6 +19,7 @@ from bagua_agent.node.replicas_here import (
     _Cuts,
 )
 from bagua_agent.rpc.session_server import SessionServer
+from bagua_contract import membership_pb2 as pb
 from bagua_contract.replica import Replica, ReplicaMember
 
 KEYS = JobKeys("job")
@@ -48,9 +50,7 @@ class Node:
         agents = {
             name: AgentView(name, f"host-{name}", 3, "", False, f"{name}:1", i) for i, name in enumerate("ab")
         }
-        self.seen = SimpleNamespace(
-            view=JobView(agents=agents, replica_size=2), remembered={}, leaving_since_s=None
-        )
+        self.seen = LocalJobState(pb.JobSpec(replica_size=2), JobView(agents=agents, replica_size=2))
         job = SimpleNamespace(
             keys=KEYS,
             seen=self.seen,

@@ -11,7 +11,9 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.job_state.change_lines import ChangeLines
 from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.job_state.context import JoinedJob
+from bagua_agent.job_state.job_state import LocalJobState
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.view import JobView
 from bagua_agent.node.live_workers import LiveWorkers
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.rpc.session_server import SessionServer
@@ -33,7 +35,7 @@ class Node:
         self.timers = Timers()
         self.told: list[str] = []
         tells = SimpleNamespace(tell_of_worker=lambda now_s, topic, text: self.told.append(text))
-        seen = SimpleNamespace(generation=None, leaving_since_s=None, closing=False, waits={})
+        seen = LocalJobState(pb.JobSpec(), JobView())
         job = SimpleNamespace(
             keys=KEYS,
             leased=self,
