@@ -236,7 +236,7 @@ def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Itera
     )
     yield make.counter(
         "sent_bytes",
-        "Bytes handed to Gloo's collectives, compressed where the algorithm compresses, without copies of the state.",
+        "Bytes handed to Gloo and NCCL, compressed where the algorithm compresses, without copies of the state.",
         ("slot", "algorithm"),
         {(s, p.algorithm): p.sent_bytes for s, p in told.items()},
     )
@@ -249,7 +249,7 @@ def _amounts(make: _Families, told: Mapping[str, session_pb2.Progress]) -> Itera
     ratios = {s: compression_of(p) for s, p in told.items()}
     yield make.gauge(
         "compression_ratio",
-        "Bytes of gradients for each byte handed to Gloo, since the worker started; absent before it sends any.",
+        "Bytes of gradients for each byte handed to Gloo and NCCL since the worker started; absent before any.",
         ("slot", "algorithm"),
         {(s, told[s].algorithm): ratio for s, ratio in ratios.items() if ratio is not None},
     )

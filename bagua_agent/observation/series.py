@@ -54,8 +54,8 @@ class StepChange:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The data that a worker hands to Gloo. bytes_per_s: since the look before. bytes_a_step: between the two newest
-    looks that saw a new step; None before there is one."""
+    """The data that a worker hands to Gloo and NCCL. bytes_per_s: since the look before. bytes_a_step: between the two
+    newest looks that saw a new step; None before there is one."""
 
     bytes_per_s: float
     bytes_a_step: float | None

@@ -1,7 +1,7 @@
-"""Counts the bytes that this process hands to Gloo and receives of the state, for its reports to the agent.
+"""Counts the bytes that this process hands to Gloo and NCCL and receives of the state, for its reports to the agent.
 
 Counters of the process, since collectives start in several threads and communicators come and go; they never decrease.
-What NCCL carries is not counted here: Bagua-Net has counters of its own.
+What Bagua-Net counts apart from this is what NCCL sent to other hosts through it.
 """
 
 from __future__ import annotations

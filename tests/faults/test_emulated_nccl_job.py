@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import MakeJob, MakeLab
-from tests.faults.job import Job, Node
+from tests.faults.job import DEADLINE_S, Job, Node
+from tests.faults.scraped_metrics import get, port_of, scrape
+from tests.lab.wait import eventually
 
 SCRIPT = Path(__file__).with_name("train_over_emulated_nccl.py")
 BY_NCCL = "bagua: tensors of GPUs travel by NCCL 2.27.7"
@@ -37,6 +39,26 @@ def test_a_worker_is_killed_and_another_comes_in(job: MakeJob) -> None:
     one.check(finished=2)
     done = allreduces(node)
     assert len(done) == 2 and max(done) >= one.ledger.steps, "gradients went by NCCL in every step"
+
+
+def test_the_gradients_that_go_by_nccl_are_counted(job: MakeJob) -> None:
+    one = over_nccl(job, options=["--metrics-port", "0"])
+    node = one.start(slots=2)
+    port = port_of(node)
+
+    def ratios() -> dict[tuple[str, ...], float]:
+        return scrape(port, "bagua_compression_ratio", "slot", "algorithm")
+
+    slots = {("0", "gradient_allreduce"), ("1", "gradient_allreduce")}
+    eventually(lambda: ratios().keys() == slots, DEADLINE_S, lambda: get(port, "/metrics"), 0.1)
+    one.await_step(40)
+    sent = scrape(port, "bagua_sent_bytes_total", "slot", "algorithm")
+    assert sent.keys() == slots and all(sent.values())
+    # The first model's copy and the votes on steps count too
+    assert list(ratios().values()) == pytest.approx([1, 1], rel=0.2)
+    one.finish()
+    one.check(finished=2)
+    assert node.says(BY_NCCL)
 
 
 def test_a_newcomer_that_dies_while_it_joins_nccl_costs_no_step(job: MakeJob) -> None:

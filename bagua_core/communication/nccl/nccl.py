@@ -17,8 +17,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from bagua_core.communication import traffic
 from bagua_core.communication.arithmetic import divide, reduce_parts
 from bagua_core.communication.communicator import (
+    STATE_TAG,
     AbortFlag,
     CollectiveAborted,
     Communicator,
@@ -219,7 +221,7 @@ class NcclCommunicator(Communicator):
             others = [(r, as_bytes(part), True) for r, part in enumerate(parts) if r != self.global_rank]
             yield from move_bytes(self._line, others)
 
-        return self._start("scatter", act(), whole, output)
+        return self._start("scatter", act(), output, whole)
 
     def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
         check_alltoall(self.world_size, output, tensor)
@@ -277,6 +279,8 @@ class NcclCommunicator(Communicator):
             return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
         if not tensor.numel():
             return DonePending()
+        if is_send and tag != STATE_TAG:
+            traffic.to_collectives.add(tensor.nbytes)
         what = "send" if is_send else "receive"
         return self.flight.message(what, tensor.nbytes, peer, self._messages.add(peer, tag, tensor, is_send))
 
@@ -324,6 +328,8 @@ class NcclCommunicator(Communicator):
             return FailedPending(CollectiveAborted(self.abort_flag.reason or "aborted"))
         if not tensor.numel() if is_empty is None else is_empty:
             return DonePending()
+        if self.world_size > 1:
+            traffic.to_collectives.add(tensor.nbytes)
         pending = self._line.start(what, launch, (tensor, *others))
         return self.flight.collective(what, tensor.nbytes, pending)
 

@@ -12,6 +12,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from bagua_core.communication.communicator import AbortFlag, CollectiveFailed, Communicator, Pending, ReduceOp
 from bagua_core.communication.nccl.nccl_library import IN_PROGRESS, Nccl
+from bagua_core.communication.traffic import Counter
 from bagua_core.communication.transport_choice import Ability
 from bagua_core.communication.transports.gloo import build_gloo
 from bagua_core.communication.transports.gpu_transport import NcclTransport
@@ -116,9 +118,10 @@ class Emulation:
             server.close()
 
     def install(self, put: Callable[[Any, str, Any], None]) -> None:
-        """put(module, name, value): as monkeypatch.setattr. From then on this process has NCCL."""
+        """put(module, name, value): as monkeypatch.setattr. From then on this process has NCCL, and counts no bytes of
+        Gloo's as sent, since those of the emulation are among them."""
         from bagua_core.communication.nccl import nccl, nccl_ability, nccl_library
-        from bagua_core.communication.transports import by_device
+        from bagua_core.communication.transports import by_device, gloo
 
         streams = itertools.count(1)
         put(nccl_library, "load", lambda: Nccl(self.module))
@@ -127,6 +130,7 @@ class Emulation:
         put(torch.cuda, "set_device", lambda device: None)
         put(nccl_ability, "gpu_address", lambda device: os.environ.get("BAGUA_SLOT", "0"))
         put(by_device, "is_of_gpu", is_of_gpu)
+        put(gloo, "traffic", SimpleNamespace(to_collectives=Counter()))
 
 
 class _Library:
