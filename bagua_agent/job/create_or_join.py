@@ -16,7 +16,7 @@ from bagua_agent.cluster import cluster_records
 from bagua_agent.config.job_config import JobConfig, workers_of_a_replica
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
-from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.keys import JobKeys, Removal
 from bagua_agent.history import job_history
 from bagua_agent.lost_store.recreation import nonce_of
 from bagua_agent.node.script.script_mode import Mode
@@ -192,7 +192,7 @@ def remove_unused_identity(store: Store, keys: JobKeys, *conditions: Compare) ->
     The leader removes it with the result. This is for jobs that end without one. Raises InfrastructureLost, UserError.
     """
     unused = [*conditions, none_below(keys.agents)]
-    return store.transact(unused, deletes=[keys.identity]).succeeded
+    return store.transact(unused, deletes=keys.removed(Removal.WITH_RESULT)).succeeded
 
 
 def key_pair_is_current(store: Store, keys: JobKeys, nonce: str, identity: JobIdentity) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from bagua_agent.etcd.keys import AfterLoss
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history import job_history
 from bagua_agent.job_state import console
@@ -54,6 +55,7 @@ class ChangeApplier:
     ) -> None:
         self._agent_id = job.agent_id
         self._keys = job.keys
+        self._put_again = job.keys.after_loss(AfterLoss.PUT_AGAIN, AfterLoss.PUT_OVER_A_NEW_JOB)
         self._seen = job.seen
         self._terminal = job.terminal
         self._change_lines = job.change_lines
@@ -168,7 +170,7 @@ class ChangeApplier:
             spec = self._events.message_of(pb.JobSpec, change)
             if spec is not None and spec.nonce == seen.spec.nonce:
                 seen.remember(change.key, change.value)
-        elif change.key in (keys.desired, keys.settings, keys.closing, keys.result) and event is not None:
+        elif change.key in self._put_again and event is not None:
             seen.remember(change.key, change.value)
 
     def _is_own_spec(self, change: Change) -> bool:

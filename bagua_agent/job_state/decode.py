@@ -1,12 +1,12 @@
 """Translates changes of keys in the store into events of the membership machine.
 
-Pure; the time is an argument. A value that can't be read is reported and skipped: one corrupted key must not stop an
-agent.
+DECODERS has an entry for each row of the table of keys (etcd/keys.py). Pure; the time is an argument. A value that
+can't be read is reported and skipped: one corrupted key must not stop an agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -55,8 +55,15 @@ class StoreEvents:
 
     def event_of(self, change: Change, now_s: float) -> ev.Event | None:
         """Returns the event of a change; None for a change that membership does not care about."""
+        found = self._keys.row_of(change.key)
+        decoder = None if found is None else DECODERS[found[0].name]
+        if found is None or decoder is None:
+            return None
+        owner = found[1]
+        if change.value is None:
+            return None if decoder.removed is None else decoder.removed(owner, now_s)
         try:
-            return self._removed(change, now_s) if change.value is None else self._put(change, now_s)
+            return decoder.put(Put(owner, change.value, change.create_revision, now_s))
         except (DecodeError, ValueError) as error:
             self._on_unreadable(change.key, str(error))
             return None
@@ -79,131 +86,184 @@ class StoreEvents:
             return None
         return meeting
 
-    def _removed(self, change: Change, now_s: float) -> ev.Event | None:
-        keys = self._keys
-        if agent_id := keys.id_in(keys.agents, change.key):
-            return ev.AgentGone(now_s=now_s, agent_id=agent_id)
-        if worker_id := keys.id_in(keys.members, change.key):
-            return ev.MemberGone(now_s=now_s, worker_id=worker_id)
-        if worker_id := keys.id_in(keys.suspicions, change.key):
-            return ev.SuspicionCleared(now_s=now_s, worker_id=worker_id)
-        if replica_id := keys.id_in(keys.replicas, change.key):
-            return ev.ReplicaGone(now_s=now_s, replica_id=replica_id)
-        if change.key == keys.hang:
-            return ev.HangOrderSeen(now_s=now_s, order=None)
-        return None
 
-    def _put(self, change: Change, now_s: float) -> ev.Event | None:
-        keys, key, value = self._keys, change.key, change.value or b""
-        if agent_id := keys.id_in(keys.agents, key):
-            a = pb.Agent.FromString(value)
-            _check_owner(agent_id, a.agent_id)
-            agent = AgentView(
-                agent_id=a.agent_id,
-                node_name=a.node_name,
-                slots=a.slots,
-                topology=a.topology,
-                leaving=a.leaving,
-                control_address=a.control_address,
-                join_revision=change.create_revision,
-                ready=a.ready,
-                run_generation=a.run_generation,
-                run=Run(a.run),
-                cut_off=frozenset(a.cut_off),
-            )
-            return ev.AgentSeen(now_s=now_s, agent=agent)
-        if worker_id := keys.id_in(keys.members, key):
-            m = pb.Member.FromString(value)
-            _check_owner(worker_id, m.worker_id)
-            if m.committed_generation > LARGEST_NUMBER:
-                raise ValueError(f"it tells of a commit in generation {m.committed_generation}")
-            member = MemberView(
-                worker_id=m.worker_id,
-                agent_id=m.agent_id,
-                slot=m.slot,
-                store_address=m.store_address,
-                fingerprint=dict(m.fingerprint),
-                committed_generation=m.committed_generation,
-                join_revision=change.create_revision,
-                stage=Stage(m.stage),
-            )
-            return ev.MemberReady(now_s=now_s, member=member, nonce=m.nonce)
-        if worker_id := keys.id_in(keys.suspicions, key):
-            s = pb.Suspicion.FromString(value)
-            _check_owner(worker_id, s.worker_id)
-            suspicion = SuspicionView(
-                worker_id=s.worker_id,
-                generation=s.generation,
-                kind=SuspicionKind(s.kind),
-                hosts=tuple(s.hosts),
-                sequence=s.sequence,
-                detail=s.detail,
-                waited_s=_duration(s.waited_s),
-                usual_step_s=_duration(s.usual_step_s),
-                waits_in=CollectiveWait.from_proto(s.waits_in) if s.HasField("waits_in") else None,
-            )
-            return ev.SuspicionRaised(now_s=now_s, suspicion=suspicion)
-        if worker_id := keys.id_in(keys.failures, key):
-            f = pb.Failure.FromString(value)
-            _check_owner(worker_id, f.worker_id)
-            return ev.FailureRecorded(now_s=now_s, failure=FailureView.of(f, change.create_revision))
-        if worker_id := keys.id_in(keys.finished_workers, key):
-            finished = pb.Finished.FromString(value)
-            _check_owner(worker_id, finished.worker_id)
-            return ev.WorkerFinished(
-                now_s=now_s,
-                worker_id=worker_id,
-                step=finished.step,
-                before_joining=finished.before_joining,
-                agent_id=finished.agent_id,
-                node_name=finished.node_name,
-                generation=finished.generation,
-            )
-        if worker_id := keys.id_in(keys.departures, key):
-            departure = pb.Departure.FromString(value)
-            _check_owner(worker_id, departure.worker_id)
-            return ev.WorkerDeparted(now_s=now_s, departure=_departure(departure))
-        if worker_id := keys.id_in(keys.refusals, key):
-            return ev.MemberRefused(now_s=now_s, worker_id=worker_id)
-        if key == keys.spec:
-            spec = pb.JobSpec.FromString(value)
-            restarts = spec.mode == pb.JobSpec.RESTART
-            return ev.ModeSeen(
-                now_s=now_s,
-                restarts=restarts,
-                size_policy=SizePolicy.of(spec.size_policy),
-                replica_size=max(1, spec.replica_size),
-            )
-        if replica_id := keys.id_in(keys.replicas, key):
-            replica = Replica.decode(value)
-            _check_owner(replica_id, replica.replica_id)
-            return ev.ReplicaSeen(now_s=now_s, replica=replica, order=change.create_revision)
-        if key == keys.generation:
-            return ev.GenerationSeen(now_s=now_s, generation=Generation.decode(value))
-        if key == keys.desired:
-            d = pb.Desired.FromString(value)
-            if not 1 <= d.min_nodes <= d.max_nodes:
-                raise ValueError(f"desired nodes {d.min_nodes}:{d.max_nodes} are not 1 <= least <= most")
-            return ev.DesiredChanged(now_s=now_s, min_nodes=d.min_nodes, max_nodes=d.max_nodes)
-        if key == keys.settings:
-            pinned = pb.PinnedSettings.FromString(value)
-            settings = StepSettings.from_proto(pinned.settings)
-            return ev.SettingsPinned(now_s=now_s, settings=settings, forgets=pinned.forgets)
-        if key == keys.study:
-            tuned = pb.Study.FromString(value).current
-            return ev.SettingsTuned(now_s=now_s, settings=StepSettings.from_proto(tuned))
-        if key == keys.hang:
-            return ev.HangOrderSeen(now_s=now_s, order=_hang_order(pb.HangOrder.FromString(value)))
-        if key == keys.closing:
-            closing = pb.Closing.FromString(value)
-            if not closing.generation:
-                raise ValueError("it closes no generation")
-            return ev.ClosingSeen(now_s=now_s, generation=closing.generation)
-        if key == keys.result:
-            if pb.Result.FromString(value).outcome == pb.Result.OUTCOME_UNSPECIFIED:
-                raise ValueError("it tells no outcome")  # and ends nothing
-            return ev.ResultSeen(now_s=now_s)
-        return None
+@dataclass(frozen=True, slots=True)
+class Put:
+    """The value of a key that was put."""
+
+    owner: str  # the id in the key; empty for a key that the job has once
+    value: bytes
+    create_revision: int
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """How the changes of a key become events. put: raises DecodeError or ValueError for a value that can't be read.
+    removed(owner, now_s): None: the removal makes no event."""
+
+    put: Callable[[Put], ev.Event]
+    removed: Callable[[str, float], ev.Event] | None = None
+
+
+def _agent(put: Put) -> ev.Event:
+    a = pb.Agent.FromString(put.value)
+    _check_owner(put.owner, a.agent_id)
+    agent = AgentView(
+        agent_id=a.agent_id,
+        node_name=a.node_name,
+        slots=a.slots,
+        topology=a.topology,
+        leaving=a.leaving,
+        control_address=a.control_address,
+        join_revision=put.create_revision,
+        ready=a.ready,
+        run_generation=a.run_generation,
+        run=Run(a.run),
+        cut_off=frozenset(a.cut_off),
+    )
+    return ev.AgentSeen(now_s=put.now_s, agent=agent)
+
+
+def _member(put: Put) -> ev.Event:
+    m = pb.Member.FromString(put.value)
+    _check_owner(put.owner, m.worker_id)
+    if m.committed_generation > LARGEST_NUMBER:
+        raise ValueError(f"it tells of a commit in generation {m.committed_generation}")
+    member = MemberView(
+        worker_id=m.worker_id,
+        agent_id=m.agent_id,
+        slot=m.slot,
+        store_address=m.store_address,
+        fingerprint=dict(m.fingerprint),
+        committed_generation=m.committed_generation,
+        join_revision=put.create_revision,
+        stage=Stage(m.stage),
+    )
+    return ev.MemberReady(now_s=put.now_s, member=member, nonce=m.nonce)
+
+
+def _suspicion(put: Put) -> ev.Event:
+    s = pb.Suspicion.FromString(put.value)
+    _check_owner(put.owner, s.worker_id)
+    suspicion = SuspicionView(
+        worker_id=s.worker_id,
+        generation=s.generation,
+        kind=SuspicionKind(s.kind),
+        hosts=tuple(s.hosts),
+        sequence=s.sequence,
+        detail=s.detail,
+        waited_s=_duration(s.waited_s),
+        usual_step_s=_duration(s.usual_step_s),
+        waits_in=CollectiveWait.from_proto(s.waits_in) if s.HasField("waits_in") else None,
+    )
+    return ev.SuspicionRaised(now_s=put.now_s, suspicion=suspicion)
+
+
+def _failure(put: Put) -> ev.Event:
+    f = pb.Failure.FromString(put.value)
+    _check_owner(put.owner, f.worker_id)
+    return ev.FailureRecorded(now_s=put.now_s, failure=FailureView.of(f, put.create_revision))
+
+
+def _finished(put: Put) -> ev.Event:
+    finished = pb.Finished.FromString(put.value)
+    _check_owner(put.owner, finished.worker_id)
+    return ev.WorkerFinished(
+        now_s=put.now_s,
+        worker_id=put.owner,
+        step=finished.step,
+        before_joining=finished.before_joining,
+        agent_id=finished.agent_id,
+        node_name=finished.node_name,
+        generation=finished.generation,
+    )
+
+
+def _departed(put: Put) -> ev.Event:
+    departure = pb.Departure.FromString(put.value)
+    _check_owner(put.owner, departure.worker_id)
+    return ev.WorkerDeparted(now_s=put.now_s, departure=_departure(departure))
+
+
+def _spec(put: Put) -> ev.Event:
+    spec = pb.JobSpec.FromString(put.value)
+    return ev.ModeSeen(
+        now_s=put.now_s,
+        restarts=spec.mode == pb.JobSpec.RESTART,
+        size_policy=SizePolicy.of(spec.size_policy),
+        replica_size=max(1, spec.replica_size),
+    )
+
+
+def _replica(put: Put) -> ev.Event:
+    replica = Replica.decode(put.value)
+    _check_owner(put.owner, replica.replica_id)
+    return ev.ReplicaSeen(now_s=put.now_s, replica=replica, order=put.create_revision)
+
+
+def _desired(put: Put) -> ev.Event:
+    d = pb.Desired.FromString(put.value)
+    if not 1 <= d.min_nodes <= d.max_nodes:
+        raise ValueError(f"desired nodes {d.min_nodes}:{d.max_nodes} are not 1 <= least <= most")
+    return ev.DesiredChanged(now_s=put.now_s, min_nodes=d.min_nodes, max_nodes=d.max_nodes)
+
+
+def _settings(put: Put) -> ev.Event:
+    pinned = pb.PinnedSettings.FromString(put.value)
+    settings = StepSettings.from_proto(pinned.settings)
+    return ev.SettingsPinned(now_s=put.now_s, settings=settings, forgets=pinned.forgets)
+
+
+def _study(put: Put) -> ev.Event:
+    tuned = pb.Study.FromString(put.value).current
+    return ev.SettingsTuned(now_s=put.now_s, settings=StepSettings.from_proto(tuned))
+
+
+def _hang(put: Put) -> ev.Event:
+    return ev.HangOrderSeen(now_s=put.now_s, order=_hang_order(pb.HangOrder.FromString(put.value)))
+
+
+def _closing(put: Put) -> ev.Event:
+    closing = pb.Closing.FromString(put.value)
+    if not closing.generation:
+        raise ValueError("it closes no generation")
+    return ev.ClosingSeen(now_s=put.now_s, generation=closing.generation)
+
+
+def _result(put: Put) -> ev.Event:
+    if pb.Result.FromString(put.value).outcome == pb.Result.OUTCOME_UNSPECIFIED:
+        raise ValueError("it tells no outcome")  # and ends nothing
+    return ev.ResultSeen(now_s=put.now_s)
+
+
+# By name in KEY_TABLE. None: membership has no event for the key; the comment names the part that reads it.
+DECODERS: Mapping[str, Decoder | None] = {
+    "spec": Decoder(_spec),
+    "desired": Decoder(_desired),
+    "settings": Decoder(_settings),
+    "leader": None,  # apply_changes.py
+    "generation": Decoder(
+        lambda put: ev.GenerationSeen(now_s=put.now_s, generation=Generation.decode(put.value))
+    ),
+    "meeting": None,  # apply_changes.py
+    "hang": Decoder(_hang, lambda _, now_s: ev.HangOrderSeen(now_s=now_s, order=None)),
+    "closing": Decoder(_closing),
+    "stop": None,  # job/loop.py
+    "result": Decoder(_result),
+    "agents": Decoder(_agent, lambda owner, now_s: ev.AgentGone(now_s=now_s, agent_id=owner)),
+    "members": Decoder(_member, lambda owner, now_s: ev.MemberGone(now_s=now_s, worker_id=owner)),
+    "suspicions": Decoder(_suspicion, lambda owner, now_s: ev.SuspicionCleared(now_s=now_s, worker_id=owner)),
+    "failures": Decoder(_failure),
+    "finished_workers": Decoder(_finished),
+    "departures": Decoder(_departed),
+    "refusals": Decoder(lambda put: ev.MemberRefused(now_s=put.now_s, worker_id=put.owner)),
+    "replicas": Decoder(_replica, lambda owner, now_s: ev.ReplicaGone(now_s=now_s, replica_id=owner)),
+    "events": None,  # history/history_keeper.py
+    "measured": None,  # autotune/tuner.py
+    "study": Decoder(_study),
+    "identity": None,  # job/create_or_join.py
+}
 
 
 def _departure(d: pb.Departure) -> DepartureView:

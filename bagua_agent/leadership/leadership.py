@@ -22,7 +22,7 @@ from bagua_agent.etcd.client import (
     mod_revision_is,
 )
 from bagua_agent.etcd.key_range import KeyRange
-from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.keys import JobKeys, Removal, check_id
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.large_jobs.record_parts import StoredRecord
 from bagua_agent.leadership.reports import (
@@ -127,7 +127,7 @@ class Leadership:
         """
         act, what = Act.LEADER_REMOVAL, "removing a dead leader's keys"
         compares = [create_revision_is(self._keys.leader, create_revision)]
-        deletes = [self._keys.leader]
+        deletes = [*self._keys.removed(Removal.WITH_LEADER)]
         own = self._keys.agent(agent_id)
         if agent_revision:
             compares.append(create_revision_is(own, agent_revision))
@@ -149,7 +149,8 @@ class Leadership:
         self._write(act, what, remove)
 
     def _keys_of_workers(self, worker_ids: Sequence[str]) -> list[str]:
-        return [f(w) for w in worker_ids for f in (self._keys.member, self._keys.suspicion)]
+        folders = self._keys.removed(Removal.WITH_AGENTS_WORKERS)
+        return [folder + check_id("worker", w) for w in worker_ids for folder in folders]
 
     # -- fenced writes
 
@@ -218,7 +219,7 @@ class Leadership:
             "writing the result",
             [unended],
             puts=[Put(self._keys.result, result.SerializeToString())],
-            deletes=[self._keys.identity],  # no agent joins any more
+            deletes=self._keys.removed(Removal.WITH_RESULT),  # no agent joins any more
         )
 
     def refuse(self, worker_id: str, difference: str) -> None:

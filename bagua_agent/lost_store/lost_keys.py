@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from bagua_agent.base.errors import JobReplaced
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import KeyValue, absent
+from bagua_agent.etcd.keys import AfterLoss
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history import job_history
 from bagua_agent.job_state.context import JoinedJob
@@ -47,8 +48,8 @@ class LostKeys:
         self._found = found
         keys = job.keys
         self._own_key = keys.agent(job.agent_id)
-        self._kept = frozenset(
-            {keys.spec, keys.desired, keys.settings, keys.generation, keys.closing, keys.result}
+        self._kept = keys.after_loss(
+            AfterLoss.PUT_AGAIN, AfterLoss.PUT_OVER_A_NEW_JOB, AfterLoss.NEWEST_RECORD
         )
         self._settled_at_s = float("-inf")  # after a loss of the job's keys
         self._owners_back_at_s = float("-inf")  # after a loss of this agent's own

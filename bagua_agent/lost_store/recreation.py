@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from bagua_agent.etcd.client import Compare, KeyValue, Put, absent, mod_revision_is
-from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.etcd.keys import AfterLoss, JobKeys
 from bagua_agent.large_jobs.limits import USUAL_LIMITS, Limits
 from bagua_agent.large_jobs.record_parts import stored
 from bagua_contract import membership_pb2 as pb
@@ -32,8 +32,8 @@ SETTLE_S = 1.5
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Holds what this agent remembers of its job. nonce: of the job that this agent is in. values: by key, as last
-    seen: spec, identity, desired, settings, closing, result. committed: a step of this job was committed, as far as
-    this agent knows."""
+    seen: keys that AfterLoss lets an agent put again, of the replicas its own alone. committed: a step of this job was
+    committed, as far as this agent knows."""
 
     nonce: str
     values: Mapping[str, bytes]
@@ -94,7 +94,7 @@ def _another_job(
         return GiveWay("the job was written anew by others, and nothing was trained here")
     if keys.result in found or _has_committed(keys, memory, found):
         return GiveWay("etcd lost its keys, and another job of this id has trained since")
-    begun = (keys.spec, keys.desired, keys.settings)
+    begun = keys.after_loss(AfterLoss.PUT_OVER_A_NEW_JOB)
     over = {key: kv.mod_revision for key in begun if (kv := found.get(key)) is not None}
     return _missing(keys, memory, found, limits, over)
 
@@ -108,9 +108,10 @@ def _missing(
 ) -> RecreationVerdict:
     """Decides which keys are written again. over: keys that exist and are not ours, with the revision that was read."""
     work = _Work()
+    with_spec = keys.after_loss(AfterLoss.WITH_SPEC)
     for key, value in memory.values.items():
-        if key == keys.identity:
-            continue  # no agent follows it: it is written with its spec
+        if key in with_spec:
+            continue  # no agent follows it: whether it was lost is not known
         standing = found.get(key)
         if key in over:
             work.add(key, value, over[key])
@@ -126,8 +127,8 @@ def _missing(
     if not work.puts:
         return NothingLost()
     if keys.spec in {put.key for put in work.puts}:
-        if keys.identity in memory.values and keys.result not in memory.values:
-            work.puts.append(Put(keys.identity, memory.values[keys.identity]))
+        if keys.result not in memory.values:
+            work.puts += [Put(key, memory.values[key]) for key in with_spec if key in memory.values]
     else:
         # never into another job
         work.compares.append(mod_revision_is(keys.spec, found[keys.spec].mod_revision))

@@ -46,7 +46,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         self.seen = LocalJobState(SPEC, JobView(), Generation(3, 2, GenerationKind.FAILOVER, (), "ours"))
-        self.seen.remembered[KEYS.spec] = SPEC.SerializeToString()
+        self.seen.remember(KEYS.spec, SPEC.SerializeToString())
         self.timers = Timers()
         history = HistoryKeeper(KEYS, "host", self, lambda: 1e9)
         history.leader_is("a", leading=True)
@@ -166,7 +166,7 @@ def test_a_job_that_has_ended_may_make_room() -> None:
     agent = Agent()
     agent.seen.result = pb.Result(outcome=pb.Result.SUCCEEDED)
     agent.stands(KEYS.spec, pb.JobSpec(nonce="next").SerializeToString())
-    agent.seen.remembered[KEYS.result] = agent.seen.result.SerializeToString()
+    agent.seen.remember(KEYS.result, agent.seen.result.SerializeToString())
     agent.take(removed(KEYS.result), removed(KEYS.generation))
     assert agent.written == agent.said == []
 
