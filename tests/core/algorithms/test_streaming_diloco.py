@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,6 +13,10 @@ from torch import nn
 from bagua_core.algorithms import LocalSGD, StreamingDiLoCo, find_algorithm
 from bagua_core.algorithms.streaming_diloco import StreamingExchange
 from bagua_core.communication.communicator import Communicator, Lane, Pending
+from bagua_core.data.balancing.balance import Balance
+from bagua_core.data.balancing.balanced_division import BalancedDivision
+from bagua_core.data.division import DivisionSettings
+from bagua_core.data.prefetch import BatchKey
 from bagua_core.parallel import DistributedDataParallel
 from tests.core.algorithms.plain_diloco import PlainDiLoCo
 from tests.core.algorithms.weight_workers import MakeOptimizer, Replica, Shares, Worker, adam, sgd, train_all
@@ -167,6 +171,32 @@ def test_a_worker_without_samples_in_the_round_counts_nothing() -> None:
     moved = 0.7 * 1.9 * (own - anchor)  # the momentum was zero
     torch.testing.assert_close(members[0].model.travelling()["anchor.0.0"], anchor + moved)
     assert torch.equal(members[0].seen[3], members[1].seen[3])
+
+
+@pytest.mark.parametrize("mean_over", ["complexity", "samples"])
+def test_workers_count_by_tokens_where_the_loss_is_a_mean_over_tokens(
+    mean_over: Literal["samples", "complexity"],
+) -> None:
+    """In each batch one worker has samples of eight and of one token, the other one four samples of one token."""
+    lengths = [8.0, 1.0, 1.0, 1.0, 1.0, 1.0] * 3
+    division = BalancedDivision(
+        lengths,
+        Balance(complexities=lengths, mean_over=mean_over),
+        DivisionSettings(0, False, False, 6, None),
+    )
+    algorithm = StreamingDiLoCo(sync_every=3, fragments=1, delay=0, alpha=0.0, weighted_by="samples")
+    members = workers(2, algorithm)
+    for batch in range(3):
+        pieces = [division.piece(BatchKey(rank, 2, 0, batch, 0)) for rank in range(2)]
+        assert sorted(len(piece.indices) for piece in pieces) == [2, 4]
+        train_all(members, 1, Shares(tuple((piece.weight,) for piece in pieces)))
+    has_long = [any(lengths[i] == 8.0 for i in piece.indices) for piece in pieces]
+    anchor = members[0].model.travelling()["anchor.0.0"].clone()
+    long, short = (members[has_long.index(found)].weights() - anchor for found in (True, False))
+    train_all(members, 1, Shares.even(2))
+    part = 9 / 13 if mean_over == "complexity" else 2 / 6
+    moved = 0.7 * 1.9 * (part * long + (1 - part) * short)  # the momentum was zero
+    torch.testing.assert_close(members[0].model.travelling()["anchor.0.0"], anchor + moved)
 
 
 def test_over_real_connections_in_several_types() -> None:
