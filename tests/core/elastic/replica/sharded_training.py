@@ -1,7 +1,7 @@
 """A worker that trains a small sharded model, started by `leader.py` in a process of its own.
 
 Writes <out>/steps/<worker>: the step that it is in. At its end it writes <out>/ends/<worker>.pt: its place, its shards,
-and the losses by step. With <out>/hurry it takes no rest between steps.
+and the stripes of which its copy of the state consisted. With <out>/hurry it takes no rest between steps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel, parallelize_module
 
 import bagua_core as bagua
+from bagua_core.elastic.heal import heal
+from bagua_core.elastic.state.flat_tensors import byte_ranges
 
 SAMPLES = 96
 GLOBAL_BATCH = 12
@@ -67,6 +69,22 @@ def _further_groups() -> None:
     assert mesh["shard"].size() == size
 
 
+def _arriving_stripes() -> list[tuple[int, int, int]]:
+    """Of each stripe that arrives whole from now on: the holders of the copy, which of them sent it, its bytes."""
+    stripes: list[tuple[int, int, int]] = []
+    receive = heal._receive_stripe
+
+    def noted(
+        communicator: Any, received: Any, total_bytes: int, holders: Any, part: int, *more: Any
+    ) -> None:
+        receive(communicator, received, total_bytes, holders, part, *more)
+        begin, end = byte_ranges(total_bytes, len(holders), part)
+        stripes.append((len(holders), holders[part], end - begin))
+
+    heal._receive_stripe = noted
+    return stripes
+
+
 def local(tensor: Any) -> torch.Tensor:
     found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return found.detach().clone()
@@ -92,6 +110,7 @@ def train(
         log = os.open(out / f"log-{worker}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
+    stripes = _arriving_stripes()
     bagua.init_process_group()
     module = model(parallel)
     if environment:
@@ -116,16 +135,16 @@ def train(
     steps, ends = out / "steps", out / "ends"
     for directory in (steps, ends):
         directory.mkdir(exist_ok=True)
-    times: list[tuple[int, float]] = []
+    step = 0
     for _ in loader.epochs(epochs):
         for x, y in loader:
-            (steps / f".{worker}").write_text(str(len(times)))
+            (steps / f".{worker}").write_text(str(step))
             os.replace(steps / f".{worker}", steps / worker)
             loss = nn.functional.mse_loss(wrapped(x), y)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            times.append((len(times), time.time()))
+            step += 1
             if not (out / "hurry").exists():
                 (out / f"computes-{environment.get('BAGUA_WORKER_ID', 'alone')}").touch()
                 time.sleep(step_s)
@@ -137,7 +156,7 @@ def train(
             "place": place,
             "parameters": [local(p) for p in module.parameters()],
             "momentum": [local(s["momentum_buffer"]) for s in optimizer.state.values()],
-            "times": times,
+            "stripes": stripes,
             "reductions": reductions,
         },
         ends / f"part-{worker}",

@@ -154,5 +154,11 @@ def test_a_replica_is_lost_and_another_joins(start: Start) -> None:
     assert ends[0]["place"][2:] == (3, 2)
     check_equal_shards(ends)
     check_ledger(leader.out, EPOCHS)
+    for end in ends[4:]:  # of the joiner
+        sent_bytes = [(holder, size) for holders, holder, size in end["stripes"] if holders == 2]
+        assert sorted(holder for holder, _ in sent_bytes) == [0, 1], end["stripes"]
+        assert min(size for _, size in sent_bytes) > 0.25 * sum(size for _, size in sent_bytes), end[
+            "stripes"
+        ]
     for mine, expected in zip(whole(ends, 2), alone(leader.out, EPOCHS), strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
