@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from bagua_contract.records import StateName
 from bagua_contract.replica import Replica, ReplicaMember
 from bagua_contract.step_settings import QADAM_TAKES_NO_SHARDS, StepSettings
-from bagua_core.algorithms import Attachment, GradientAllreduce, QAdamOptimizer
+from bagua_core.algorithms import Attachment, GradientAllreduce, QAdamOptimizer, algorithm_names
 from bagua_core.algorithms.tuned import cannot_take
 from bagua_core.communication.communicator import Communicator, Lane
 from bagua_core.communication.compressed.compressed_sum import CompressedSum
@@ -141,12 +142,18 @@ def test_what_does_not_work_with_replicas_is_refused() -> None:
     plain = [torch.nn.Parameter(torch.zeros(2))]
     with pytest.raises(NotForReplicas, match="fully_shard"):
         refusals.check_model("gradient_allreduce", plain, 2)
-    with pytest.raises(NotForReplicas, match="algorithm decentralized"):
-        refusals.check_model("decentralized, 1 of 2 parameters frozen (ab)", plain, 2)
+    for name in sorted({*algorithm_names(), "hook", "one_of_the_script"} - set(refusals.ALGORITHMS)):
+        with pytest.raises(NotForReplicas, match=f"algorithm {name} does not act on the shards"):
+            refusals.check_model(f"{name}, 1 of 2 parameters frozen (ab)", plain, 2)
     with pytest.raises(NoReplicaYet, match="init_process_group"):
         refusals.check_assembled(2, is_assembled=False)
     refusals.check_assembled(2, is_assembled=True)
     refusals.check_assembled(1, is_assembled=False)
+
+
+def test_the_manual_names_the_algorithms_that_act_on_shards() -> None:
+    line = f"- The algorithms `{'`, `'.join(refusals.ALGORITHMS[:-1])}` and `{refusals.ALGORITHMS[-1]}` act on shards."
+    assert line in (Path(__file__).parents[4] / "docs" / "sharded-models.md").read_text()
 
 
 def test_rows_without_replicas_stay_as_they_are() -> None:
