@@ -3,9 +3,9 @@
     python -m benchmarks.examples --keep
     python -m benchmarks.examples --only digits.py --only char_lm.py
 
-The cells of the notebook run one after another in a Python of their own, as in a kernel. The exit code is 1 if an
-example fails or takes longer than a minute. Needs the packages of the examples (scripts/test --long has them) and an
-otherwise idle machine.
+The cells of the notebook run one after another in a Python of their own, as in a kernel. `slow_links.py` has a row for
+each of its lines, which name an algorithm. The exit code is 1 if an example fails or takes longer than a minute. Needs
+the packages of the examples (scripts/test --long has them) and an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from benchmarks import result_file
 from tests.docs.test_examples import EXAMPLES, EXIT_OF_SIGTERM, code_cells, scripts, started_by
@@ -28,6 +28,16 @@ HANG_S = 300.0
 CELLS = "cells.py"
 # its first run is preempted, and the second one goes on: both together are the example
 RESUMES = "spot_nodes.py"
+# its lines name an algorithm each
+OF_ALGORITHMS = "slow_links.py"
+
+
+class Example(NamedTuple):
+    """lines: its runs, one after another."""
+
+    name: str
+    path: Path
+    lines: list[list[str]]
 
 
 class Taken(TypedDict):
@@ -37,14 +47,24 @@ class Taken(TypedDict):
     as_expected: bool
 
 
-def measured() -> list[Path]:
+def measured() -> list[Example]:
     """The scripts and the notebook."""
-    return sorted([*scripts(), *EXAMPLES.rglob("*.ipynb")])
+    found = []
+    for path in sorted([*scripts(), *EXAMPLES.rglob("*.ipynb")]):
+        name = str(path.relative_to(EXAMPLES))
+        if path.suffix == ".ipynb":
+            found.append(Example(name, path, [["python", CELLS]]))
+            continue
+        first, *others = started_by(path)
+        found.append(Example(name, path, [first, *(others[:1] if path.name == RESUMES else [])]))
+        if path.name == OF_ALGORITHMS:
+            found += [Example(" ".join([name, *words[-2:]]), path, [words]) for words in others]
+    return found
 
 
-def measure(path: Path) -> Taken:
+def measure(example: Example) -> Taken:
+    path, lines = example.path, example.lines
     is_notebook = path.suffix == ".ipynb"
-    lines = [["python", CELLS]] if is_notebook else started_by(path)[: 2 if path.name == RESUMES else 1]
     program = [] if is_notebook else ["-m", "bagua_launch"]
     codes = [*[EXIT_OF_SIGTERM] * (len(lines) - 1), 0]
     as_expected = True
@@ -63,8 +83,7 @@ def measure(path: Path) -> Taken:
                 print(done.stdout[-2000:], done.stderr[-2000:], sep="\n", file=sys.stderr)
                 as_expected = False
         seconds = time.monotonic() - began_s
-    name = str(path.relative_to(EXAMPLES))
-    return Taken(example=name, command=" ".join(lines[-1]), seconds=seconds, as_expected=as_expected)
+    return Taken(example=example.name, command=" ".join(lines[-1]), seconds=seconds, as_expected=as_expected)
 
 
 def verdict(taken: Taken) -> str:
@@ -76,7 +95,8 @@ def verdict(taken: Taken) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    known = {path.name: path for path in measured()}
+    all_of_them = measured()
+    known = {example.path.name: example for example in all_of_them}
     parser.add_argument(
         "--only", choices=sorted(known), action="append", default=[], help="measure this example"
     )
@@ -84,8 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     about = result_file.circumstances()
     found = []
-    for path in (path for name, path in known.items() if not args.only or name in args.only):
-        found.append(measure(path))
+    for example in all_of_them:
+        if args.only and example.path.name not in args.only:
+            continue
+        found.append(measure(example))
         print(
             f"{found[-1]['seconds']:6.1f} s  {found[-1]['example']}: {verdict(found[-1])}",
             file=sys.stderr,

@@ -3,7 +3,8 @@
     bagua-launch --nproc-per-node 2 examples/slow_links.py
     bagua-launch --nproc-per-node 2 examples/slow_links.py --algorithm local_sgd
     bagua-launch --nproc-per-node 2 examples/slow_links.py --algorithm streaming_diloco
-    bagua-launch --nproc-per-node 2 examples/slow_links.py --algorithm gradient_allreduce      # they never differ
+    bagua-launch --nproc-per-node 2 examples/slow_links.py --algorithm power_sgd               # equal replicas
+    bagua-launch --nproc-per-node 2 examples/slow_links.py --algorithm gradient_allreduce      # equal replicas
 
 Each worker steps with its own gradient and sends the change of its weights to its neighbours, in 8 bits instead of 32.
 On one machine nothing is slow: the figures for links of 100 Mbit/s are in benchmarks/results/tradeoff-2026-11-21.md.
@@ -13,6 +14,7 @@ import argparse
 
 import torch
 from char_lm import CharacterModel, Windows, loss_of, read_text
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 import bagua_core as bagua
 
@@ -21,6 +23,11 @@ ALGORITHMS = {
     "decentralized": bagua.algorithms.Decentralized(hierarchical=False),
     "local_sgd": bagua.algorithms.LocalSGD(sync_every=16),
     "streaming_diloco": bagua.algorithms.StreamingDiLoCo(sync_every=16, compress="int4"),
+    # torch's own hook: gradients of low rank, behind ten steps with whole ones
+    "power_sgd": bagua.algorithms.Hook(
+        powerSGD_hook.powerSGD_hook,
+        powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10),
+    ),
     "gradient_allreduce": bagua.algorithms.GradientAllreduce(),
 }
 

@@ -25,10 +25,10 @@ def test_the_limit_decides_the_exit_code(
     shown: str,
     code: int,
 ) -> None:
-    def measure(path: Path) -> examples.Taken:
-        slow = path.name == "digits.py"
+    def measure(example: examples.Example) -> examples.Taken:
+        slow = example.name == "digits.py"
         return examples.Taken(
-            example=path.name,
+            example=example.name,
             command="bagua-launch",
             seconds=seconds if slow else 1.0,
             as_expected=as_expected or not slow,
@@ -39,23 +39,34 @@ def test_the_limit_decides_the_exit_code(
     monkeypatch.setattr(result_file, "keep_plots", lambda table, figures: list(figures))
     assert examples.main(["--keep"]) == code
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
-    assert len(rows) == len(scripts()) + 1, "and the notebook"
+    assert len(rows) == len(examples.measured())
+    assert {example.path for example in examples.measured()} >= set(scripts())
     assert [row[2].strip() for row in rows if "digits.py`" in row[0] and "_" not in row[0]] == [shown]
     [kept] = tmp_path.glob("examples-*.json")
     bars = KINDS["examples"](json.loads(kept.read_text())["values"])["times"]
     assert bars.values["digits.py", "an example"] == [seconds]
 
 
+def test_each_algorithm_of_an_example_for_slow_links_has_a_row() -> None:
+    rows = {example.name: example for example in examples.measured() if example.path.name == "slow_links.py"}
+    assert {
+        "slow_links.py",
+        "slow_links.py --algorithm power_sgd",
+        "slow_links.py --algorithm local_sgd",
+    } <= set(rows)
+    assert len({str(row.lines) for row in rows.values()}) == len(rows)
+
+
 def test_the_cells_of_the_notebook_are_measured() -> None:
     pytest.importorskip("cloudpickle")
-    [path] = (path for path in examples.measured() if path.suffix == ".ipynb")
-    taken = examples.measure(path)
+    [example] = (example for example in examples.measured() if example.path.suffix == ".ipynb")
+    taken = examples.measure(example)
     assert taken["as_expected"] and taken["seconds"] > 0
     assert (taken["example"], taken["command"]) == ("notebook.ipynb", "python cells.py")
 
 
 def test_an_example_is_started_as_it_says() -> None:
-    [path] = (path for path in scripts() if path.name == "original_script.py")
-    taken = examples.measure(path)
+    [example] = (example for example in examples.measured() if example.name == "original_script.py")
+    taken = examples.measure(example)
     assert taken["as_expected"] and taken["seconds"] > 0
     assert taken["command"].startswith("bagua-launch --nproc-per-node 2 examples/original_script.py")
