@@ -110,10 +110,12 @@ def test_the_train_job_uses_the_runtime_and_leaves_its_command() -> None:
 
 
 @pytest.mark.parametrize("path", [RUNTIME, JOB_SET], ids=lambda path: path.name)
-def test_the_count_of_pods_becomes_the_most_nodes(path: Path, tmp_path: Path) -> None:
-    """The container's own shell code runs a stand-in for bagua-launch, whose words the parser then reads."""
+@pytest.mark.parametrize(("nodes", "least"), [("4", 2), ("3:4", 3)])
+def test_the_count_of_pods_becomes_the_most_nodes(path: Path, nodes: str, least: int, tmp_path: Path) -> None:
+    """The container's own shell code runs a substitute for bagua-launch, whose words the parser then reads. A range
+    holds as it is."""
     of_trainer = {
-        "PET_NNODES": "4",
+        "PET_NNODES": nodes,
         "PET_NPROC_PER_NODE": "2",
         "PET_NODE_RANK": "1",
         "PET_MASTER_ADDR": "demo-node-0-0.demo",
@@ -125,7 +127,7 @@ def test_the_count_of_pods_becomes_the_most_nodes(path: Path, tmp_path: Path) ->
     }
     node = container(path, "node")
     config = launched(node, of_trainer, tmp_path)
-    assert (config.min_nodes, config.max_nodes, config.slots) == (2, 4, 2)
+    assert (config.min_nodes, config.max_nodes, config.slots) == (least, 4, 2)
     assert (config.job_id, config.node_rank, config.master_addr) == ("demo-0f9d3a1c", 1, None)
     assert config.once, "a pod that starts when the others have finished does not train again"
     assert config.command.target == node["args"][0]
