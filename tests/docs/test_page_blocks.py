@@ -79,7 +79,8 @@ def test_every_page_of_the_repository_has_its_blocks_read() -> None:
 @pytest.mark.parametrize("page", [page for page in TASK_PAGES if page.name not in WITHOUT_TASK], ids=name_of)
 def test_a_task_page_begins_with_a_block_that_runs(page: Path) -> None:
     first = blocks(page)[0]
-    ran = first.run or RUN_BY.fullmatch(first.mark) or (first.language == "python" and first.runs)
+    is_whole_script = first.language == "python" and first.runs and not first.given
+    ran = first.run or RUN_BY.fullmatch(first.mark) or is_whole_script
     assert ran, f"{page}:{first.line}: {first.language}, {first.mark}"
 
 
@@ -231,11 +232,16 @@ def without_comments(code: str) -> str:
 
 
 def scripts_of(folder: Path, long: bool) -> list[str]:
-    """Writes what runs into `folder`: a guide's Python as one script, each block of other pages as its own."""
+    """Writes what runs into `folder`: a guide's Python as one script, each block of other pages as its own. A page's
+    first block gets no definitions but the names of its mark: it is a script that a reader may copy."""
     written = []
     for page in PAGES:
-        python = [b for b in blocks(page) if b.language == "python" and b.runs and b.long == long]
-        texts = {f"{page.stem}-{b.line}": before(b.given) + b.text for b in python}
+        all_blocks = blocks(page)
+        python = [b for b in all_blocks if b.language == "python" and b.runs and b.long == long]
+        is_whole = {b.line: page in TASK_PAGES and b is all_blocks[0] and not b.given for b in python}
+        texts = {
+            f"{page.stem}-{b.line}": ("" if is_whole[b.line] else before(b.given)) + b.text for b in python
+        }
         if page in GUIDES:
             texts = {page.stem: "\n".join(b.text for b in python)} if python else {}
         for name, text in texts.items():

@@ -19,7 +19,7 @@ EPOCHS, STEPS = 2, 40
 
 def test_two_shards_write_and_one_worker_goes_on(job: MakeJob, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
-    given = {"4": "2", "train.py": str(EXAMPLE)}
+    given = {"4": "2", "examples/fsdp_lm.py": str(EXAMPLE)}
     *options, example = printed("docs/sharded-models.md", "--replica-size 2", given)
     program = [example, "--characters", "20000", "--batch", "16", "--epochs", str(EPOCHS)]
     one = job(program=program, options=["--checkpoint-dir", str(saved), "--checkpoint-every", "6"])
