@@ -46,7 +46,7 @@ from bagua_agent.job.shutdown import flush_final_writes, remove_key_pair, take_s
 from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job.watching import Watching
 from bagua_agent.job_state import console
-from bagua_agent.job_state.apply_changes import ChangeApplier
+from bagua_agent.job_state.perform_effects import ChangePerformer
 from bagua_agent.job_state.store_lines import store_opened
 from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership.formation.departure import Prospect, prospect
@@ -187,7 +187,7 @@ class JobLoop:
         self._job, self._seen = parts.job, parts.job.seen
         self._membership, self._scope, self._own_key = parts.membership, parts.scope, parts.own_key
         self._lifecycle = lifecycle_of_workers(node, parts)
-        self._changes = ChangeApplier(
+        self._changes = ChangePerformer(
             self._job,
             self._lifecycle,
             self._membership.follow_leader,

@@ -12,12 +12,14 @@ from bagua_agent.base.timers import Timers
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history.history_keeper import HistoryKeeper
+from bagua_agent.job_state import change_effects as do
 from bagua_agent.job_state.apply_changes import ChangeApplier
 from bagua_agent.job_state.change_lines import ChangeLines
 from bagua_agent.job_state.console import JobTerminal
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.job_state.job_state import LocalJobState
+from bagua_agent.job_state.perform_effects import ChangePerformer
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.view import JobView
 from bagua_contract import membership_pb2 as pb
@@ -61,7 +63,7 @@ class Node:
             history=history,
             change_lines=ChangeLines(tells, Timers(), "a"),
         )
-        self.news = ChangeApplier(
+        self.news = ChangePerformer(
             cast(JoinedJob, job),
             self,
             lambda now_s: self.heard.append("leader changed"),
@@ -250,3 +252,36 @@ def test_the_leaders_word_on_a_hang_is_passed_on() -> None:
     node.take(put(KEYS.hang, order.SerializeToString()))
     node.take(removed(KEYS.hang))
     assert node.heard == ["hang late", "no hang"]
+
+
+def test_a_change_alters_the_state_and_returns_the_rest() -> None:
+    """The applier holds nothing but values, so it can have no other effect."""
+    seen = LocalJobState(pb.JobSpec(nonce="ours"), JobView())
+    applier = ChangeApplier("a", KEYS, seen)
+    closing = put(KEYS.closing, pb.Closing(worker_id="w", generation=1).SerializeToString())
+    first, again = (applier.apply(closing, frozenset(), 1.0) for _ in range(2))
+    assert first.event == again.event == ev.ClosingSeen(now_s=1.0, generation=1) and seen.closing
+    assert first.effects == (do.CloseJoins(), do.Tell("every worker has committed its last step"))
+    assert again.effects == ()
+
+    gone = applier.apply(removed(KEYS.member("w")), frozenset({"w"}), 1.0)
+    assert gone.effects == (do.RecheckOwnKeys(),)
+
+    broken = applier.apply(put(KEYS.generation, b"\xff"), frozenset(), 1.0)
+    assert broken.event is None and [type(effect) for effect in broken.effects] == [do.Tell]
+    assert seen.unreadable == {KEYS.generation: 5}
+
+    followed = applier.apply(put(KEYS.generation, generation(2).encode(), 7), frozenset({"w"}), 1.0)
+    assert followed.effects[0] == do.FollowGeneration(None, generation(2)) and not seen.unreadable
+
+
+def test_effects_of_a_change_are_performed_before_the_next_change_is_applied() -> None:
+    """A follower sees the state as it was when its record came."""
+    node = Node()
+    seen: list[tuple[int, bool]] = []
+    node.follow = lambda generation: seen.append((generation.number, node.seen.closing))  # type: ignore[method-assign]
+    closing = put(KEYS.closing, pb.Closing(worker_id="w", generation=2).SerializeToString())
+    node.take(
+        put(KEYS.generation, generation(2).encode()), closing, put(KEYS.generation, generation(3).encode())
+    )
+    assert seen == [(2, False), (3, True)]
