@@ -1,4 +1,4 @@
-"""Builds the parts of an agent: those that its node has at once, and those that need the job it joins.
+"""Builds an agent: the parts that its node has at once (`node_parts`), and those that need the job (`assemble`).
 
 loop.py drives them. What is opened here is closed by the ExitStack that the caller gives, last first.
 """
@@ -66,8 +66,22 @@ class NodeParts:
 
 
 @dataclass(frozen=True, slots=True)
-class JobParts:
-    """The parts that an agent has of its job, and by which it takes part. subscription: not started yet."""
+class Joining:
+    """What an agent is given, or has found, when it joins its job."""
+
+    store: Store
+    address: str  # of this node, for others
+    found: JobFound
+    opened: ExitStack  # closes what the parts open
+    hosts_store: bool  # for other nodes
+    dashboard: str  # HOST:PORT at which this agent serves one; empty for none
+    on_event: Callable[[str, bytes], object]  # gets the events that this agent writes, with their keys
+    is_stuck: Callable[[], bool]  # whether the loop does not go on
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """An agent that has joined its job: the parts by which it takes part. subscription: not started yet."""
 
     job: JoinedJob
     identity: JobIdentity
@@ -109,93 +123,29 @@ def node_parts(
     return NodeParts(config, agent_id, node_name, workers, inbox, keys, terminal, timers, sessions)
 
 
-def job_parts(
-    node: NodeParts,
-    store: Store,
-    address: str,
-    found: JobFound,
-    *,
-    hosts_store: bool,
-    opened: ExitStack,
-    dashboard: str = "",
-    on_event: Callable[[str, bytes], object],
-    is_stuck: Callable[[], bool],
-) -> JobParts:
-    """Makes the parts that need the job.
-
-    hosts_store: for other nodes. dashboard: HOST:PORT at which this agent serves one; empty for none. on_event: gets
-    the events that this agent writes, with their keys. is_stuck: whether the loop does not go on.
-    """
-    config, inbox, keys, agent_id = node.config, node.inbox, node.keys, node.agent_id
+def assemble(node: NodeParts, joining: Joining) -> Agent:
+    """Builds the parts that need the job."""
+    config, store, keys, found = node.config, joining.store, node.keys, joining.found
     kept, limits = KeptRecords(), Limits.from_environment()
-    answers = OwnAnswers(agent_id, node.workers, inbox.put, dashboard)
+    lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(found.nodes, config.min_nodes))
     remembered = {keys.identity: found.identity.encode()}
     seen = LocalJobState(spec=found.spec, view=JobView(), remembered=remembered)
-    control = ControlServer(
-        address,
-        found.identity,
-        agent_id,
-        lambda: node.workers.worker_ids,
-        kept.get,
-        answers,
-        node.sessions.traces,
-        node.node_name,
-        lambda: seen.restarts,
-        is_stuck,
-    )
-    opened.callback(control.stop)
-    lease_ttl_s = limits.lease_ttl_s(config.lease_ttl_s, max(found.nodes, config.min_nodes))
-    leased = LeasedKeys(
-        store,
-        lease_ttl_s,
-        lambda event: inbox.put(LeaseChanged(event)),
-        # Restarted workers that wait for one of this node may report nothing, so that no agent probes this one.
-        lambda: seen.restarts and seen.nodes > 1 and is_stuck(),
-    )
-    opened.callback(leased.close)
-    writes = DesiredWrites(node.timers)
-    opened.callback(writes.stop)  # waits for the write under way, which may go on to remove leased keys
-    writer = HistoryWriter(store, on_event)
-    opened.callback(writer.stop)
-    job = JoinedJob(
-        agent_id,
-        node.node_name,
-        keys,
-        seen,
-        store,
-        leased,
-        writes,
-        node.timers,
-        node.terminal,
-        HistoryKeeper(keys, node.node_name, writer),
-        ChangeLines(node.terminal, node.timers, agent_id),
-    )
-    opened.callback(job.change_lines.say_held)  # also when the agent fails
-    records = WholeRecords(store, keys, found.identity, agent_id, control.address, kept, limits)
-    leadership = Leadership(
-        store,
-        keys,
-        leased,
-        found.identity,
-        config.probe_window_s,
-        lambda report: inbox.put(LeadershipReported(report)),
-        records.stored,
-    )
-    opened.callback(leadership.stop)
+    control = _control_server(node, joining, seen, kept)
+    job = _joined_job(node, joining, seen, _leased_keys(node, joining, seen, lease_ttl_s))
+    records = WholeRecords(store, keys, found.identity, node.agent_id, control.address, kept, limits)
+    leadership = _leadership(node, joining, job, records)
     subscription = JobSubscription(
-        store, keys, agent_id, records, limits, inbox, hosts_store=hosts_store, nodes=found.nodes
+        store,
+        keys,
+        node.agent_id,
+        records,
+        limits,
+        node.inbox,
+        hosts_store=joining.hosts_store,
+        nodes=found.nodes,
     )
     lost_keys = LostKeys(job, subscription.state, limits, config.submission)
     policy = _policy(config, seen.failures_allowed, lease_ttl_s)
-    own_key = OwnKey(
-        leased,
-        keys,
-        agent_id=agent_id,
-        node_name=node.node_name,
-        control_address=control.address,
-        slots=config.slots,
-        node_rank=config.node_rank,
-    )
     membership = JobMembership(
         job,
         policy,
@@ -206,12 +156,7 @@ def job_parts(
         has_checkpoints=bool(config.checkpoint_dir),
         limits=limits,
     )
-    scope = SubscriptionScope(job, subscription, membership, lost_keys)
-    hang_orders = HangOrders(job, node.workers, node.sessions.tell_disagreement)
-    opened.callback(hang_orders.stop)
-    tuner = Tuner(job, leadership.write_study, inbox.put, config.autotune_verbose)
-    opened.callback(tuner.stop)
-    return JobParts(
+    return Agent(
         job,
         found.identity,
         limits,
@@ -219,25 +164,117 @@ def job_parts(
         records,
         subscription,
         lost_keys,
-        own_key,
+        _own_key(node, job, control.address),
         membership,
-        scope,
-        hang_orders,
-        tuner,
+        SubscriptionScope(job, subscription, membership, lost_keys),
+        _hang_orders(node, joining, job),
+        _tuner(node, joining, job, leadership),
     )
 
 
-def lifecycle_of_workers(node: NodeParts, parts: JobParts) -> WorkerLifecycle:
+def _control_server(
+    node: NodeParts, joining: Joining, seen: LocalJobState, kept: KeptRecords
+) -> ControlServer:
+    control = ControlServer(
+        joining.address,
+        joining.found.identity,
+        node.agent_id,
+        lambda: node.workers.worker_ids,
+        kept.get,
+        OwnAnswers(node.agent_id, node.workers, node.inbox.put, joining.dashboard),
+        node.sessions.traces,
+        node.node_name,
+        lambda: seen.restarts,
+        joining.is_stuck,
+    )
+    joining.opened.callback(control.stop)
+    return control
+
+
+def _leased_keys(node: NodeParts, joining: Joining, seen: LocalJobState, lease_ttl_s: float) -> LeasedKeys:
+    leased = LeasedKeys(
+        joining.store,
+        lease_ttl_s,
+        lambda event: node.inbox.put(LeaseChanged(event)),
+        # Restarted workers that wait for one of this node may report nothing, so that no agent probes this one.
+        lambda: seen.restarts and seen.nodes > 1 and joining.is_stuck(),
+    )
+    joining.opened.callback(leased.close)
+    return leased
+
+
+def _joined_job(node: NodeParts, joining: Joining, seen: LocalJobState, leased: LeasedKeys) -> JoinedJob:
+    opened = joining.opened
+    writes = DesiredWrites(node.timers)
+    opened.callback(writes.stop)  # waits for the write under way, which may go on to remove leased keys
+    writer = HistoryWriter(joining.store, joining.on_event)
+    opened.callback(writer.stop)
+    job = JoinedJob(
+        node.agent_id,
+        node.node_name,
+        node.keys,
+        seen,
+        joining.store,
+        leased,
+        writes,
+        node.timers,
+        node.terminal,
+        HistoryKeeper(node.keys, node.node_name, writer),
+        ChangeLines(node.terminal, node.timers, node.agent_id),
+    )
+    opened.callback(job.change_lines.say_held)  # also when the agent fails
+    return job
+
+
+def _leadership(node: NodeParts, joining: Joining, job: JoinedJob, records: WholeRecords) -> Leadership:
+    leadership = Leadership(
+        job.store,
+        job.keys,
+        job.leased,
+        joining.found.identity,
+        node.config.probe_window_s,
+        lambda report: node.inbox.put(LeadershipReported(report)),
+        records.stored,
+    )
+    joining.opened.callback(leadership.stop)
+    return leadership
+
+
+def _own_key(node: NodeParts, job: JoinedJob, control_address: str) -> OwnKey:
+    return OwnKey(
+        job.leased,
+        job.keys,
+        agent_id=job.agent_id,
+        node_name=job.node_name,
+        control_address=control_address,
+        slots=node.config.slots,
+        node_rank=node.config.node_rank,
+    )
+
+
+def _hang_orders(node: NodeParts, joining: Joining, job: JoinedJob) -> HangOrders:
+    orders = HangOrders(job, node.workers, node.sessions.tell_disagreement)
+    joining.opened.callback(orders.stop)
+    return orders
+
+
+def _tuner(node: NodeParts, joining: Joining, job: JoinedJob, leadership: Leadership) -> Tuner:
+    tuner = Tuner(job, leadership.write_study, node.inbox.put, node.config.autotune_verbose)
+    joining.opened.callback(tuner.stop)
+    return tuner
+
+
+def lifecycle_of_workers(node: NodeParts, agent: Agent) -> WorkerLifecycle:
     """Returns the way of running workers that the job's mode calls for."""
-    job = parts.job
+    job = agent.job
     if not job.seen.restarts:
         return LiveWorkers(
             job,
             node.workers,
             node.sessions,
-            parts.policy,
-            parts.membership.suspect_leader,
-            parts.own_key.one_slot_less,
+            agent.policy,
+            agent.membership.suspect_leader,
+            agent.own_key.one_slot_less,
             node.config.shutdown_timeout_s,
         )
     nonce = job.seen.spec.nonce
@@ -245,9 +282,9 @@ def lifecycle_of_workers(node: NodeParts, parts: JobParts) -> WorkerLifecycle:
         job,
         node.workers,
         node.sessions,
-        parts.own_key,
+        agent.own_key,
         on_session=lambda: job.writes.until_done("mode", lambda: make_live(job.store, job.keys, nonce)),
-        on_suspicion=parts.membership.suspect_leader,
+        on_suspicion=agent.membership.suspect_leader,
         shutdown_timeout_s=node.config.shutdown_timeout_s,
     )
 

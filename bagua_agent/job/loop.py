@@ -26,7 +26,7 @@ from bagua_agent.config.job_config import JobConfig, launcher_variables
 from bagua_agent.etcd.leased_keys import KeepingEnded, LeaseGranted, LeaseLapsed, StoreAway, StoreBack
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.history import job_history
-from bagua_agent.job.assembly import job_parts, lifecycle_of_workers, node_parts
+from bagua_agent.job.assembly import Joining, assemble, lifecycle_of_workers, node_parts
 from bagua_agent.job.batching import InboxReader
 from bagua_agent.job.create_or_join import find_job, key_pair_is_current, size_policy_of
 from bagua_agent.job.loop_watch import LoopWatch, stuck_line
@@ -173,36 +173,36 @@ class JobLoop:
             self._terminal.tell(console.ended_before(config.job_id, found.before, config.checkpoint_dir))
         if config.size_policy not in (ANY_SIZE, policy := size_policy_of(found.spec)):
             self._terminal.tell(console.other_sizes(config.job_id, policy.text))
-        self._parts = parts = job_parts(
-            node,
+        joining = Joining(
             store,
             self._address,
             found,
-            hosts_store=self._hosts_for_others,
-            opened=self._opened,
+            self._opened,
+            self._hosts_for_others,
             dashboard="" if self._watching is None else self._watching.address,
             on_event=self._on_event,
             is_stuck=lambda: self._watch.is_stuck,
         )
-        self._job, self._seen = parts.job, parts.job.seen
-        self._membership, self._scope, self._own_key = parts.membership, parts.scope, parts.own_key
-        self._lifecycle = lifecycle_of_workers(node, parts)
+        self._agent = agent = assemble(node, joining)
+        self._job, self._seen = agent.job, agent.job.seen
+        self._membership, self._scope, self._own_key = agent.membership, agent.scope, agent.own_key
+        self._lifecycle = lifecycle_of_workers(node, agent)
         self._changes = ChangePerformer(
             self._job,
             self._lifecycle,
             self._membership.follow_leader,
             self._job.leased.recheck,
             self._become_live,
-            parts.hang_orders.take,
+            agent.hang_orders.take,
         )
         self._membership.on_silent_mate = lambda agent_id, now_s: self._lifecycle.lost_touch(agent_id, now_s)
         self._membership.on_cut_off = self._own_key.cut_off
         self._own_key.put()
         # of a large job's nodes the generations tell enough
-        if found.nodes <= parts.limits.whole_picture_nodes:
+        if found.nodes <= agent.limits.whole_picture_nodes:
             self._job.history.own(job_history.node_joined(self._agent_id, config.slots))
-        parts.subscription.start()
-        self._opened.callback(parts.subscription.stop)
+        agent.subscription.start()
+        self._opened.callback(agent.subscription.stop)
         if self._watching is not None:
             self._watching.joined(store)
             self._opened.callback(self._watching.left)
@@ -212,7 +212,7 @@ class JobLoop:
         """Changes to live mode: a worker somewhere has opened a session, so from now on no worker starts again for a
         new generation."""
         self._terminal.tell("the script follows membership in its process: workers stay from now on")
-        self._lifecycle = lifecycle_of_workers(self._node, self._parts)
+        self._lifecycle = lifecycle_of_workers(self._node, self._agent)
         self._changes.follow_with(self._lifecycle)
         self._lifecycle.begin()
 
@@ -225,7 +225,7 @@ class JobLoop:
                 pass
             case WorkerSaid():
                 self._lifecycle.said(message.worker_id, message.message, now_s)
-                self._parts.tuner.said(message.worker_id, message.message, now_s)
+                self._agent.tuner.said(message.worker_id, message.message, now_s)
             case WorkerExited():
                 if (worker := self._workers.get(message.worker_id)) is not None:
                     self._exits[worker.slot, how_it_ended(message.returncode)] += 1
@@ -243,7 +243,7 @@ class JobLoop:
             case LeaseChanged():
                 match message.event:
                     case LeaseLapsed():
-                        self._parts.lost_keys.own_keys_lost(now_s)
+                        self._agent.lost_keys.own_keys_lost(now_s)
                         self._membership.follow_leader(now_s)
                     case LeaseGranted():
                         self._job.writes.until_done("key pair", self._look_at_key_pair)
@@ -258,9 +258,9 @@ class JobLoop:
             case LeadershipReported():
                 self._scope.reported(message, now_s)
             case Suggested():
-                self._parts.tuner.suggested(message, now_s, leads=self._membership.leading)
+                self._agent.tuner.suggested(message, now_s, leads=self._membership.leading)
             case Recalled():
-                self._parts.tuner.recalled(message, now_s, leads=self._membership.leading)
+                self._agent.tuner.recalled(message, now_s, leads=self._membership.leading)
             case ScopeFollowed():
                 self._scope.followed(message, now_s)
             case HealthAsked():
@@ -288,7 +288,7 @@ class JobLoop:
             self._exits,
             leads=self._membership.leading,
             now_s=now_s,
-            study=self._parts.tuner.study if self._parts.tuner.is_on and self._membership.leading else None,
+            study=self._agent.tuner.study if self._agent.tuner.is_on and self._membership.leading else None,
             ended=ended,
         )
 
@@ -298,7 +298,7 @@ class JobLoop:
         job = self._job
         if not job.leased.flush(KEY_WRITTEN_WITHIN_S):
             raise InfrastructureLost("this agent's key does not stand yet")
-        if not key_pair_is_current(job.store, job.keys, job.seen.spec.nonce, self._parts.identity):
+        if not key_pair_is_current(job.store, job.keys, job.seen.spec.nonce, self._agent.identity):
             self._inbox.put(KeyPairReplaced())
 
     def _key_pair_replaced(self) -> None:
@@ -312,15 +312,15 @@ class JobLoop:
 
     def _take_gathered(self, gathered: Gathered, now_s: float) -> None:
         self._take_changes(tuple(gathered.changes), tuple(gathered.probes), now_s)
-        self._reader.decided(now_s, self._parts.limits, len(self._seen.view.agents))
+        self._reader.decided(now_s, self._agent.limits, len(self._seen.view.agents))
 
     def _take_changes(
         self, changes: tuple[Change, ...], probes: tuple[ProbeResult, ...], now_s: float
     ) -> None:
-        self._seen.take_keepers(self._parts.records.keepers)
+        self._seen.take_keepers(self._agent.records.keepers)
         judges = not self._scope.too_little_to_judge()
         if judges:
-            self._parts.lost_keys.notice(changes, now_s)
+            self._agent.lost_keys.notice(changes, now_s)
         happened = self._changes.take(changes, now_s) + self._membership.answers(probes, now_s)
         if happened:
             self._membership.advance(*happened)
@@ -330,9 +330,9 @@ class JobLoop:
         if any(c.key == self._job.keys.stop and c.value is not None for c in changes):
             self._asked_to_stop(now_s)
         if judges:
-            self._parts.lost_keys.mend(changes, now_s)
+            self._agent.lost_keys.mend(changes, now_s)
         self._job.history.saw(changes)
-        self._parts.tuner.saw(changes, now_s, leads=self._membership.leading)
+        self._agent.tuner.saw(changes, now_s, leads=self._membership.leading)
         self._scope.look_around()
 
     def _store_changed(self, message: StoreChanged, now_s: float) -> None:

@@ -18,7 +18,7 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
-from bagua_agent.job.assembly import JobParts, NodeParts, job_parts
+from bagua_agent.job.assembly import Agent, Joining, NodeParts, assemble
 from bagua_agent.job.create_or_join import JobFound
 from bagua_agent.rpc.job_identity import make_identity
 from bagua_contract import membership_pb2 as pb
@@ -34,21 +34,22 @@ def store(etcd: EmbeddedEtcd) -> Iterator[Store]:
     store.close()
 
 
-def some_parts(store: Store, opened: ExitStack, spec: pb.JobSpec, *, is_stuck: bool = False) -> JobParts:
+def some_agent(store: Store, opened: ExitStack, spec: pb.JobSpec, *, is_stuck: bool = False) -> Agent:
     keys = JobKeys("job")
     config = JobConfig("job", WorkerCommand(CommandKind.SCRIPT, "train.py"))
     some: Any = SimpleNamespace(worker_ids=(), output=None, traces=None, tell_disagreement=None)
     node = NodeParts(config, "a", "h1", some, queue.SimpleQueue(), keys, some, Timers(lambda: None), some)
-    return job_parts(
-        node,
+    joining = Joining(
         store,
         "127.0.0.1",
         JobFound(spec, make_identity("job"), nodes=1),
+        opened,
         hosts_store=False,
-        opened=opened,
+        dashboard="",
         on_event=lambda key, value: None,
         is_stuck=lambda: is_stuck,
     )
+    return assemble(node, joining)
 
 
 def test_a_write_under_way_may_remove_leased_keys_while_the_agent_ends(
@@ -64,16 +65,16 @@ def test_a_write_under_way_may_remove_leased_keys_while_the_agent_ends(
 
     monkeypatch.setattr(LeasedKeys, "close", close_and_tell)
     with ExitStack() as opened:
-        parts = some_parts(store, opened, pb.JobSpec(nonce="n"))
+        agent = some_agent(store, opened, pb.JobSpec(nonce="n"))
         opened.callback(closing.set)
 
         def write() -> None:
             begun.set()
             assert closing.wait(HANG_S)
             closed.wait(0.3)  # in which the leased keys are closed, if they do not wait for this write
-            parts.job.leased.remove(parts.job.keys.member("a.0.x"))
+            agent.job.leased.remove(agent.job.keys.member("a.0.x"))
 
-        parts.job.writes.until_done("departed a.0.x", write)
+        agent.job.writes.until_done("departed a.0.x", write)
         assert begun.wait(HANG_S)
     assert closed.is_set() and "used after they were closed" not in caplog.text
 
@@ -92,7 +93,7 @@ def test_a_stuck_agent_in_restart_mode_holds_its_lease_if_the_record_has_other_n
     """In a large job its picture has no other agents."""
     with ExitStack() as opened:
         spec = pb.JobSpec(nonce="n", mode=pb.JobSpec.RESTART)
-        job = some_parts(store, opened, spec, is_stuck=True).job
+        job = some_agent(store, opened, spec, is_stuck=True).job
         job.seen.whole = False
         job.seen.generation = generation_of(nodes)
         leased: Any = job.leased
