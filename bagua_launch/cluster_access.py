@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bagua_agent.config.job_config import StoreCredentials
 from bagua_launch.cluster_options import FILE_OPTIONS
 from bagua_launch.config_file import read_config_file
-from bagua_launch.errors import RequestError
+from bagua_launch.errors import ETCD_MISSING, RequestError
 from bagua_launch.input_files import check_credentials
 from bagua_launch.job_request import parse_credentials
 from bagua_launch.options import Option
@@ -33,7 +33,7 @@ def open_store(values: Values) -> Iterator[Store]:
     """Opens a connected store and closes it at the end. Raises RequestError without --etcd, StoreUnavailable if none
     answers."""
     if "etcd" not in values:
-        raise RequestError("--etcd is missing; use --etcd HOST:PORT, or set BAGUA_ETCD")
+        raise RequestError(ETCD_MISSING)
     endpoints = parse_endpoints(values["etcd"])
     credentials = credentials_of(values)
     check_credentials(credentials)

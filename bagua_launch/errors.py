@@ -14,5 +14,11 @@ class RequestError(UserError):
     """A request is impossible; str() is the whole line."""
 
 
+ETCD_MISSING = (
+    "--etcd is missing; use --etcd HOST:PORT, or set BAGUA_ETCD. No command reaches a job that shows `store private`: "
+    "start it with --nnodes 1:2, which shows the store, or with --dashboard for a page"
+)
+
+
 def refuse(said: Said, what: str, instead: str) -> RequestError:
     return RequestError(f"{said.where} {said.text!r}: {what}; use {instead}")

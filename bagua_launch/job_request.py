@@ -25,7 +25,7 @@ from bagua_agent.config.job_config import (
 )
 from bagua_launch import scalar_values
 from bagua_launch.autotune_request import parse_autotune
-from bagua_launch.errors import RequestError, refuse
+from bagua_launch.errors import ETCD_MISSING, RequestError, refuse
 from bagua_launch.node_facts import NodeFacts, ThisNode
 from bagua_launch.precedence import Said, Values
 from bagua_launch.rendezvous_request import (
@@ -133,7 +133,7 @@ def parse_scale(values: Values, words: Sequence[str]) -> ScaleRequest:
     """Returns the request of `scale`. words: the job, unless an option names it, and its nodes. Raises RequestError."""
     endpoint = values.get("rdzv_endpoint")
     if endpoint is None:
-        raise RequestError("scale: --etcd is missing; use --etcd, or set BAGUA_ETCD")
+        raise RequestError(f"scale: {ETCD_MISSING}")
     if len(words) > 2:
         raise RequestError(f"scale: {' '.join(words)!r} is too much; use scale JOB MIN:MAX")
     job = Said(words[0], "JOB") if len(words) == 2 else values.get("rdzv_id")

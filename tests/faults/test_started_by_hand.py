@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import urllib.request
 
 from click.testing import CliRunner
 
@@ -75,6 +76,33 @@ def test_a_job_without_a_submission_is_shown_followed_and_stopped(job: MakeJob, 
     one.finish([SIGTERM_CODE, 0])
     assert again.says("succeeded")
     one.check_nothing_left()
+
+
+def test_a_job_for_other_nodes_shows_its_store_and_one_without_has_a_page(job: MakeJob) -> None:
+    """Which are the two ways that the error of a missing --etcd names."""
+    alone, open_to_others = job(nodes="1"), job(nodes="1:2")
+    private, node = alone.start(options=["--dashboard=0"]), open_to_others.start()
+    private.await_line("1 node, store private")
+    node.await_line("1 to 2 nodes, store ")
+    endpoint, page = (
+        re.search(pattern, log)
+        for pattern, log in (
+            (r"2 nodes, store (\S+:[0-9]+)\n", node.log),
+            (r"dashboard at (http://[0-9.:]+/)", private.log),
+        )
+    )
+    assert endpoint is not None and page is not None
+    open_to_others.await_step(2)
+    shown = CliRunner().invoke(cli, ["status", "--etcd", endpoint[1], open_to_others.job_id])
+    assert "started by hand" in shown.output
+
+    def verdict() -> str:
+        with urllib.request.urlopen(f"{page[1]}api/page", timeout=DEADLINE_S) as answer:
+            return str(json.load(answer)["verdict"]["what"])
+
+    eventually(lambda: "trains with 1 worker" in verdict(), DEADLINE_S, verdict, 0.1)
+    for one in (alone, open_to_others):
+        one.finish()
 
 
 def test_a_job_whose_nodes_are_gone_is_absent(etcd: EmbeddedEtcd) -> None:

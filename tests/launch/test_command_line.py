@@ -19,6 +19,7 @@ from bagua_contract.distribution import own_version
 from bagua_launch.cluster_options import ETCD, FILE_OPTIONS
 from bagua_launch.command_line import whole_flags
 from bagua_launch.config_file import read_config_file
+from bagua_launch.errors import ETCD_MISSING
 from bagua_launch.option_suggestions import OF_OTHER_LAUNCHERS, nearest
 from bagua_launch.options import RUN_OPTIONS
 from bagua_launch.precedence import merge
@@ -314,7 +315,11 @@ def test_another_launchers_word_is_an_option_of_ours_and_suggested_only_where_th
          "--module 'no_such_module.x': no module 'no_such_module'; use one that python can import here"),
         (["--etcd-ca", "nowhere", "train.py"],
          "--etcd-ca 'nowhere': No such file or directory; use a readable file"),
-        (["scale", "2"], "scale: --etcd is missing; use --etcd, or set BAGUA_ETCD"),
+        (["scale", "2"], f"scale: {ETCD_MISSING}"),
+        (["status", "demo"],
+         "--etcd is missing; use --etcd HOST:PORT, or set BAGUA_ETCD. No command reaches a job that shows `store "
+         "private`: start it with --nnodes 1:2, which shows the store, or with --dashboard for a page"),
+        (["trace", "demo"], ETCD_MISSING),
         (["scale"], "Missing argument '[JOB] NODES'; use --help to see how"),
         (["scale", "--rdzv-idd", "x", "2"], "--rdzv-idd: no such option; use --rdzv-id"),
         (["submit", "--sizes", "2,4", "train.py"],
