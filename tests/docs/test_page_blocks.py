@@ -154,6 +154,22 @@ def test_programs_take_the_words_of_blocks_that_are_only_parsed() -> None:
     assert sum(values is not None for values in taken) > 50
 
 
+def test_small_forms_of_programs_are_run_by_the_tests_that_marks_name() -> None:
+    named = 0
+    for page in PAGES:
+        for block in blocks(page):
+            found = PARSED.fullmatch(block.mark)
+            if found is None or not found["small"]:
+                continue
+            code = (ROOT / found["small"]).read_text()
+            for words in commands(block):
+                name = words[2].rpartition(".")[2].removesuffix("s")  # faults has its trials in fault_trials
+                imported = re.search(rf"benchmarks(\.| import .*\b){name}", code)
+                assert imported, f"{page}:{block.line}: {found['small']} has no {name}"
+                named += 1
+    assert named > 10
+
+
 def test_words_that_a_program_refuses_are_found() -> None:
     for line in (
         "python -m benchmarks.chaos --no-such",
