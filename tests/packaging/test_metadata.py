@@ -70,6 +70,14 @@ def test_the_package_says_what_it_is() -> None:
     assert PROJECT["keywords"] == sorted(set(PROJECT["keywords"]), key=str.lower)
 
 
+def test_the_metadata_has_addresses_once_there_are_some() -> None:
+    contributing = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
+    without = "The project has no public address yet, so the package's metadata name none" in contributing
+    assert without == ("urls" not in PROJECT)
+    relative = re.findall(r"\]\((?!https?:|#)[^)]+\)", (ROOT / PROJECT["readme"]).read_text())
+    assert without == bool(relative), "on a package index they lead nowhere"
+
+
 def test_every_entry_point_leads_to_a_function() -> None:
     points = {**PROJECT["scripts"], **PROJECT["entry-points"]["torchrun.handlers"]}
     for target in points.values():
