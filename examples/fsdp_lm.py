@@ -3,6 +3,7 @@
     python examples/fsdp_lm.py                                                      # one process
     bagua-launch --replica-size 2 --nproc-per-node 4 examples/fsdp_lm.py            # two replicas of two workers
     bagua-launch --replica-size 2 --nproc-per-node 2 --nnodes 1:4 examples/fsdp_lm.py    # prints the line for others
+    bagua-launch --replica-size 4 --nproc-per-node 4 examples/fsdp_lm.py --width 512 --blocks 8    # 25 M parameters
 
 Each replica holds one copy of the model, divided over its workers. Kill a worker: its replica goes, the others go on,
 and a new replica joins them. No sample is lost or repeated.
@@ -20,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 import bagua_core as bagua
 
 CHARACTERS = 128
+HEADS = 4
 
 
 class Block(nn.Module):
@@ -43,11 +45,11 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    def __init__(self, width=96, blocks=3, heads=4):
+    def __init__(self, width=96, blocks=3):
         super().__init__()
         self.characters = nn.Embedding(CHARACTERS, width)
         self.places = nn.Embedding(CONTEXT, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(width, HEADS) for _ in range(blocks))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, CHARACTERS)
 
@@ -81,6 +83,8 @@ def main():
     parser.add_argument("--characters", type=int, default=150_000, help="length of the training text")
     parser.add_argument("--batch", type=int, default=32, help="global batch size")
     parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--width", type=int, default=96, help=f"values of a character, a multiple of {HEADS}")
+    parser.add_argument("--blocks", type=int, default=3, help="number of blocks")
     args = parser.parse_args()
 
     bagua.init_process_group()  # waits for the other workers of this replica
@@ -88,7 +92,7 @@ def main():
     text = read_text(args.characters + 16_384)
     train, held_out = Windows(text[: args.characters]), Windows(text[args.characters :])
 
-    net = LanguageModel()
+    net = LanguageModel(args.width, args.blocks)
     mesh = bagua.shard_mesh()
     for block in net.blocks:
         fully_shard(block, mesh=mesh)
