@@ -1,4 +1,5 @@
-"""A submitted job of replicas across nodes: a drained node takes its replica along, and the job goes on."""
+"""A submitted job of replicas across nodes: a killed host and a drained node take their replica along, and the job goes
+on."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 from typing import Any
 
 from bagua_agent.cluster_client import cluster_requests
+from bagua_contract.records import GenerationKind
 from tests.cluster.cluster import DEADLINE_S, POLL_S, Cluster, SubmittedJob
 from tests.cluster.conftest import MakeCluster
 from tests.cluster.test_cluster_commands import JOB, Terminal
@@ -13,7 +15,7 @@ from tests.faults.test_replicas import SCRIPT
 from tests.lab.wait import eventually
 
 SAMPLES, EPOCHS = 1152, 2  # 96 steps
-STEP_S = 0.7  # until the test lets the job hurry
+STEP_S = 1.0  # until the test lets the job hurry
 
 
 def submit_replicas(terminal: Terminal, nodes: str) -> SubmittedJob:
@@ -35,7 +37,9 @@ def replicas_in(status: list[dict[str, Any]]) -> list[set[str]]:
     return [{node for node, _ in r["workers"]} for r in members]
 
 
-def test_a_drained_node_takes_its_replica_along_and_the_other_goes_on(make_cluster: MakeCluster) -> None:
+def test_a_killed_host_and_a_drained_node_take_their_replica_along_and_the_other_goes_on(
+    make_cluster: MakeCluster,
+) -> None:
     terminal = Terminal(make_cluster(4))
     cluster: Cluster = terminal.cluster
     job = submit_replicas(terminal, "2:4")
@@ -48,6 +52,19 @@ def test_a_drained_node_takes_its_replica_along_and_the_other_goes_on(make_clust
     # not the one that holds the first node by name: of nodes with orders of one age that one is given back first
     stays, breaks = sorted(replicas_in(status()), key=min)
     leaver, mate = sorted(breaks)
+    survivors = {name: cluster.daemon(name).workers() for name in stays}
+    lost = cluster.daemon(mate)
+    lost.host.kill_all()  # its daemon, its agent and its worker
+    alone = job.await_world(1, after_step=before)
+    assert replicas_in(status()) == [stays]
+    assert {name: cluster.daemon(name).workers() for name in stays} == survivors, (
+        "they go on in their processes"
+    )
+    assert any(record.kind is GenerationKind.FAILOVER for record in job.generations())
+    undone = cluster.logs().count("did not happen")  # none if the host was lost between two steps
+    lost.start()
+    before = job.await_world(2, after_step=alone)
+    assert sorted(replicas_in(status()), key=min) == [stays, breaks]
     cluster_requests.drain(cluster.store, leaver, force=False, reason="new disk")
     after = job.await_world(1, after_step=before)
     eventually(
@@ -70,7 +87,7 @@ def test_a_drained_node_takes_its_replica_along_and_the_other_goes_on(make_clust
     assert job.await_outcome().exit_code == 0
     job.check()
     assert len({line.step for line in job.ledger.lines if line.world_size == 1}) > 1
-    assert "did not happen" not in cluster.logs(), "leaves and joins cost no step"
+    assert cluster.logs().count("did not happen") == undone, "leaves and joins cost no step"
     cluster.await_idle()
 
 
