@@ -209,6 +209,13 @@ def uneven_workers(values: Any) -> dict[str, Bars]:
     return {"speed": speeds}
 
 
+def uneven_losses(values: Any) -> dict[str, Bars]:
+    losses = Bars("training loss at equal samples (median, range of seeds)")
+    for row in values:
+        losses.add(row["way"], "training loss", row["training"])
+    return {"losses": losses}
+
+
 def lost_in_round(values: Any) -> dict[str, Bars]:
     times = Bars("longest time between two local steps, in milliseconds (median, range)")
     for trial in values:
@@ -311,8 +318,8 @@ KINDS: dict[str, Callable[[Any], dict[str, Bars]]] = {
     function.__name__: function
     for function in (
         faults, chaos, cluster_scale, submit_start, scale_effect, steps, kernels, load_balancing, cached_dataset,
-        fused_optimizer, uneven_workers, lost_in_round, rendezvous_churn, sharded, deterministic, group_rebuild,
-        autotune, gpu_kernels, newcomer, examples,
+        fused_optimizer, uneven_workers, uneven_losses, lost_in_round, rendezvous_churn, sharded, deterministic,
+        group_rebuild, autotune, gpu_kernels, newcomer, examples,
     )
 }  # fmt: skip
 
