@@ -24,6 +24,7 @@ from bagua_agent.node.local_address import UnknownStoreName
 from bagua_agent.node.node_address import address_towards
 from bagua_agent.security.certificate_files import utc_now
 from bagua_agent.security.tls_renewal import RenewedTls
+from bagua_agent.service.blocking_work import ThisNode
 from bagua_agent.service.config.agent_config import AgentConfig, read_agent_config
 from bagua_agent.service.daemon import NodeDaemon
 from bagua_agent.service.logs.job_logs import JobLogs
@@ -101,18 +102,21 @@ def _serve(
     leased = LeasedKeys(store, config.times_node_lease_s, _tell_lapses)
     scheduler = Scheduler(store, leased, config.node_name, _say, config.cluster_policy)
     listening_at = joined(address, config.listen_port)
+    node = ThisNode(
+        facts,
+        listening_at,
+        _version(),
+        look_for_trouble=lambda: troubles(look_for_trouble(config)),
+        look_for_notes=lambda: notes(check_certificates(config, utc_now())),
+    )
     daemon = NodeDaemon(
         config,
-        facts,
+        node,
         store,
         leased,
         runner,
         _say,
-        listening_at,
-        _version(),
         notifier=notifier,
-        look_for_trouble=lambda: troubles(look_for_trouble(config)),
-        look_for_notes=lambda: notes(check_certificates(config, utc_now())),
     )
     stop.tell(daemon.stop)
     log_service: LogService | None = None

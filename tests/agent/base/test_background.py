@@ -83,7 +83,7 @@ def test_every_thread_of_the_agent_is_of_this_kind_or_says_why_not() -> None:
         "leadership/leadership.py",
         "base/retrying_writes.py",
         "node/hang_orders.py",
-        "service/daemon.py",
+        "service/blocking_work.py",
     } <= ours
 
 

@@ -58,8 +58,9 @@ from bagua_agent.node.torchrun.health_server import health_server
 from bagua_agent.rpc.message_pace import MessagePace
 from bagua_agent.rpc.session_server import SessionServer
 from bagua_agent.rpc.trace_relay import TraceRelay
-from bagua_agent.service.daemon import NodeDaemon
+from bagua_agent.service.blocking_work import BlockingWork, ThisNode
 from bagua_agent.service.node.log_service import LogService
+from bagua_agent.service.node.node_facts import NodeFacts
 from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_agent.service.state_machine import messages as ms
 from bagua_agent.workers.exits.exit_watch import ExitWatch
@@ -145,12 +146,12 @@ def saving_stacks(place: Place) -> None:
 
 
 def daemons_hands(place: Place) -> None:
-    daemon = object.__new__(NodeDaemon)  # of it the hands and the inbox
-    daemon._hands, daemon._inbox = Background("bagua-hands"), cast(Any, place.events)
-    daemon._runner = cast(Any, SimpleNamespace(found=place.fail, kill=place.fail))
-    daemon._store = cast(Any, SimpleNamespace(transact=place.fail))
-    daemon._logs = cast(Any, SimpleNamespace(remove=place.fail))
-    daemon._config = cast(Any, SimpleNamespace(node_name="n0"))
+    work = object.__new__(BlockingWork)  # of it the hands and the inbox
+    work._hands, work._inbox = Background("bagua-hands"), place.events.put
+    work._runner = cast(Any, SimpleNamespace(found=place.fail, kill=place.fail))
+    work._store = cast(Any, SimpleNamespace(transact=place.fail))
+    work._logs = cast(Any, SimpleNamespace(remove=place.fail))
+    work._config = cast(Any, SimpleNamespace(node_name="n0"))
     actions: tuple[ms.Action, ...] = (
         ms.LookForUnits(),
         ms.ActOnUnit("job", ms.UnitAct.KILL),
@@ -159,18 +160,18 @@ def daemons_hands(place: Place) -> None:
         ms.RemoveLogs("gone", "nonce"),
     )
     for action in actions:
-        daemon._perform(action)
+        work.perform(action)
         place.one_event()
-    daemon._hands.stop()
+    work._hands.stop()
 
 
 def looking_at_the_node(place: Place) -> None:
-    daemon = object.__new__(NodeDaemon)  # of it the looks and the inbox
-    daemon._looks, daemon._inbox = Background("bagua-looks"), cast(Any, place.events)
-    daemon._look_for_trouble = place.fail
-    daemon._perform(ms.LookAtNode())
+    work = object.__new__(BlockingWork)  # of it the looks and the inbox
+    work._looks, work._inbox = Background("bagua-looks"), place.events.put
+    work._this_node = ThisNode(NodeFacts(1, 0, "boot"), "127.0.0.1:1", "0", place.fail)
+    work.perform(ms.LookAtNode())
     place.one_event()
-    daemon._looks.stop()
+    work._looks.stop()
 
 
 def exits_of_workers(place: Place) -> None:

@@ -12,6 +12,7 @@ from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.service.blocking_work import ThisNode
 from bagua_agent.service.config import agent_config
 from bagua_agent.service.config.agent_config import AgentConfig
 from bagua_agent.service.daemon import NodeDaemon
@@ -60,16 +61,12 @@ def running_daemon(
     leased, said = LeasedKeys(store, lease_s), list[str]()
     daemon = NodeDaemon(
         config_of(etcd, folder),
-        NodeFacts(1, 0, boot_id),
+        ThisNode(NodeFacts(1, 0, boot_id), "127.0.0.1:1", "0", look_for_trouble, look_for_notes),
         store,
         leased,
         units or NoUnits(),  # type: ignore[arg-type]
         said.append,
-        "127.0.0.1:1",
-        "0",
         policy,
-        look_for_trouble=look_for_trouble,
-        look_for_notes=look_for_notes,
     )
 
     def run() -> None:
