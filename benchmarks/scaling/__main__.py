@@ -68,7 +68,7 @@ def _study(seed: int, quick: bool, keep: bool, about: dict[str, object]) -> int:
     whole = end_to_end.gains(seed)
     slow = study.stragglers(vgg16, link, 64, _STRAGGLER, seed)
     votes = study.vote_of_leaders(vgg16, link, 1024, seed)
-    words = report.in_words(points, lives, costs, found, whole, slow, votes)
+    words = report.in_words(points, lives, costs, found, published.tcp_rates(seed), whole, slow, votes)
     print(words)
     print(f"took {time.monotonic() - began_s:.0f} s", file=sys.stderr)
     if keep:

@@ -12,8 +12,7 @@ from benchmarks.scaling import models
 from benchmarks.scaling.hardware import GBIT, Cluster, Costs, Network, Spread, Transport
 from benchmarks.scaling.steps.step import Workload
 
-# A node over TCP: 2.7, 2.9 and 3.9 GB/s explain the published steps of DDP on VGG16 and BERT-Large and of Bagua's
-# allreduce on VGG16 with 100 Gbit/s links.
+# A node over TCP: near the mean of the rates that explain three published steps (published.py, tcp_rates).
 TCP_BYTES_PER_S = 3.0e9
 # Of a small message by NCCL or Gloo over TCP between two nodes of one data centre, and inside a node: assumed.
 BETWEEN_NODES_S = 30e-6

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.scaling import presets
+from benchmarks.scaling.hardware import Cluster
 from benchmarks.scaling.steps.step import simulate
 
 WORKERS = 128
 _MS = 1e-3
+_NO_LIMIT = 1e15  # bytes a second
 
 # algorithm of the simulator -> images a second, of VGG16
 VGG16 = {
@@ -66,13 +68,16 @@ BERT_LARGE = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """published_s, predicted_s: of one step. is_fitted: it determined a constant of the simulated cluster."""
+    """published_s, predicted_s: of one step. network_s: for which it keeps a node's interface busy. without_network_s:
+    of a step over a network of no cost. is_fitted: it determined a constant of the simulated cluster."""
 
     model: str
     condition: str
     algorithm: str
     published_s: float
     predicted_s: float
+    network_s: float
+    without_network_s: float
     is_fitted: bool
 
     @property
@@ -96,15 +101,74 @@ def speedups(found: list[Point], model: str, condition: str) -> dict[str, tuple[
     }
 
 
+def tcp_rates(seed: int = 0) -> dict[str, float]:
+    """Returns the bytes a second of a node over TCP with which the simulator repeats published steps at 100 Gbit/s: of
+    the three that determined presets.TCP_BYTES_PER_S, and of the exchange in pairs."""
+    vgg16, bert = presets.vgg16(), presets.bert_large()
+    of_bert = BERT_LARGE[100.0, 0.0]
+    found = {}
+    for case, algorithm, published_s in (
+        (vgg16, "ddp", _vgg16_step_s(100, "ddp")),
+        (bert, "ddp", of_bert["ddp"] / presets.BERT_STEPS),
+        (vgg16, "gradient_allreduce", _vgg16_step_s(100, "gradient_allreduce")),
+        (bert, "decentralized_shift_one", of_bert["decentralized_shift_one"] / presets.BERT_STEPS),
+    ):
+        cluster = presets.seeds_cluster(case, 100)
+        if case is bert:
+            cluster = _without_vote(cluster)
+        found[f"{case.name}, {algorithm}"] = _rate_of(cluster, case, algorithm, published_s, seed)
+    return found
+
+
+def _without_vote(cluster: Cluster) -> Cluster:
+    """The original had no vote in a step: what is compared is the exchange."""
+    return replace(cluster, vote_latency_s=0.0, inner_vote_latency_s=0.0)
+
+
+def _rate_of(cluster: Cluster, case: presets.Case, algorithm: str, step_s: float, seed: int) -> float:
+    """Searches by halves: steps become shorter as the rate grows."""
+    slow, fast = cluster.network.bandwidth_bytes_per_s / 100, cluster.network.bandwidth_bytes_per_s
+    for _ in range(30):
+        rate = (slow + fast) / 2
+        costs = replace(cluster.costs, transport_s_per_byte=1 / rate)
+        found_s = simulate(replace(cluster, costs=costs), case.load, algorithm, seed).step_s
+        slow, fast = (rate, fast) if found_s > step_s else (slow, rate)
+    return (slow + fast) / 2
+
+
+def _vgg16_step_s(gbit: int, algorithm: str) -> float:
+    return presets.vgg16().batch * WORKERS / VGG16[gbit][algorithm]
+
+
+def _point(
+    cluster: Cluster,
+    case: presets.Case,
+    condition: str,
+    algorithm: str,
+    published_s: float,
+    is_fitted: bool,
+    seed: int,
+) -> Point:
+    free = replace(
+        cluster,
+        network=replace(cluster.network, bandwidth_bytes_per_s=_NO_LIMIT),
+        costs=replace(cluster.costs, transport_s_per_byte=0.0),
+    )
+    steps = simulate(cluster, case.load, algorithm, seed)
+    without_s = simulate(free, case.load, algorithm, seed).step_s
+    return Point(
+        case.name, condition, algorithm, published_s, steps.step_s, steps.busy_s, without_s, is_fitted
+    )
+
+
 def _vgg16(seed: int) -> Iterator[Point]:
     case = presets.vgg16()
     for gbit, rates in VGG16.items():
         cluster = presets.seeds_cluster(case, gbit)
-        for algorithm, per_s in rates.items():
-            predicted_s = simulate(cluster, case.load, algorithm, seed).step_s
+        for algorithm in rates:
             is_fitted = algorithm == "async" or (gbit == 100 and algorithm in ("ddp", "gradient_allreduce"))
-            published_s = case.batch * WORKERS / per_s
-            yield Point("VGG16", f"{gbit} Gbit/s", algorithm, published_s, predicted_s, is_fitted)
+            published_s = _vgg16_step_s(gbit, algorithm)
+            yield _point(cluster, case, f"{gbit} Gbit/s", algorithm, published_s, is_fitted, seed)
 
 
 def _bert_large(seed: int) -> Iterator[Point]:
@@ -113,10 +177,6 @@ def _bert_large(seed: int) -> Iterator[Point]:
         cluster = presets.seeds_cluster(case, gbit, latency_ms * _MS if latency_ms else None)
         condition = f"{gbit:g} Gbit/s" + (f", {latency_ms:g} ms" if latency_ms else "")
         for algorithm, epoch_s in epochs.items():
-            # the original had no vote in a step: what is compared is the exchange
-            silent = replace(cluster, vote_latency_s=0.0, inner_vote_latency_s=0.0)
-            predicted_s = simulate(silent, case.load, algorithm, seed).step_s
             is_fitted = algorithm == "async" or (algorithm == "ddp" and not latency_ms)
-            yield Point(
-                "BERT-Large", condition, algorithm, epoch_s / presets.BERT_STEPS, predicted_s, is_fitted
-            )
+            published_s = epoch_s / presets.BERT_STEPS
+            yield _point(_without_vote(cluster), case, condition, algorithm, published_s, is_fitted, seed)

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks import result_file
 from benchmarks.scaling.end_to_end import PUBLISHED_GAIN, Gain
 from benchmarks.scaling.life.history import Account
+from benchmarks.scaling.presets import TCP_BYTES_PER_S
 from benchmarks.scaling.published import Point as PublishedPoint
 from benchmarks.scaling.published import speedups
 from benchmarks.scaling.study import REPAIR_S, Life, MembershipCost, Point
@@ -23,6 +24,7 @@ def in_words(
     lives: Sequence[Life],
     costs: Sequence[MembershipCost],
     published: Sequence[PublishedPoint],
+    rates: Mapping[str, float],
     whole: Sequence[Gain],
     slow: Sequence[tuple[str, float, float]],
     votes: Sequence[tuple[str, float, float]],
@@ -54,7 +56,7 @@ def in_words(
             ),
             "## Published points\n\n16 nodes of 8 V100 (arXiv 2107.01499, read off figures). Fitted: the point "
             "determined a constant of the simulated cluster.",
-            _published(published),
+            _published(published, rates),
             f"## Whole trainings\n\nThe original reports a gain of up to {PUBLISHED_GAIN} over the best of DDP, "
             "Horovod and BytePS, for the best algorithm of each model. Here: its algorithm's gain for two of its "
             "models over DDP, and over an allreduce in 16 bits, which Horovod offers.",
@@ -158,7 +160,7 @@ def _changes(costs: Sequence[MembershipCost]) -> str:
     return result_file.table(head, rows)
 
 
-def _published(published: Sequence[PublishedPoint]) -> str:
+def _published(published: Sequence[PublishedPoint], rates: Mapping[str, float]) -> str:
     rows = [
         [
             p.model,
@@ -167,18 +169,24 @@ def _published(published: Sequence[PublishedPoint]) -> str:
             f"{p.published_s:.3f} s",
             f"{p.predicted_s:.3f} s",
             f"{p.ratio:.2f}",
+            f"{p.network_s:.3f} s",
+            f"{p.without_network_s:.3f} s",
             "yes" if p.is_fitted else "",
         ]
         for p in published
     ]
-    head = ["model", "network", "algorithm", "published", "predicted", "predicted / published", "fitted"]
+    head = ["model", "network", "algorithm", "published", "predicted", "predicted / published"]
+    head += ["interface busy", "predicted without network", "fitted"]
     free = [p for p in published if not p.is_fitted]
     close = sum(abs(p.ratio - 1) <= CLOSE for p in free)
     times = speedups(list(published), "BERT-Large", "1 Gbit/s")
     said = ", ".join(f"{name} {a:.1f} times published, {b:.1f} predicted" for name, (a, b) in times.items())
+    fitted = ", ".join(f"{rate / 1e9:.2f} GB/s for {point}" for point, rate in rates.items())
     return "\n\n".join(
         [
             result_file.table(head, rows),
+            f"- A node's rate over TCP that repeats a published step at 100 Gbit/s: {fitted}. The first three gave "
+            f"the {TCP_BYTES_PER_S / 1e9:.1f} GB/s of all predictions.\n"
             f"- {close} of {len(free)} points that fitted nothing are predicted within {CLOSE:.0%}.\n"
             f"- BERT-Large at 1 Gbit/s, DDP's step over the algorithm's: {said}.",
         ]
