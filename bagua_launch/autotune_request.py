@@ -7,7 +7,7 @@ from typing import Any
 from bagua_contract.step_settings import SWITCHABLE
 from bagua_launch import scalar_values
 from bagua_launch.errors import refuse
-from bagua_launch.precedence import Said, Values
+from bagua_launch.written_values import Said, Values
 
 LEVELS = ("0", "1", "2")
 

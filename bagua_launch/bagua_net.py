@@ -8,7 +8,7 @@ import sys
 from bagua_contract import net_variables as plugin_variables
 from bagua_launch import scalar_values
 from bagua_launch.errors import RequestError
-from bagua_launch.precedence import Values
+from bagua_launch.written_values import Values
 
 PATH_COMMAND = (sys.executable, "-m", "bagua_core.net", "path")  # a process of its own: it imports torch
 WITHIN_S = 400.0  # longer than the compiler may take

@@ -14,8 +14,9 @@ from bagua_launch.errors import ETCD_MISSING, RequestError
 from bagua_launch.input_files import check_credentials
 from bagua_launch.job_request import parse_credentials
 from bagua_launch.options import Option
-from bagua_launch.precedence import Values, merge
+from bagua_launch.precedence import merge
 from bagua_launch.rendezvous_request import parse_endpoints
+from bagua_launch.written_values import Values
 
 if TYPE_CHECKING:
     from bagua_agent.etcd.client import Store

@@ -15,9 +15,9 @@ from bagua_contract import cluster_pb2 as pb
 from bagua_launch.environment_request import parse_environment
 from bagua_launch.errors import RequestError, refuse
 from bagua_launch.job_request import parse_job_fields
-from bagua_launch.precedence import Said, Values
 from bagua_launch.rendezvous_request import parse_job_id
 from bagua_launch.replica_request import group_size
+from bagua_launch.written_values import Said, Values
 
 _PRIORITY = re.compile(r"-?[0-9]{1,6}")
 _PAIR = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]*)=([A-Za-z0-9][A-Za-z0-9._/-]*)")

@@ -18,7 +18,7 @@ from bagua_agent.base.plain_text import plain_line
 from bagua_launch.errors import refuse
 from bagua_launch.option_suggestions import nearest
 from bagua_launch.options import Option
-from bagua_launch.precedence import Said
+from bagua_launch.written_values import Said
 
 PROGRAM = "bagua-launch"
 INTERRUPTED = 130

@@ -13,7 +13,7 @@ from pathlib import Path
 from bagua_launch.errors import RequestError
 from bagua_launch.option_suggestions import nearest
 from bagua_launch.options import Option
-from bagua_launch.precedence import Said
+from bagua_launch.written_values import Said
 
 VARIABLE = "BAGUA_CONFIG"
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from bagua_launch.errors import refuse
-from bagua_launch.precedence import Said
+from bagua_launch.written_values import Said
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

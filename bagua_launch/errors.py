@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from bagua_agent.base.errors import UserError
-
-if TYPE_CHECKING:
-    from bagua_launch.precedence import Said
+from bagua_launch.written_values import Said
 
 
 class RequestError(UserError):

@@ -27,7 +27,6 @@ from bagua_launch import scalar_values
 from bagua_launch.autotune_request import parse_autotune
 from bagua_launch.errors import ETCD_MISSING, RequestError, refuse
 from bagua_launch.node_facts import NodeFacts, ThisNode
-from bagua_launch.precedence import Said, Values
 from bagua_launch.rendezvous_request import (
     IS_HOST,
     Rendezvous,
@@ -41,6 +40,7 @@ from bagua_launch.rendezvous_request import (
 )
 from bagua_launch.replica_request import check_replicas, parse_replica_size
 from bagua_launch.size_request import parse_size_policy
+from bagua_launch.written_values import Said, Values
 
 _NNODES = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
 _WITHOUT_EFFECT = ("event_log_handler", "logs_specs", "monitor_interval")

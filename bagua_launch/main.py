@@ -38,9 +38,10 @@ from bagua_launch.input_files import check_command, check_credentials, check_pas
 from bagua_launch.job_request import parse_job_fields, parse_request, parse_scale
 from bagua_launch.options import RUN_OPTIONS, SCALE_OPTIONS
 from bagua_launch.original_flags import HINTS
-from bagua_launch.precedence import Values, merge
+from bagua_launch.precedence import merge
 from bagua_launch.rendezvous_request import parse_job_id, without_other_nodes
 from bagua_launch.ssh_hosts import parse_hosts
+from bagua_launch.written_values import Values
 
 _RUN_HELP = """Start this node's part in a job: one agent, and its workers running SCRIPT.
 

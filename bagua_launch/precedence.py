@@ -8,25 +8,11 @@ error names what the person wrote. Pure; does not know what values mean, but for
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bagua_launch import scalar_values
 from bagua_launch.options import Option
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A value as written, and where: "--nnodes", "PET_NNODES", "launch.toml: nnodes"."""
-
-    text: str
-    where: str
-
-    @property
-    def is_typed(self) -> bool:
-        return self.where.startswith("--")
-
-
-Values = Mapping[str, Said]
+from bagua_launch.written_values import Said, Values
 
 
 def merge(

@@ -18,7 +18,7 @@ from bagua_contract.addresses import joined
 from bagua_launch import scalar_values
 from bagua_launch.errors import RequestError, refuse
 from bagua_launch.node_facts import NodeFacts
-from bagua_launch.precedence import Said, Values
+from bagua_launch.written_values import Said, Values
 
 BACKENDS = ("etcd", "etcd-v2", "c10d", "static")
 

@@ -8,7 +8,7 @@ from bagua_agent.base.plain_text import counted
 from bagua_agent.base.sizes import nodes_with_a_part, whole_replicas
 from bagua_agent.config.job_config import JobConfig
 from bagua_launch.errors import refuse
-from bagua_launch.precedence import Said, Values
+from bagua_launch.written_values import Said, Values
 
 
 def parse_replica_size(said: Said) -> int:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from bagua_agent.config.job_config import LONGEST_WAIT_S
 from bagua_launch.errors import refuse
-
-if TYPE_CHECKING:
-    from bagua_launch.precedence import Said, Values
+from bagua_launch.written_values import Said, Values
 
 _STREAMS = re.compile(r"[0-3]|[0-9]+:[0-3](?:,[0-9]+:[0-3])*")
 _LOCAL_RANKS = re.compile(r"[0-9]+(?:,[0-9]+)*")

@@ -8,7 +8,7 @@ from bagua_agent.base.plain_text import counted
 from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
 from bagua_launch import scalar_values
 from bagua_launch.errors import refuse
-from bagua_launch.precedence import Said, Values
+from bagua_launch.written_values import Said, Values
 
 _SIZES = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
 

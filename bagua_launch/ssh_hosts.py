@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bagua_launch.errors import refuse
 from bagua_launch.options import RUN_OPTIONS
-from bagua_launch.precedence import Said
+from bagua_launch.written_values import Said
 
 # user@host, host, [v6]; a leading dash would be an option of ssh
 _TARGET = re.compile(r"([A-Za-z_][A-Za-z0-9._-]*@)?([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])")

@@ -31,8 +31,8 @@ from bagua_agent.security.certificates import Role
 from bagua_contract.addresses import family_of, joined
 from bagua_launch.input_files import current_directory
 from bagua_launch.node_facts import ThisNode
-from bagua_launch.precedence import Said
 from bagua_launch.ssh_hosts import LEAVE, SSH_FAILED, SshHost, node_arguments, only_typed_on_hosts
+from bagua_launch.written_values import Said
 
 SSH_PORT = 22
 DAYS = 365

@@ -42,7 +42,7 @@ from bagua_contract.addresses import joined
 from bagua_contract.distribution import own_version
 
 if TYPE_CHECKING:
-    from bagua_agent.service.node.cluster_page_service import ClusterPage
+    from bagua_agent.service.cluster_page_service import ClusterPage
 
 CONNECT_TIMEOUT_S = 2.0
 _SIGNALS = ("SIGTERM", "SIGINT")
@@ -148,7 +148,7 @@ def _open_page(
     """Opens the cluster's page; None if the configuration asks for none, so no memory is taken for it."""
     if not config.dashboard_listen:
         return None
-    from bagua_agent.service.node.cluster_page_service import open_page
+    from bagua_agent.service.cluster_page_service import open_page
 
     return open_page(config, store, daemon, scheduler.account, _say)
 

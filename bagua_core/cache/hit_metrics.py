@@ -9,15 +9,20 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
 from bagua_contract.environment import WorkerEnvironment
 from bagua_core.elastic.step import runtime
 
-if TYPE_CHECKING:
-    from bagua_core.cache.cache_loader import CacheLoader
-
 EVERY_S = 1.0
+
+
+class Counting(Protocol):
+    """What is reported on: a CacheLoader."""
+
+    def counts(self) -> Mapping[str, int] | None:
+        """Returns the counts of hits and misses, to any thread; None while it is closed."""
 
 
 def metric_name(dataset_name: str) -> str:
@@ -33,7 +38,7 @@ def recent_rate(before: tuple[int, int], now: tuple[int, int]) -> float | None:
 class HitMetrics:
     """Reports the hit rate of one loader from a thread. loader None: in a child process, which reports nothing."""
 
-    def __init__(self, loader: CacheLoader | None, dataset_name: str) -> None:
+    def __init__(self, loader: Counting | None, dataset_name: str) -> None:
         self._closed = threading.Event()
         if loader is None or not WorkerEnvironment.is_present(os.environ):
             return
@@ -48,7 +53,7 @@ class HitMetrics:
         self._closed.set()
 
 
-def _report(loader: weakref.ref[CacheLoader], name: str, closed: threading.Event) -> None:
+def _report(loader: weakref.ref[Counting], name: str, closed: threading.Event) -> None:
     before = (0, 0)
     while not closed.wait(EVERY_S):
         alive = loader()

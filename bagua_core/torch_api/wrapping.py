@@ -20,8 +20,8 @@ from bagua_core import collectives
 from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.optimizers.optimizer_gate import gate_optimizer
 from bagua_core.parallel import DistributedDataParallel
-from bagua_core.torch_api.algorithms.base import Algorithm
-from bagua_core.torch_api.algorithms.own import ScriptModel, prepared
+from bagua_core.torch_api.algorithms.base import Algorithm, ScriptModel
+from bagua_core.torch_api.algorithms.own import prepared
 from bagua_core.torch_api.bucket import BaguaBucket
 from bagua_core.torch_api.env import get_default_bucket_size
 from bagua_core.torch_api.errors import ModelsDifferError, NoOptimizerError

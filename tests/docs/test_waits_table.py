@@ -6,8 +6,8 @@ import re
 from dataclasses import fields
 
 from bagua_agent.config.job_config import JobConfig
-from bagua_launch.precedence import Said
 from bagua_launch.rendezvous_request import _CONF_KEYS, _MAY_BE_WITHOUT_LIMIT, FORMS, IS_HOST, parse_conf
+from bagua_launch.written_values import Said
 from tests.docs.page_blocks import ROOT
 
 NONE = "`none`"

@@ -12,7 +12,7 @@ from bagua_launch.cluster_request import parse_submission
 from bagua_launch.errors import RequestError
 from bagua_launch.job_request import parse_request
 from bagua_launch.options import AUTOTUNE_OPTIONS
-from bagua_launch.precedence import Said
+from bagua_launch.written_values import Said
 
 ASKED = {
     "autotune_level": "2",

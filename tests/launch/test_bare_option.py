@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bagua_launch.precedence import Said
 from bagua_launch.ssh_hosts import SshHost, node_arguments
+from bagua_launch.written_values import Said
 from tests.launch.launcher import Launcher
 
 

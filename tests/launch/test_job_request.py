@@ -12,7 +12,7 @@ from bagua_agent.membership.policy import Policy
 from bagua_launch.errors import RequestError
 from bagua_launch.job_request import JobRequest, parse_request, parse_scale
 from bagua_launch.node_facts import ThisNode
-from bagua_launch.precedence import Said
+from bagua_launch.written_values import Said
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from bagua_launch.autotune_request import parse_autotune
 from bagua_launch.errors import RequestError
 from bagua_launch.original_flags import HINTS, NO_EFFECT, Original, Translation, translate
-from bagua_launch.precedence import Said
+from bagua_launch.written_values import Said
 from tests.lab import zygote
 from tests.lab.wait import HANG_S
 from tests.launch.launcher import Launcher

@@ -11,7 +11,7 @@ from bagua_contract import cluster_pb2 as pb
 from bagua_launch.cluster_request import parse_submission
 from bagua_launch.errors import RequestError
 from bagua_launch.job_request import parse_request
-from bagua_launch.precedence import Said
+from bagua_launch.written_values import Said
 
 
 def config_of(**values: str) -> JobConfig:

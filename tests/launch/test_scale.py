@@ -23,7 +23,7 @@ from bagua_agent.service.units.unit_request import unit_request
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION
 from bagua_launch import cluster_request
-from bagua_launch.precedence import Said
+from bagua_launch.written_values import Said
 from tests.launch.launcher import Launcher
 
 KEYS = JobKeys("demo")

@@ -12,8 +12,9 @@ from bagua_agent.cluster_client import cluster_requests
 from bagua_launch import bagua_net, cluster_commands
 from bagua_launch.bagua_net import net_variables
 from bagua_launch.options import RUN_OPTIONS
-from bagua_launch.precedence import Said, merge
+from bagua_launch.precedence import merge
 from bagua_launch.ssh_hosts import SshHost, node_arguments, only_typed_on_hosts
+from bagua_launch.written_values import Said
 from tests.launch.launcher import Launcher
 
 ON, OFF = ("1", "true", "yes", "on", "YES"), ("0", "false", "no", "off", "Off")

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from bagua_launch.errors import RequestError
 from bagua_launch.job_request import parse_request
 from bagua_launch.main import cli
-from bagua_launch.precedence import Said
+from bagua_launch.written_values import Said
 from tests.lab.free_port import free_port
 from tests.lab.wait import HANG_S
 from tests.peers.conftest import Launch, launch_environment

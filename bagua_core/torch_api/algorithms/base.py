@@ -1,24 +1,25 @@
 """Defines the base classes of algorithms, for scripts that name one or write their own.
 
-Owns the two base classes. A declaration (`Algorithm`) holds arguments; `reify` makes of it the `AlgorithmImpl` of one
-model, whose hooks say what happens to the gradients in a bucket. The runtime's own algorithms are declarations too, but
-run as bagua_core/algorithms; only what a script writes is run through its hooks (own.py).
+Owns the two base classes, and ScriptModel, the model as hooks get it. A declaration (`Algorithm`) holds arguments;
+`reify` makes of it the `AlgorithmImpl` of one model, whose hooks say what happens to the gradients in a bucket. The
+runtime's own algorithms are declarations too, but run as bagua_core/algorithms; only what a script writes is run
+through its hooks (own.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from bagua_core import algorithms as core
+from bagua_core.torch_api.bucket import BaguaBucket
 from bagua_core.torch_api.errors import UnsupportedAlgorithmError
+from bagua_core.torch_api.process_group import BaguaProcessGroup
 
-if TYPE_CHECKING:
-    from bagua_core.torch_api.algorithms.own import ScriptModel
-    from bagua_core.torch_api.bucket import BaguaBucket
-    from bagua_core.torch_api.process_group import BaguaProcessGroup
+THE_RUNTIMES = ("init_tensors", "tensors_to_buckets", "init_backward_hook")
 
 
 class AlgorithmImpl:
@@ -98,6 +99,47 @@ class Algorithm:
     def register(cls, name: str, declaration: Callable[..., Algorithm]) -> None:
         """Registers `declaration` under `name` for `init`. A name that is taken is replaced."""
         cls._registered[name] = declaration
+
+
+class ScriptModel:
+    """The model as the hooks of a script's own algorithm get it. Raises UnsupportedAlgorithmError."""
+
+    def __init__(
+        self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], algorithm: Algorithm
+    ) -> None:
+        self.module = module
+        self.bagua_optimizers = list(optimizers)
+        self.process_group = BaguaProcessGroup()
+        self.bagua_buckets: list[BaguaBucket] = []
+        impl = algorithm.reify(self.process_group)
+        _check(impl)
+        self.impl = impl
+        self.forward_pre_hook: Callable[[Any], None] = impl.init_forward_pre_hook(self)
+        self.post_backward_hook: Callable[[], None] = impl.init_post_backward_hook(self)
+        self.post_optimizer_step_hook: Callable[[torch.optim.Optimizer], None] = (
+            impl.init_post_optimizer_step_hook(self)
+        )
+
+    def init_operations(self) -> None:
+        """Makes the operations of all buckets anew. Raises UnsupportedAlgorithmError for a bucket without any."""
+        for bucket in self.bagua_buckets:
+            bucket.clear_ops()
+            self.impl.init_operations(self, bucket)
+            if not bucket.operations:
+                raise UnsupportedAlgorithmError(
+                    f"{type(self.impl).__name__}.init_operations appended nothing to bucket {bucket.name}, so its "
+                    "gradients would not be shared"
+                )
+
+
+def _check(impl: AlgorithmImpl) -> None:
+    for name in THE_RUNTIMES:
+        if getattr(type(impl), name, None) is not getattr(AlgorithmImpl, name):
+            raise UnsupportedAlgorithmError(
+                f"{type(impl).__name__}.{name}: which tensors are shared, and in which buckets, is the runtime's "
+                "affair here (gradients, as the backward produces them). Leave the method out, or write the "
+                "algorithm for the core (docs/algorithms.md)"
+            )
 
 
 class _Registry:

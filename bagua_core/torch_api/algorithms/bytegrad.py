@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bagua_core import algorithms as core
-from bagua_core.torch_api.algorithms.base import AlgorithmImpl, BuiltIn
-from bagua_core.torch_api.algorithms.own import ScriptModel
+from bagua_core.torch_api.algorithms.base import AlgorithmImpl, BuiltIn, ScriptModel
 from bagua_core.torch_api.bucket import MIN_MAX_UINT8, BaguaBucket
 from bagua_core.torch_api.process_group import BaguaProcessGroup
 

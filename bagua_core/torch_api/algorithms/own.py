@@ -8,7 +8,6 @@ one order on all workers. Nothing overlaps with the backward; an algorithm that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -25,55 +24,10 @@ from bagua_core.communication.reduction.reducer import Reducer
 from bagua_core.communication.step_interface import StepEngine
 from bagua_core.torch_api.algorithms.base import (
     Algorithm,
-    AlgorithmImpl,
+    ScriptModel,
     is_own,
 )
 from bagua_core.torch_api.bucket import BaguaBucket, Turn
-from bagua_core.torch_api.errors import UnsupportedAlgorithmError
-from bagua_core.torch_api.process_group import BaguaProcessGroup
-
-THE_RUNTIMES = ("init_tensors", "tensors_to_buckets", "init_backward_hook")
-
-
-class ScriptModel:
-    """The model as the hooks of a script's own algorithm get it. Raises UnsupportedAlgorithmError."""
-
-    def __init__(
-        self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], algorithm: Algorithm
-    ) -> None:
-        self.module = module
-        self.bagua_optimizers = list(optimizers)
-        self.process_group = BaguaProcessGroup()
-        self.bagua_buckets: list[BaguaBucket] = []
-        impl = algorithm.reify(self.process_group)
-        _check(impl)
-        self.impl = impl
-        self.forward_pre_hook: Callable[[Any], None] = impl.init_forward_pre_hook(self)
-        self.post_backward_hook: Callable[[], None] = impl.init_post_backward_hook(self)
-        self.post_optimizer_step_hook: Callable[[torch.optim.Optimizer], None] = (
-            impl.init_post_optimizer_step_hook(self)
-        )
-
-    def init_operations(self) -> None:
-        """Makes the operations of all buckets anew. Raises UnsupportedAlgorithmError for a bucket without any."""
-        for bucket in self.bagua_buckets:
-            bucket.clear_ops()
-            self.impl.init_operations(self, bucket)
-            if not bucket.operations:
-                raise UnsupportedAlgorithmError(
-                    f"{type(self.impl).__name__}.init_operations appended nothing to bucket {bucket.name}, so its "
-                    "gradients would not be shared"
-                )
-
-
-def _check(impl: AlgorithmImpl) -> None:
-    for name in THE_RUNTIMES:
-        if getattr(type(impl), name, None) is not getattr(AlgorithmImpl, name):
-            raise UnsupportedAlgorithmError(
-                f"{type(impl).__name__}.{name}: which tensors are shared, and in which buckets, is the runtime's "
-                "affair here (gradients, as the backward produces them). Leave the method out, or write the "
-                "algorithm for the core (docs/algorithms.md)"
-            )
 
 
 def prepared(

@@ -31,8 +31,8 @@ from bagua_agent.security.certificate_files import TlsFiles, issue_files, utc_no
 from bagua_agent.security.certificates import Role
 from bagua_agent.security.https import HttpsSide
 from bagua_agent.security.tls_renewal import RenewedTls
+from bagua_agent.service.cluster_page_service import open_page
 from bagua_agent.service.config import agent_config
-from bagua_agent.service.node.cluster_page_service import open_page
 from bagua_agent.service.scheduling.queue_account import QueueAccount
 from bagua_contract import cluster_pb2 as pb
 from tests.agent.service.conftest import LOOPBACK, People, people
