@@ -1,7 +1,7 @@
 """Measures the steps of each generation from the reports of global rank 0's worker. Pure but for what it remembers.
 
 Only the agent of that worker measures. A generation's first report begins its measurement, so the steps before it, in
-which connections and caches are new, do not count.
+which connections and caches are new, do not count for its rate. What trying costs contains them (`Measured.before_s`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ class Measuring:
         self._generation = 0
         # Steps of the worker, their seconds and those of computing, when the measurement of the generation began
         self._begin = (0, 0.0, 0.0)
+        # Steps of the worker, and their seconds with those of switches, when it became global rank 0
+        self._origin = (0, 0.0)
+        self._before = (0, 0.0)  # the same since then, when the measurement of the generation began
         self._switched_s = 0.0  # of the worker, by its last report
         self._switch_s = 0.0  # of the generation
         self._order: tuple[int, ...] = ()
@@ -49,9 +52,11 @@ class Measuring:
         if worker_id != self._worker_id:
             self._worker_id, self._switched_s = worker_id, switched_s
             self._generation = 0
+            self._origin = (steps, seconds + switched_s)
         if progress.generation != self._generation:
             self._generation = progress.generation
             self._begin = (steps, seconds, progress.computing_s)
+            self._before = (steps - self._origin[0], seconds + switched_s - self._origin[1])
             self._switch_s = max(0.0, switched_s - self._switched_s)
             self._switched_s = switched_s
             return None
@@ -67,4 +72,6 @@ class Measuring:
             computing_s=max(0.0, progress.computing_s - self._begin[2]),
             buckets=self._buckets,
             warms_up=progress.warms_up,
+            before_steps=self._before[0],
+            before_s=max(0.0, self._before[1]),
         )

@@ -34,13 +34,15 @@ def encode_measured(measured: Measured) -> bytes:
         bucket_bytes=[size for size, _ in measured.buckets],
         bucket_s=[took for _, took in measured.buckets],
         warms_up=measured.warms_up,
+        before_steps=measured.before_steps,
+        before_s=measured.before_s,
     ).SerializeToString()
 
 
 def decode_measured(value: bytes) -> Measured:
     """Reads a measurement. Raises ValueError, DecodeError for what no agent of this version writes."""
     m = pb.MeasuredSteps.FromString(value)
-    for seconds in (m.seconds, m.switch_s, m.computing_s, *m.bucket_s):
+    for seconds in (m.seconds, m.switch_s, m.computing_s, m.before_s, *m.bucket_s):
         if not 0 <= seconds < 1e9:  # not a number fails too
             raise ValueError(f"it tells of {seconds} s")
     order = StepSettings(order=tuple(m.order)).order
@@ -57,6 +59,8 @@ def decode_measured(value: bytes) -> Measured:
         m.computing_s,
         buckets,
         m.warms_up,
+        m.before_steps,
+        m.before_s,
     )
 
 
@@ -75,6 +79,9 @@ def encode_study(study: Study) -> bytes:
         generation=study.generation,
         steps=study.steps,
         seconds=study.seconds,
+        before_steps=study.before_steps,
+        before_s=study.before_s,
+        change_s=study.change_s,
         window_steps=study.window_steps,
         window_s=study.window_s,
         drifts=study.drifts,
@@ -100,6 +107,9 @@ def decode_study(value: bytes) -> Study:
         generation=s.generation,
         steps=s.steps,
         seconds=s.seconds,
+        before_steps=s.before_steps,
+        before_s=s.before_s,
+        change_s=s.change_s,
         window_steps=s.window_steps,
         window_s=s.window_s,
         drifts=tuple(s.drifts),

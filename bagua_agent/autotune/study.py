@@ -4,9 +4,10 @@ A *study* belongs to one world: the nodes, their workers, and what people pinned
 then others one after the other, and keeps the fastest. Time is the time of training, as the workers measure it; no
 clock.
 
-Invariants: what trying has cost exceeds BUDGET of the time of training in this study by one report of a measurement and
-one switch at most; a trial is measured only in a generation that has its settings; settings that are kept were measured
-faster than the script's, in two trials of each where the number of trials allows it, or are the script's.
+Invariants: what trying has cost exceeds BUDGET of the time of training in this study by at most one report of a
+measurement and by what the two changes of one trial cost more than twice the last change; a trial is measured only in a
+generation that has its settings; settings that are kept were measured faster than the script's, in two trials of each
+where the number of trials allows it, or are the script's.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Measured:
     switch_s: what entering the generation took. gradient_bytes, order: see space.Facts. computing_s: of `seconds`
     without waits for other workers. buckets: bytes and seconds of each bucket's plain sum over all workers, in the
     order of launch, of this generation or the last one in which they were measured; empty: never. warms_up: an
-    optimizer of QAdam's is in its warm-up, in which QAdam compresses nothing.
+    optimizer of QAdam's is in its warm-up, in which QAdam compresses nothing. before_steps, before_s: steps of the
+    worker before these, since it became global rank 0, and their time with that of the switches between them.
     """
 
     generation: int
@@ -70,6 +72,8 @@ class Measured:
     computing_s: float = 0.0
     buckets: tuple[tuple[int, float], ...] = ()
     warms_up: bool = False
+    before_steps: int = 0
+    before_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +99,14 @@ class Study:
     current: StepSettings = AS_SCRIPTED  # that the job should have now
     trials: tuple[Trial, ...] = ()
     trained_s: float = 0.0  # time of training that was measured in this study
-    lost_s: float = 0.0  # of it: what slower trials and switches cost
-    generation: int = 0  # of the last measurement that was counted
+    lost_s: float = 0.0  # of it: what slower trials and changes of settings cost
+    change_s: float = 0.0  # what the last change of settings cost
+    # of the last measurement that was counted
+    generation: int = 0
     steps: int = 0
     seconds: float = 0.0
+    before_steps: int = 0
+    before_s: float = 0.0
     # with the current settings, since they came into force or since the last look at drift
     window_steps: int = 0
     window_s: float = 0.0
@@ -228,6 +236,9 @@ def _begin(study: Study, world: str, why: str, *, warm: bool) -> Step:
         generation=study.generation,
         steps=study.steps,
         seconds=study.seconds,
+        before_steps=study.before_steps,
+        before_s=study.before_s,
+        change_s=study.change_s,
         known=known,
         forgets=study.forgets,
         # pinned settings are no other workers: what was proposed is measured once people have pinned it
@@ -254,9 +265,11 @@ def _counted(study: Study, m: Measured) -> Study:
     seconds = m.seconds if fresh else m.seconds - study.seconds
     if steps < 0 or seconds < 0:  # another worker is rank 0 by now, and counts from its own beginning
         steps, seconds = 0, 0.0
-    best, lost_s = study.best, study.lost_s
+    best, lost_s, change_s, between_s = study.best, study.lost_s, study.change_s, 0.0
+    if fresh:
+        between_s, change_s = _change(study, m)
     if fresh and best is not None:
-        lost_s += m.switch_s
+        lost_s += change_s
     if best is not None and study.current != best.settings:
         lost_s += max(0.0, seconds - steps / best.rate)
     return replace(
@@ -264,11 +277,27 @@ def _counted(study: Study, m: Measured) -> Study:
         generation=m.generation,
         steps=m.steps,
         seconds=m.seconds,
-        trained_s=study.trained_s + seconds + (m.switch_s if fresh else 0.0),
+        before_steps=m.before_steps,
+        before_s=m.before_s,
+        trained_s=study.trained_s + seconds + between_s,
         lost_s=lost_s,
+        change_s=change_s,
         window_steps=study.window_steps + steps,
         window_s=study.window_s + seconds,
     )
+
+
+def _change(study: Study, m: Measured) -> tuple[float, float]:
+    """Returns the time between the last measurement that was counted and the first steps of `m`, of a newer generation,
+    and what that change cost: its time without what the best trial would have needed for its steps. It contains the
+    steps after the decision on other settings, the switch, and the steps before the first report with them."""
+    best = study.best
+    steps = m.before_steps - study.before_steps - study.steps
+    seconds = m.before_s - study.before_s - study.seconds
+    # before the first trial it may be older than the study; it is negative if another worker is rank 0 by now
+    if best is None or steps < 0 or seconds < m.switch_s:
+        return m.switch_s, m.switch_s
+    return seconds, max(m.switch_s, seconds - steps / best.rate)
 
 
 def _try(study: Study, s: Situation) -> Step:
@@ -334,7 +363,7 @@ def _next(study: Study, s: Situation, event: str) -> Step:
         text = f"study {study.number} settles on {best.settings}: {best.rate:.3g} steps/s{gain}; {why}"
         return Step(settled, text, event=f"{event}; {text}" if event else text, settles=True)
     candidate = _candidate(study, s) if again is None else again
-    worst_s = s.options.confidence_s * EARLY_SHARE + 2 * (0.0 if s.measured is None else s.measured.switch_s)
+    worst_s = s.options.confidence_s * EARLY_SHARE + 2 * study.change_s
     if candidate is not None and study.lost_s + worst_s <= study.trained_s * BUDGET:
         begun = replace(study, phase=Phase.TRYING, current=candidate, window_steps=0, window_s=0.0, drifts=())
         if s.recalled is not None and candidate == s.space.nearest(s.recalled):

@@ -334,5 +334,15 @@ def _written(study: Study) -> Study:
     """Returns the study as it is written. What every measurement changes is written with the next change of the rest; a
     new leader counts it again."""
     return replace(
-        study, trained_s=0.0, lost_s=0.0, generation=0, steps=0, seconds=0.0, window_steps=0, window_s=0.0
+        study,
+        trained_s=0.0,
+        lost_s=0.0,
+        change_s=0.0,
+        generation=0,
+        steps=0,
+        seconds=0.0,
+        before_steps=0,
+        before_s=0.0,
+        window_steps=0,
+        window_s=0.0,
     )

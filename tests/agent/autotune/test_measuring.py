@@ -41,7 +41,24 @@ def test_a_switch_is_measured_with_the_generation_it_led_to() -> None:
     measuring.take("a0", report(2, 9, 11.0, 1.0), generation(2, "a0"))
     assert measuring.take("a0", report(2, 9, 11.0, 1.0), generation(3, "a0")) is None, "it is pending"
     assert measuring.take("a0", report(3, 10, 12.0, 1.25), generation(3, "a0")) is None
-    assert measuring.take("a0", report(3, 12, 13.0, 1.25), generation(3, "a0")) == Measured(3, 2, 1.0, 0.25)
+    found = measuring.take("a0", report(3, 12, 13.0, 1.25), generation(3, "a0"))
+    assert found is not None and (found.generation, found.steps, found.switch_s) == (3, 2, 0.25)
+
+
+def test_what_no_generation_measures_is_before_the_next_ones_measurement() -> None:
+    """Steps behind the last report of a generation, steps before the first report of the next, and the switch."""
+    measuring = Measuring()
+    measuring.take("a0", report(2, 5, 9.0, 1.0), generation(2, "a0"))
+    first = measuring.take("a0", report(2, 9, 11.0, 1.0), generation(2, "a0"))
+    assert first == Measured(2, 4, 2.0)
+    measuring.take("a0", report(3, 12, 14.0, 1.25), generation(3, "a0"))
+    second = measuring.take("a0", report(3, 14, 15.0, 1.25), generation(3, "a0"))
+    assert second == Measured(3, 2, 1.0, 0.25, before_steps=7, before_s=5.25)
+    measuring.take("a0", report(4, 15, 16.0, 1.5), generation(4, "a0"))  # reports once
+    measuring.take("a0", report(5, 16, 17.0, 1.75), generation(5, "a0"))
+    fourth = measuring.take("a0", report(5, 17, 18.0, 1.75), generation(5, "a0"))
+    assert fourth == Measured(5, 1, 1.0, 0.25, before_steps=11, before_s=8.75)
+    assert decode_measured(encode_measured(fourth)) == fourth
 
 
 def test_another_worker_counts_from_its_own_beginning() -> None:

@@ -38,23 +38,41 @@ class SimulatedJob:
     gave_up: str = ""
     recalled: StepSettings | None = None
     forgets: int = 0
+    tail_s: float = 0.0
+    first_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.events: list[str] = []
         self.asked = False
         self.settled = 0
+        self.before = (0, 0.0)
+
+    def _train(self, seconds: float) -> float:
+        """Returns the steps."""
+        steps = self.speed(self.in_force, self.clock_s) * seconds
+        self.clock_s += seconds
+        self.done += steps
+        return steps
 
     def report(self) -> None:
         if self.in_force != self.study.current:
+            self._train(self.tail_s)
             self.generation, self.in_force = self.generation + 1, self.study.current
-            self.steps = self.seconds = 0.0
             self.clock_s += SWITCH_S
-        rate = self.speed(self.in_force, self.clock_s)
-        self.clock_s += REPORT_S
+            self._train(self.first_s)
+            self.steps = self.seconds = 0.0
+            self.before = (int(self.done), self.clock_s)
+        self.steps += self._train(REPORT_S)
         self.seconds += REPORT_S
-        self.steps += rate * REPORT_S
-        self.done += rate * REPORT_S
-        measured = Measured(self.generation, int(self.steps), self.seconds, SWITCH_S, FACTS.gradient_bytes)
+        measured = Measured(
+            self.generation,
+            int(self.steps),
+            self.seconds,
+            SWITCH_S,
+            FACTS.gradient_bytes,
+            before_steps=self.before[0],
+            before_s=self.before[1],
+        )
         suggested = self.suggests(self.study) if self.asked else None
         result = step(
             self.study,
@@ -125,15 +143,30 @@ def test_it_finds_the_fastest_and_stops() -> None:
     assert job.study.trials == settled, "nothing more is tried"
 
 
-def test_trying_costs_no_more_than_the_budget() -> None:
-    """Whatever the settings cost: here each other one is three times slower."""
-    job = SimulatedJob(lambda s, _: 20.0 if s.is_empty else 7.0, suggests=untried)
+@pytest.mark.parametrize("unmeasured_s", [0.0, 1.0])
+def test_trying_costs_no_more_than_the_budget(unmeasured_s: float) -> None:
+    """Whatever the settings cost: here each other one is three times slower. unmeasured_s: of training, after the
+    decision on settings until they are in force, and again until the first report with them."""
+    job = SimulatedJob(
+        lambda s, _: 20.0 if s.is_empty else 7.0, suggests=untried, tail_s=unmeasured_s, first_s=unmeasured_s
+    )
     for _ in range(4000):
         job.report()
         lost_s = job.clock_s - job.done / 20.0
         assert lost_s <= BUDGET * job.clock_s + 2 * (REPORT_S + SWITCH_S), job.study
     assert len(job.study.trials) > 5, "it tried all the same"
+    assert job.study.lost_s == pytest.approx(lost_s, rel=0.02), "the account has all that trying cost"
     assert job.study.phase is not Phase.TRYING or job.study.current != AS_SCRIPTED
+
+
+def test_steps_before_another_rank_0_cost_nothing_but_the_switch() -> None:
+    """So it is with an agent of a version that does not count steps before a measurement: it says 0 of them."""
+    job = SimulatedJob(lambda s, _: 20.0 if s.is_empty else 7.0, first_s=1.0)
+    job.run(lambda: len(job.study.trials) == 1 and job.study.current != job.in_force)
+    study, fresh = job.study, Measured(job.generation + 1, 10, 0.5, SWITCH_S)
+    found = step(study, Situation(job.world, space_of(FACTS), OPTIONS, fresh, in_force=True)).study
+    assert found.trained_s == pytest.approx(study.trained_s + 0.5 + SWITCH_S)
+    assert found.change_s == SWITCH_S and found.lost_s == pytest.approx(study.lost_s + SWITCH_S)
 
 
 def test_the_scripts_settings_are_kept_where_nothing_is_better() -> None:
