@@ -59,6 +59,14 @@ class Page:
         found = axe.Axe().run(self.tab).response["violations"]
         return [f"{v['id']}: {node['html'][:200]}" for v in found for node in v["nodes"]]
 
+    def violations_light_and_dark(self) -> list[str]:
+        """Of the page as it is, in both color schemes; leaves it light."""
+        light = self.violations()
+        self.tab.emulate_media(color_scheme="dark")
+        dark = self.violations()
+        self.tab.emulate_media(color_scheme="light")
+        return light + dark
+
     def close(self) -> None:
         self.tab.close()
         assert self.errors == []

@@ -67,6 +67,6 @@ def test_a_cluster_is_seen_from_its_page_alone(
         cluster_requests.undrain(cluster.store, second.name)
         run.hurry()
         page.await_text("#ended", "run")
-        assert page.violations() == []
+        assert page.violations_light_and_dark() == []
         phone.close()
         page.close()

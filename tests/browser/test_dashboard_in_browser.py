@@ -50,6 +50,7 @@ def test_a_killed_worker_is_told_with_its_cause_and_cost(
 
     page.tab.get_by_role("button", name=re.compile("Output of rank 1")).click()
     page.await_text("#panel-text", "hello from slot")
+    assert page.violations_light_and_dark() == []
     page.tab.keyboard.press("Escape")
     page.tab.wait_for_selector("#panel", state="hidden")
     _check_a_gap_in_output(page)
@@ -57,10 +58,12 @@ def test_a_killed_worker_is_told_with_its_cause_and_cost(
     stacks.focus()
     page.tab.keyboard.press("Enter")
     page.await_text("#panel-text", "train.py")
+    assert page.violations_light_and_dark() == []
     page.tab.click("#panel-close")
     page.tab.get_by_role("button", name=re.compile("Collectives of rank 1")).click()
     page.await_text("#panel-text", "(gloo) among ranks 0, 1: ")
     assert page.text("#panel-text").index("rank 1, slot") < page.text("#panel-text").index("rank 0, slot")
+    assert page.violations_light_and_dark() == []
     page.tab.click("#panel-close")
 
     before = one.step
@@ -88,7 +91,7 @@ def test_a_killed_worker_is_told_with_its_cause_and_cost(
     page.tab.focus("#heat")
     page.tab.keyboard.press("ArrowLeft")
     page.await_text("#heat-cell", "Rank 0 at step")
-    assert page.violations() == []
+    assert page.violations_light_and_dark() == []
     assert one.step > before
 
     one.finish()
