@@ -12,21 +12,21 @@ from collections.abc import Iterable
 
 import torch
 
-_BLOCK_WORDS = 1 << 17  # 1 MiB: block and weights stay in a CPU's cache
+_BLOCK_WORDS = 1 << 17  # 1 MiB
 _BLOCKS_AT_ONCE = 64  # bounds the temporary memory on an accelerator
+_ROW_WORDS = 1 << 13  # even; the weights of a row are 64 KiB, which stay in a CPU's cache
+_SPREAD = 0x2545F4914F6CDD1D
 _MASK_64 = (1 << 64) - 1
 _CHAIN = 0x9E3779B97F4A7C15
 
 
 @functools.cache
-def _weights(device: torch.device) -> torch.Tensor:
-    """Returns the weights of a block's words.
+def _weights(count: int, device: torch.device) -> torch.Tensor:
+    """Returns the weights of the first `count` words of a block.
 
     They are odd, so that no change of a single word is lost, and spread, so that exchanged words are not lost.
     """
-    return (torch.arange(1, _BLOCK_WORDS + 1, dtype=torch.int64, device="cpu") * 0x2545F4914F6CDD1D | 1).to(
-        device
-    )
+    return (torch.arange(1, count + 1, dtype=torch.int64, device="cpu") * _SPREAD | 1).to(device)
 
 
 def digest_of_bytes(runs: Iterable[torch.Tensor]) -> int:
@@ -41,12 +41,9 @@ def digest_of_bytes(runs: Iterable[torch.Tensor]) -> int:
 
 def _block_sums(run: torch.Tensor) -> list[int]:
     words = _words(run)
-    weights = _weights(run.device)
-    sums: list[int] = []
     if run.device.type == "cpu":
-        for block in torch.split(words, _BLOCK_WORDS):
-            sums.append(int(torch.dot(block, weights[: block.numel()])))
-        return sums
+        return [_sum_on_host(block) for block in torch.split(words, _BLOCK_WORDS)]
+    weights = _weights(_BLOCK_WORDS, run.device)
     whole = words.numel() // _BLOCK_WORDS * _BLOCK_WORDS
     parts = []
     if whole:
@@ -56,6 +53,27 @@ def _block_sums(run: torch.Tensor) -> list[int]:
         rest = words[whole:]
         parts.append((rest * weights[: rest.numel()]).sum().view(1))
     return [] if not parts else torch.cat(parts).tolist()
+
+
+def _sum_on_host(block: torch.Tensor) -> int:
+    """Returns the weighted sum of a block's words, modulo 2**64.
+
+    The weight of word i is i * _SPREAD, and 1 more where i is even. So a row of words has the weights of the first row
+    and beside them one number, by which the plain sum of its words counts.
+    """
+    weights = _weights(_ROW_WORDS, block.device)
+    if block.numel() <= _ROW_WORDS:
+        return int(torch.dot(block, weights[: block.numel()]))
+    whole = block.numel() // _ROW_WORDS
+    rows, rest = block[: whole * _ROW_WORDS].view(whole, _ROW_WORDS), block[whole * _ROW_WORDS :]
+    weighted, plain = torch.mv(rows, weights).tolist(), rows.sum(dim=1).tolist()
+    if rest.numel():
+        weighted.append(int(torch.dot(rest, weights[: rest.numel()])))
+        plain.append(int(rest.sum()))
+    return sum(
+        w + number * _ROW_WORDS * _SPREAD * p
+        for number, (w, p) in enumerate(zip(weighted, plain, strict=True))
+    )
 
 
 def _words(run: torch.Tensor) -> torch.Tensor:

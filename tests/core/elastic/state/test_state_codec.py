@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bagua_core.elastic.heal import pinned_chunks
-from bagua_core.elastic.state.flat_digest import _BLOCK_WORDS
+from bagua_core.elastic.state.flat_digest import _BLOCK_WORDS, _ROW_WORDS, _sum_on_host, _weights
 from bagua_core.elastic.state.flat_tensors import ALIGNMENT_BYTES, FlatTensors, byte_ranges, digest
 from bagua_core.elastic.state.state_codec import StateCodecError, allocate, decode, encode
 
@@ -265,5 +265,22 @@ def test_digest_of_odd_sizes_and_places() -> None:
 
 
 def test_digest_is_pinned() -> None:
-    """Ranks of one job may run on different machines."""
+    """Ranks of one job may run on different machines, and checkpoints have digests of their parts."""
     assert digest([torch.arange(1000), torch.ones(3)]) == 3565429518920575693
+    assert digest([torch.arange(_BLOCK_WORDS + 3 * _ROW_WORDS + 5)]) == 5516490867844121283
+
+
+@pytest.mark.parametrize("count", [1, _ROW_WORDS - 1, _ROW_WORDS, 2 * _ROW_WORDS + 3, _BLOCK_WORDS])
+def test_rows_of_a_block_are_weighted_by_their_words_places(count: int) -> None:
+    words = torch.randint(-(2**62), 2**62, (count,))
+    defined = int((words * _weights(count, words.device)).sum())
+    assert (_sum_on_host(words) - defined) % 2**64 == 0
+
+
+def test_digests_on_the_host_keep_the_weights_of_one_row() -> None:
+    _weights.cache_clear()
+    digest([torch.arange(3 * _BLOCK_WORDS)])
+    assert _weights.cache_info().currsize == 1
+    _weights(_ROW_WORDS, torch.device("cpu"))
+    assert _weights.cache_info().hits >= 1, "the weights that a digest keeps"
+    assert _weights.cache_info().currsize == 1
