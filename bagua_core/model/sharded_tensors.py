@@ -6,6 +6,7 @@ communicates. torch.distributed.tensor is imported only once a script has: a ten
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import sys
@@ -151,27 +152,12 @@ class Layout:
     @staticmethod
     def of(tensor: Any) -> Layout:
         """Returns the layout of a sharded tensor. Raises UnsavablePlacement."""
-        mesh = tensor.device_mesh
-        coordinate = tuple(mesh.get_coordinate() or ())
-        placements = tuple(str(placement) for placement in tensor.placements)
-        for placement in placements:
-            if not _PLACEMENT.fullmatch(placement):
-                raise UnsavablePlacement(f"a tensor with the placement {placement}")
-        offset, size = local_box(tuple(tensor.shape), placements, tuple(mesh.shape), coordinate)
-        if size != tuple(tensor._local_tensor.shape):
-            raise UnsavablePlacement(
-                f"a tensor of which this worker holds {tuple(tensor._local_tensor.shape)} instead of {size}, as the "
-                f"placements {placements} say"
-            )
-        return Layout(
+        return _layout(
+            tensor.device_mesh,
+            tuple(str(placement) for placement in tensor.placements),
             tuple(tensor.shape),
             tuple(tensor.stride()),
-            placements,
-            tuple(mesh.shape),
-            tuple(mesh.mesh_dim_names or ()),
-            tuple(mesh.mesh.flatten().tolist()),
-            coordinate,
-            offset,
+            tuple(tensor._local_tensor.shape),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -217,6 +203,37 @@ class Layout:
         writes it: the first of the mesh that has the replica's first worker."""
         places = zip(self.placements, self.coordinate, strict=True)
         return 0 in self.ranks and all(at == 0 for placement, at in places if placement == "R")
+
+
+# A state has many tensors of few layouts, and is described while the members of a generation wait for each other. A
+# mesh works out its ranks anew each time.
+@functools.lru_cache(maxsize=4096)
+def _layout(
+    mesh: Any,
+    placements: tuple[str, ...],
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    local_shape: tuple[int, ...],
+) -> Layout:
+    for placement in placements:
+        if not _PLACEMENT.fullmatch(placement):
+            raise UnsavablePlacement(f"a tensor with the placement {placement}")
+    coordinate = tuple(mesh.get_coordinate() or ())
+    offset, size = local_box(shape, placements, tuple(mesh.shape), coordinate)
+    if size != local_shape:
+        raise UnsavablePlacement(
+            f"a tensor of which this worker holds {local_shape} instead of {size}, as the placements {placements} say"
+        )
+    return Layout(
+        shape,
+        stride,
+        placements,
+        tuple(mesh.shape),
+        tuple(mesh.mesh_dim_names or ()),
+        tuple(mesh.mesh.flatten().tolist()),
+        coordinate,
+        offset,
+    )
 
 
 def local_box(

@@ -95,10 +95,10 @@ class _Encoder(value_tree.TreeEncoder):
             ) from None
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> int:
-        sharding = None
+        layout = None
         if sharded_tensors.is_sharded(tensor):
             try:
-                sharding = sharded_tensors.Layout.of(tensor).to_json()
+                layout = sharded_tensors.Layout.of(tensor)
             except sharded_tensors.UnsavablePlacement as error:
                 raise CannotTravel(f"{path} is {error}, which cannot travel to another worker") from error
             tensor = sharded_tensors.local(tensor)
@@ -111,11 +111,11 @@ class _Encoder(value_tree.TreeEncoder):
                 f"device {tensor.device})"
             )
         tensor = tensor.detach().resolve_conj().resolve_neg()
-        return self._add(tensor if is_dense(tensor) else tensor.contiguous(), path, sharding)
+        return self._add(tensor if is_dense(tensor) else tensor.contiguous(), path, layout)
 
-    def _add(self, tensor: torch.Tensor, path: str, sharding: dict[str, Any] | None = None) -> int:
-        how = repr(sharding)  # one memory may be a sharded tensor and, under another name, a plain one
-        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device), how)
+    def _add(self, tensor: torch.Tensor, path: str, layout: sharded_tensors.Layout | None = None) -> int:
+        # one memory may be a sharded tensor and, under another name, a plain one
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device), layout)
         if tensor.numel() and key in self._known:
             return self._known[key]
         self.tensors.append(tensor)
@@ -125,7 +125,7 @@ class _Encoder(value_tree.TreeEncoder):
                 "shape": list(tensor.shape),
                 "stride": list(tensor.stride()),
                 "device": tensor.device.type,
-                **({"sharded": sharding} if sharding is not None else {}),
+                **({"sharded": layout.to_json()} if layout is not None else {}),
             }
         )
         if self._names is not None:
