@@ -83,7 +83,7 @@ class Copying:
         self._transfer: heal.Transfer | None = None
         self._memory: ReceivedState | None = None
         self._beside: tuple[Communicator, HealPlan] | None = None  # a copy that the first step begins
-        self._rest: LateValue | None = None
+        self._rest: LateValue | None = None  # of the copy beside the step, on its first source
 
     # -- entering a generation
 
@@ -110,10 +110,12 @@ class Copying:
                 missed = self._replayed(communicator, plan)
             if missed is not None:
                 self._swap_in(missed)
-        bulk, rest = None, LateValue()
+        bulk, rest = None, None
         if is_source and plan.rounds:
             bulk = self._state.bulk(with_gradients=True)
-            rest.give(self._state.rest(at_resume_point=self._state.resume_point_is_current))
+            if own == plan.sources[0]:
+                rest = LateValue()
+                rest.give(self._state.rest(at_resume_point=self._state.resume_point_is_current))
         for number, receivers in enumerate(plan.rounds):
             copied: dict[str, Any] | None = None
             with self._member.jointly():
@@ -142,13 +144,17 @@ class Copying:
             return
         (communicator, plan), self._beside = self._beside, None
         if communicator.global_rank in plan.sources:
-            self._rest = LateValue()
+            if communicator.global_rank == plan.sources[0]:
+                self._rest = LateValue()
             bulk = self._state.bulk(with_gradients=False)
             self._transfer = self._sending(communicator, bulk, self._rest, plan, plan.newcomers)
 
     def reduced(self, *, with_gradients: bool = False) -> None:
-        """Sends the rest of the state as it is now: the first reduction of the step is in, here and on the workers that
-        joined. with_gradients: an optimizer comes before that, so what .grad holds is sent too."""
+        """Sends the rest of the state as it is now, if this worker is its source.
+
+        The first reduction of the step is in, here and on the workers that joined. with_gradients: an optimizer comes
+        before that, so what .grad holds is sent too.
+        """
         if self._rest is not None and not self._rest.is_given:
             self._rest.give(self._state.rest(at_resume_point=False, with_gradients=with_gradients))
 
@@ -174,14 +180,16 @@ class Copying:
         self,
         communicator: Communicator,
         bulk: Any,
-        rest: LateValue,
+        rest: LateValue | None,
         plan: HealPlan,
         receivers: frozenset[int],
     ) -> heal.Transfer:
+        """rest: of the first source; None on the others."""
+
         def send() -> None:
             self._reach("heal.send")
             heal.send_state(communicator, bulk, plan.sources, sorted(receivers))
-            if communicator.global_rank == plan.sources[0]:
+            if rest is not None:
                 with rest.taken() as value:
                     heal.send_state(communicator, value, plan.sources[:1], sorted(receivers))
 

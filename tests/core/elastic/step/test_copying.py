@@ -178,6 +178,25 @@ def test_a_newcomer_gets_the_state_into_the_memory_it_has(
     assert workers[2].form() == workers[0].form()
 
 
+@pytest.mark.parametrize("behind", [NONE, BEHIND])
+def test_the_rest_of_the_state_is_captured_by_the_one_worker_that_sends_it(
+    behind: StateName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others train meanwhile, and all of them would wait for the slowest."""
+    workers = [Worker(AHEAD, 3), Worker(AHEAD, 3), Worker(behind, 2)]
+    captured: list[CommittedState] = []
+    rest = CommittedState.rest
+
+    def counted(state: CommittedState, **keywords: bool) -> dict[str, Any]:
+        captured.append(state)
+        return rest(state, **keywords)
+
+    monkeypatch.setattr(CommittedState, "rest", counted)
+    assert not any(enter(build_in_process(3), workers))
+    assert captured == [workers[0].state]
+    assert workers[2].form() == workers[0].form()
+
+
 def test_who_is_behind_by_one_commit_copies_over_its_own_state() -> None:
     workers = [Worker(AHEAD, 4), Worker(BEHIND, 3)]
     assert enter(build_in_process(2), workers) == ["", ""]
