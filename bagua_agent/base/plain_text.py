@@ -82,11 +82,22 @@ def shortened(text: str, most: int = LONGEST_TEXT) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
-def some(items: Iterable[str], most: int = 8, joint: str = ", ") -> str:
-    """Returns the first items, and how many more there are: a line with a thousand names is unreadable."""
+def some(items: Iterable[str], most: int = 8, joint: str = ", ", what: str = "") -> str:
+    """Returns the first items, and how many more there are: a line with a thousand names is unreadable. what: goes
+    behind "and 5 more"."""
     every = list(items)
-    more = f" and {len(every) - most} more" if len(every) > most else ""
-    return joint.join(every[:most]) + more
+    rest = f" {_rest(len(every) - most, what)}" if len(every) > most else ""
+    return joint.join(every[:most]) + rest
+
+
+def first_of(items: Iterable[str], most: int = 8, what: str = "") -> list[str]:
+    """Returns the first items, and as a further one how many more there are. what: as of `some`."""
+    every = list(items)
+    return every if len(every) <= most else [*every[:most], _rest(len(every) - most, what)]
+
+
+def _rest(number: int, what: str) -> str:
+    return f"and {number} more {what}".rstrip()
 
 
 def listed(numbers: Sequence[int]) -> str:

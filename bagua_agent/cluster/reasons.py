@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bagua_agent.base.plain_text import counted, some
+from bagua_agent.base.plain_text import counted, first_of, some
 from bagua_agent.cluster.cluster_plan import JobPlan, JobState
 from bagua_agent.cluster.cluster_view import ClusterView, SubmissionView, UnitState
 from bagua_agent.cluster.scheduling_pass import Considered, Shortage
@@ -184,5 +184,4 @@ def _detail(reason: str, joint: str) -> str:
 
 
 def _first(sentences: Sequence[str]) -> list[str]:
-    more = len(sentences) - MOST_NAMES
-    return [*sentences[:MOST_NAMES], f"and {more} more like that"] if more > 0 else list(sentences)
+    return first_of(sentences, MOST_NAMES, "like that")

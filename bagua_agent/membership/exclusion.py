@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_agent.base.backoff import delay_s
+from bagua_agent.base.plain_text import some
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.view import Quarantine
 
@@ -68,9 +69,8 @@ def exclusion_options(
     if out and len(out) < len(nodes):
         names = {n.agent_id: n.node_name for n in nodes}
         pairs = sorted((sorted(pair, key=place.__getitem__) for pair in mutual if pair & out), key=str)
-        shown = ", ".join(f"{names[a]} and {names[b]}" for a, b in pairs[:3])
-        more = f" and {len(pairs) - 3} more pairs" if len(pairs) > 3 else ""
-        options.append(ExclusionOption(frozenset(out), f"{shown}{more} can't reach each other"))
+        shown = some((f"{names[a]} and {names[b]}" for a, b in pairs), 3, what="pairs")
+        options.append(ExclusionOption(frozenset(out), f"{shown} can't reach each other"))
     for node in sorted(allowed, key=lambda n: preference(n, len(named_by[n.agent_id]))):
         alone = frozenset({node.agent_id})
         if len(nodes) > 1 and all(option.agent_ids != alone for option in options):

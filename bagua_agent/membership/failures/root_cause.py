@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from bagua_agent.base.plain_text import counted
+from bagua_agent.base.plain_text import counted, first_of
 from bagua_agent.membership.view import FailureView
 
 REPLICA_OVER = "its replica is over"
@@ -212,10 +212,8 @@ def lines(found: RootCause, *, is_shown: bool = False) -> Iterator[str]:
         yield f"    {cause.summary}"
     for line in tail:
         yield f"    {line}"
-    for other in found.others[:MOST_OTHERS]:
-        yield f"also failed: {_where(other)}, {_how(other.exit_code)}: {other.summary}"
-    if len(found.others) > MOST_OTHERS:
-        yield f"and {len(found.others) - MOST_OTHERS} more failed by themselves"
+    others = (f"also failed: {_where(o)}, {_how(o.exit_code)}: {o.summary}" for o in found.others)
+    yield from first_of(others, MOST_OTHERS, "failed by themselves")
     if found.casualties:
         yield casualties_line(found)
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from bagua_agent.base.plain_text import first_of
 from bagua_agent.membership.formation.admission import misfits
 from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.replica_groups import whole_members
@@ -105,8 +106,7 @@ def readiness(
         for a in sorted(view.agents.values(), key=lambda a: a.join_revision)
         if not a.leaving and len(ready[a.agent_id]) < a.slots
     ]
-    # a person reads this log line: a thousand names do not help
-    shown = lacking[:8] + ([f"and {len(lacking) - 8} more"] if len(lacking) > 8 else [])
+    shown = first_of(lacking)
     # its agent is there, and has given up all its slots
     shown += [f"{a.node_name} starts no more workers" for a in view.agents.values() if a.slots == 0][:8]
     return f" ({', '.join(shown)})" if shown else ""

@@ -9,10 +9,11 @@ that would need one more node than there is room for is left out.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from bagua_agent.base.plain_text import some
 from bagua_agent.base.sizes import Room
 from bagua_agent.membership.formation.admission import job_fingerprint
 from bagua_agent.membership.formation.candidates import Offer
@@ -142,17 +143,17 @@ def changes(record: Generation, target: Target) -> str:
     before = {m.worker_id: m.node_name for m in record.members}
     after = {w.worker_id: w.node_name for w in target.workers}
     parts = [
-        f"{word} {_by_node([node for worker, node in some.items() if worker not in other])}"
-        for word, some, other in (("adds", after, before), ("drops", before, after))
-        if some.keys() - other.keys()
+        f"{word} {_by_node([node for worker, node in these.items() if worker not in others])}"
+        for word, these, others in (("adds", after, before), ("drops", before, after))
+        if these.keys() - others.keys()
     ]
     return ", ".join(parts)
 
 
 def _by_node(nodes: list[str]) -> str:
-    names = sorted(set(nodes))
-    shown = [f"{n} ({nodes.count(n)} workers)" if nodes.count(n) > 1 else n for n in names[:8]]
-    return " and ".join(shown) + (f" and {len(names) - 8} more nodes" if len(names) > 8 else "")
+    workers = sorted(Counter(nodes).items())
+    shown = (f"{node} ({number} workers)" if number > 1 else node for node, number in workers)
+    return some(shown, joint=" and ", what="nodes")
 
 
 def _nodes(workers: Iterable[Chosen]) -> int:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from bagua_agent.base.plain_text import (
     RESET,
     duration,
+    first_of,
     listed,
     plain_bytes,
     plain_line,
     plain_lines,
+    some,
     unfinished,
 )
 
@@ -123,3 +125,11 @@ def test_durations(seconds: float, text: str) -> None:
 )
 def test_lists_of_numbers(numbers: tuple[int, ...], text: str) -> None:
     assert listed(numbers) == text
+
+
+def test_what_is_left_out_is_counted_in_one_way() -> None:
+    names = [f"n{i}" for i in range(10)]
+    assert some(names[:3], 3, what="nodes") == "n0, n1, n2" and first_of(names[:3], 3) == ["n0", "n1", "n2"]
+    assert some(names, 2, " and ", "nodes") == "n0 and n1 and 8 more nodes"
+    assert first_of(names, 2, "like that") == ["n0", "n1", "and 8 more like that"]
+    assert first_of(iter(names)) == [*names[:8], "and 2 more"] and first_of([]) == []
