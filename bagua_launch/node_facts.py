@@ -10,9 +10,9 @@ import shutil
 import signal
 import socket
 import subprocess
-from pathlib import Path
 from typing import Protocol
 
+from bagua_agent.base.driver_gpus import gpus_of_the_driver
 from bagua_agent.node.listening_address import is_this_host
 from bagua_launch.errors import RequestError
 
@@ -53,7 +53,7 @@ class ThisNode:
 
 
 def _installed_gpus() -> int:
-    # nvidia-smi before /proc: a container sees all GPUs in /proc, even those it was not given
+    # nvidia-smi before the driver: it lists those alone that a container was given
     if program := shutil.which("nvidia-smi"):
         try:
             answer = subprocess.run(
@@ -65,8 +65,7 @@ def _installed_gpus() -> int:
             ) from error
         if answer.returncode == 0:
             return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
-    listed = Path("/proc/driver/nvidia/gpus")
-    return len(list(listed.iterdir())) if listed.is_dir() else 0
+    return gpus_of_the_driver()
 
 
 def _named_devices(visible: str) -> int:

@@ -12,6 +12,7 @@ from bagua_agent.metrics.job_picture import JobPicture, PictureAsked, WorkerPict
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.workers.collectives import NoCollectives, collectives_of
 from bagua_agent.workers.output.output_options import Streams
+from bagua_agent.workers.process.process_status import is_stopped
 from bagua_agent.workers.stacks import readable_stacks
 from bagua_contract import control_pb2
 from bagua_contract.net_counters import NoCountersError, read
@@ -93,16 +94,6 @@ def _worker(worker: WorkerPicture) -> control_pb2.WorkerNow:
         net=_net_counters(worker.pid),
         stopped=is_stopped(worker.pid),
     )
-
-
-def is_stopped(pid: int) -> bool:
-    """Tells whether a process is stopped by a signal (T) or a debugger (t)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state = file.read().rpartition(b")")[2].split()[:1]
-    except OSError:
-        return False  # it has just ended
-    return state in ([b"T"], [b"t"])
 
 
 def _net_counters(pid: int) -> dict[str, float]:

@@ -9,7 +9,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+from bagua_contract.ipv6_addresses import ipv6_addresses
+
 _INTERFACES = Path("/sys/class/net")
 _GET_FLAGS, _GET_ADDRESS = 0x8913, 0x8915  # SIOCGIFFLAGS, SIOCGIFADDR
 _LOOPBACK, _RUNNING = 0x8, 0x40  # IFF_LOOPBACK, IFF_RUNNING: has a carrier, as an unused bridge has not
@@ -71,14 +72,9 @@ def _asked(kernel: socket.socket, request: int, interface: str) -> bytes | None:
 
 def _ipv6_addresses() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    try:
-        lines = _IPV6_ADDRESSES.read_text().splitlines()
-    except FileNotFoundError:  # a kernel without IPv6
-        return found
-    for line in lines:
-        digits, _, _, scope, flags, name = line.split()
-        if int(scope, 16) == _GLOBAL_SCOPE and not int(flags, 16) & (_TENTATIVE | _REFUSED):
-            found.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
+    for one in ipv6_addresses():
+        if one.scope == _GLOBAL_SCOPE and not one.flags & (_TENTATIVE | _REFUSED):
+            found.setdefault(one.interface, []).append(str(one.address))
     return found
 
 

@@ -6,10 +6,10 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from pathlib import Path
+
+from bagua_contract.ipv6_addresses import ipv6_addresses
 
 _SIOCGIFADDR = 0x8915
-_IPV6_ADDRESSES = Path("/proc/net/if_inet6")  # a line each: address, index, prefix, scope, flags, name
 
 
 def interface_of(host: str) -> str | None:
@@ -22,7 +22,9 @@ def interface_of(host: str) -> str | None:
             address = ipaddress.ip_address(socket.gethostbyname(host))
         except OSError:
             return None
-    return _with_ipv4(address.packed) if address.version == 4 else _with_ipv6(address.packed)
+    if address.version == 4:
+        return _with_ipv4(address.packed)
+    return next((one.interface for one in ipv6_addresses() if one.address.packed == address.packed), None)
 
 
 def _with_ipv4(wanted: bytes) -> str | None:
@@ -35,12 +37,3 @@ def _with_ipv4(wanted: bytes) -> str | None:
             if found[20:24] == wanted:
                 return name
     return None
-
-
-def _with_ipv6(wanted: bytes) -> str | None:
-    try:
-        lines = _IPV6_ADDRESSES.read_text().splitlines()
-    except OSError:
-        return None  # a kernel without IPv6
-    found = (line.split() for line in lines)
-    return next((fields[5] for fields in found if len(fields) == 6 and fields[0] == wanted.hex()), None)

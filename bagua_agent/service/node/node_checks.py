@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
 
+from bagua_agent.base.driver_gpus import gpus_of_the_driver
 from bagua_agent.base.errors import BaguaError, UserError
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.etcd.client import Store
@@ -25,7 +26,6 @@ from bagua_agent.etcd.failover import FULL
 from bagua_agent.etcd.known_defects import warning
 from bagua_agent.security.certificate_files import read_certificates, utc_now
 from bagua_agent.service.config.agent_config import AgentConfig
-from bagua_agent.service.node.node_facts import gpus_of_the_driver
 from bagua_agent.service.units.systemd_units import is_there
 from bagua_agent.workers.process.account import find_account
 from bagua_contract.addresses import family_of

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pynvml
 
+from bagua_agent.base.driver_gpus import gpus_of_the_driver
 from bagua_agent.base.errors import UserError
 from bagua_agent.service.config.agent_config import AgentConfig
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,6 @@ class NodeFacts:
     slots: int
     gpus: int
     boot_id: str
-
-
-def gpus_of_the_driver() -> int:
-    """Returns the number of GPUs that the kernel's driver lists, whether they work or not."""
-    return len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
 
 
 def gpus_by_nvml() -> int | None:

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from bagua_agent.etcd.keys import JobKeys
-from bagua_agent.job.own_answers import is_stopped
 from bagua_agent.observation.agent_calls import AgentSeen
 from bagua_agent.observation.job_facts import facts_without_store, read_facts
 from bagua_agent.observation.series import JobSeries
 from bagua_agent.observation.verdict import verdict
+from bagua_agent.workers.process.process_status import is_stopped
 from tests.agent.observation.facts import NOW_S, agent, facts, worker
 from tests.lab.wait import eventually
 
