@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from bagua_agent.base import standard_streams
+from bagua_agent.base.imports import uncollected
 from bagua_agent.base.quiet_grpc import keep_quiet
 from bagua_launch import cluster_commands, scalar_values
 from bagua_launch.bagua_net import net_variables
@@ -92,7 +93,8 @@ def run(**typed: Any) -> int:
         note(line)
     os.environ.update(net_variables(values))  # which the workers inherit
 
-    from bagua_agent.job.run import run_job
+    with uncollected():
+        from bagua_agent.job.run import run_job
 
     return run_job(request.config)
 

@@ -52,3 +52,28 @@ def test_a_command_line_is_read_without_grpc_and_etcd3() -> None:
     _, packages = packages_loaded_by("import bagua_launch.main, sys; print(0, *sys.modules)")
     assert "bagua_launch" in packages
     assert not packages & {"grpc", "etcd3", "google.protobuf", "torch"}
+
+
+def test_workers_are_started_before_grpc_protobuf_and_http_are_loaded() -> None:
+    """What `bagua-launch` loads until it has started the process that imports torch: it delays each start."""
+    _, packages = packages_loaded_by(
+        "import bagua_launch.main, bagua_agent.job.run, sys; print(0, *sys.modules)"
+    )
+    assert "bagua_agent.job.run" in packages
+    assert not packages & {"grpc", "etcd3", "google.protobuf", "http", "ssl", "asyncio", "importlib.metadata"}
+
+
+LOAD_LOOP = """
+import gc
+import bagua_agent.job.run as run
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(phase))
+run._load_loop()
+gc.callbacks.clear()
+print(len(collections), gc.get_freeze_count() > 0, gc.isenabled(), "bagua_agent.job.loop" in run.sys.modules)
+"""
+
+
+def test_the_agent_loads_its_loop_without_collecting_garbage() -> None:
+    count, rest = packages_loaded_by(LOAD_LOOP)
+    assert (count, rest) == (0, {"True"})

@@ -1,8 +1,8 @@
 """Runs the workers of this node: starts one for each slot, and its successor when it ends.
 
 Owns worker ids, slots and their files; environment_of_workers.py makes their environment, worker_ends.py keeps how they
-ended. restart_policy.py decides on successors. Imports no gRPC, so that workers are started before the agent has loaded
-it.
+ended. restart_policy.py decides on successors. Imports neither gRPC nor protobuf, so that workers are started before
+the agent has loaded them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bagua_agent.base.background import Failed, background_thread
 from bagua_agent.base.errors import InfrastructureLost, UserError
@@ -46,9 +47,11 @@ from bagua_agent.workers.start.warm_parent import WarmParent
 from bagua_agent.workers.start.worker_command import PREIMPORT
 from bagua_agent.workers.start.worker_environment import TorchrunPlace
 from bagua_agent.workers.store_host import StoreHost
-from bagua_contract import membership_pb2 as pb
 from bagua_contract.addresses import joined
 from bagua_contract.environment import PREFIX
+
+if TYPE_CHECKING:
+    from bagua_contract import membership_pb2 as pb
 
 log = logging.getLogger(__name__)
 

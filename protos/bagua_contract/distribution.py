@@ -6,8 +6,6 @@ brings a module named bagua_core. Installed into one environment, the files of w
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 DISTRIBUTION = "bagua-elastic"
 CUPY_HINT = f"install {DISTRIBUTION}[cuda12] or {DISTRIBUTION}[cuda13]"
 REDIS_HINT = f"pip install {DISTRIBUTION}[redis]"
@@ -18,6 +16,8 @@ _ORIGINALS = ("bagua", "bagua-core", *(f"bagua-cuda{number}" for number in _CUDA
 
 def own_version() -> str | None:
     """Returns the version of this package; None where it runs from its sources without being installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
@@ -26,6 +26,8 @@ def own_version() -> str | None:
 
 def original_beside() -> str | None:
     """Returns a message for the user if a distribution of the original Bagua is in this environment; else None."""
+    from importlib.metadata import PackageNotFoundError, version
+
     for name in _ORIGINALS:
         try:
             found = version(name)

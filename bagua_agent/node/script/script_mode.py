@@ -16,7 +16,6 @@ from pathlib import Path
 
 from bagua_agent.config.job_config import JobConfig, WorkerCommand
 from bagua_agent.node.script.script_text import NoScriptText, read_script
-from bagua_contract import membership_pb2 as pb
 
 OWN_PACKAGE = "bagua_core"
 OPENS_A_SESSION = "init_process_group"  # torch's function has the same name
@@ -35,8 +34,10 @@ log = logging.getLogger(__name__)
 
 
 class Mode(Enum):
-    LIVE = pb.JobSpec.LIVE
-    RESTART = pb.JobSpec.RESTART
+    """The mode of a job, under the names that JobSpec.Mode has: protobuf is not loaded before workers are started."""
+
+    LIVE = "LIVE"
+    RESTART = "RESTART"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from bagua_agent.base.errors import UserError
-from bagua_agent.base.loop_health import LoopHealth
 from bagua_agent.base.messages import HealthAsked
-from bagua_agent.base.small_http import SmallHttpServer
+
+if TYPE_CHECKING:
+    from bagua_agent.base.small_http import SmallHttpServer
 
 VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 
@@ -27,5 +29,9 @@ def health_port(environ: Mapping[str, str]) -> int | None:
 
 def health_server(port: int, put: Callable[[HealthAsked], None]) -> SmallHttpServer:
     """Makes the server that answers health checks. put: gives the agent's loop a message."""
+    # only where it is asked for: workers start after this module is loaded, and HTTP takes a while
+    from bagua_agent.base.loop_health import LoopHealth
+    from bagua_agent.base.small_http import SmallHttpServer
+
     health = LoopHealth(put)
     return SmallHttpServer(port, "health checks", lambda path: health.answer())

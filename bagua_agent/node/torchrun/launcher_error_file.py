@@ -17,11 +17,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bagua_agent.base.errors import BaguaError
 from bagua_agent.workers.process.foreign_files import read_ordinary
-from bagua_contract import membership_pb2 as pb
+
+if TYPE_CHECKING:
+    from bagua_contract import membership_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ def write_result(
     own_file: returns the path of that file; None if the worker ran elsewhere.
     """
     path = environ.get(VARIABLE)
-    if not path or result.outcome != pb.Result.FAILED:
+    if not path or result.outcome != result.FAILED:
         return
     failure = result.failure if result.HasField("failure") else None
     content = None
