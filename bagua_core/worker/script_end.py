@@ -5,7 +5,6 @@ Loaded by path (run_script.py), so it imports only the standard library.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable
@@ -29,7 +28,6 @@ def finish(outcome: BaseException | None, runtime: Any) -> NoReturn:
     if isinstance(outcome, KeyboardInterrupt):
         # The interpreter ends by SIGINT then (130 in a shell). The report has been printed.
         sys.excepthook = lambda *_: None
-    _unfreeze_for_nanobind()
     raise outcome or SystemExit(0)
 
 
@@ -69,16 +67,6 @@ def _exit_code(outcome: BaseException | None) -> int:
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1
-
-
-def _unfreeze_for_nanobind() -> None:
-    """Lets the interpreter's last collection take what the warm parent froze, where extensions made with nanobind are
-    loaded, as Triton is from 3.9 on: nanobind prints a hundred lines about objects that it finds alive after that.
-
-    Only there, for the collection takes half a second of a processor.
-    """
-    if any(kind.__module__ == "nanobind" for kind in type.__subclasses__(type)):
-        gc.unfreeze()
 
 
 def _exit_hard(outcome: BaseException | None, code: int, has_left: bool) -> NoReturn:
