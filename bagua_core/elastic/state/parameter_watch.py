@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import torch
 
 from bagua_core.elastic.state import flat_tensors
+from bagua_core.elastic.state.copies_apart import copied_apart
 from bagua_core.model import sharded_tensors
 
 FIRST_AUDITS = 4
@@ -42,7 +43,7 @@ class ParameterWatch:
         self._copies, self._digests = [], []
         if self._steps < FIRST_AUDITS or self._steps % AUDIT_EVERY == 0:
             if sum(map(sharded_tensors.local_bytes, parameters.values())) <= LARGEST_COPY_BYTES:
-                self._copies = [sharded_tensors.copied(p) for p in parameters.values()]
+                self._copies = copied_apart(parameters.values())
             else:
                 self._digests = [_digest(p) for p in parameters.values()]
         self._steps += 1
@@ -60,7 +61,8 @@ class ParameterWatch:
             elif self._digests:
                 differs = differs or _digest(parameter) != self._digests[place]
             if differs:
-                found[name] = self._copies[place] if self._copies else None
+                # its own memory: it may be kept for good, and the copies of the others are not
+                found[name] = self._copies[place].clone() if self._copies else None
         return found
 
     def end(self) -> None:
