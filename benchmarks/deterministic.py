@@ -4,13 +4,15 @@
 
 Throughput: the character model on two lab hosts with a worker each, once as a deterministic job and once as a normal
 one. Both jobs run at the same time and take turns, a block of steps each, so that both see the same machine. Digests:
-three models, trained by 1, 2, 3 and 4 workers and by a job that loses, gains and is left by workers. Beside the
-throughput stands what plain torch loses to batches of a shard's size. Needs root (network namespaces).
+three models, trained by 1, 2, 3 and 4 workers and by a job with a drawn sequence of joins, leaves and kills. --seed
+repeats a sequence. Beside the throughput is what plain torch loses to batches of a shard's size. Needs root (network
+namespaces).
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import sys
 import tempfile
@@ -185,7 +187,7 @@ def in_words(comparisons: Sequence[Comparison], digests: Sequence[Digests]) -> s
             [d.model, str(d.steps), *(found[:12] for found in d.by_workers), d.with_faults[:12], d.faults]
             for d in digests
         ]
-        head = ["model", "steps", "1 worker", "2", "3", "4", "with faults", "faults"]
+        head = ["model", "steps", "1 worker", "2", "3", "4", "with faults", "faults (workers after each)"]
         parts += ["Digests of parameters, buffers, optimizer state and learning rate at the end:", ""]
         parts += [result_file.table(head, rows), ""]
     return "\n".join(parts)
@@ -197,6 +199,9 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=7, help="of each mode")
     parser.add_argument("--part", choices=("throughput", "digests"), action="append")
     parser.add_argument("--model", choices=MODELS, action="append", help="of the digests")
+    parser.add_argument(
+        "--seed", type=int, help="of the faults of the digests; else one is drawn, and printed"
+    )
     parser.add_argument("--samples", type=int, choices=sorted({s.samples for s in SETTINGS}), action="append")
     parser.add_argument("--keep", action="store_true", help="write the result to benchmarks/results")
     args = parser.parse_args()
@@ -216,9 +221,10 @@ def main() -> int:
                     ratio = statistics.median(comparisons[-1].ratios)
                     print(f"{setting}: {ratio:.3f} of normal", file=sys.stderr, flush=True)
     if "digests" in parts:
+        seed = random.randrange(1_000_000) if args.seed is None else args.seed
         with tempfile.TemporaryDirectory() as directory:
             for model in args.model or MODELS:
-                digests.append(digests_of(model, Path(directory)))
+                digests.append(digests_of(model, Path(directory), seed))
                 print(f"{digests[-1]}", file=sys.stderr, flush=True)
     words = in_words(comparisons, digests)
     print(words)

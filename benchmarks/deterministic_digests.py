@@ -1,12 +1,14 @@
-"""The digests of benchmarks.deterministic: each model by 1 to 4 workers, and by a job with faults."""
+"""The digests of benchmarks.deterministic: each model by 1 to 4 workers, and by a job with drawn faults."""
 
 from __future__ import annotations
 
-import signal
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from tests.faults import drawn_faults
 from tests.faults.job import Job
 
 SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "faults" / "train_deterministic.py"
@@ -17,7 +19,7 @@ DEADLINE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """by_workers: of the jobs with 1, 2, ... workers. faults: what the last job met, in order."""
+    """by_workers: of the jobs with 1, 2, ... workers. faults: of the last job, with the seed that draws them."""
 
     model: str
     steps: int
@@ -30,11 +32,14 @@ class Digests:
         return len({*self.by_workers, self.with_faults}) == 1
 
 
-def digests_of(model: str, directory: Path) -> Digests:
-    """Raises AssertionError where a job or a fault does not go as it should."""
+def digests_of(model: str, directory: Path, seed: int) -> Digests:
+    """seed: of the faults. Raises AssertionError where a job or a fault does not go as it should."""
     whole = [_undisturbed(model, directory, workers) for workers in WORLDS]
-    faulty, faults = _with_faults(model, directory)
-    return Digests(model, whole[0][1], tuple(digest for digest, _ in whole), faulty, faults)
+    faults = drawn_faults.draw(seed)
+    words = drawn_faults.in_words(seed, faults)
+    print(f"{model}: {words}", file=sys.stderr, flush=True)
+    faulty = _with_faults(model, directory, faults)
+    return Digests(model, whole[0][1], tuple(digest for digest, _ in whole), faulty, words)
 
 
 def _made(model: str, directory: Path, endpoints: str | None = None, nodes: str = "1") -> Job:
@@ -55,29 +60,12 @@ def _undisturbed(model: str, directory: Path, workers: int) -> tuple[str, int]:
     return str(job.ends()[0]["parameters"]), job.step
 
 
-def _with_faults(model: str, directory: Path) -> tuple[str, str]:
+def _with_faults(model: str, directory: Path, faults: Sequence[drawn_faults.Fault]) -> str:
     etcd = EmbeddedEtcd.start()
-    job = _made(model, directory, etcd.endpoint, "1:3")
+    job = _made(model, directory, etcd.endpoint, drawn_faults.NODES)
     try:
-        first = job.start(slots=2)
-        job.await_step(5)
-        second = job.start(slots=1)
-        three = job.await_world(3)
-        first.workers[0].kill()
-        first.await_line("worker in slot 0 ended: killed by SIGKILL")
-        again = job.await_world(3, after_step=job.await_world(2, after_step=three))
-        second.send(signal.SIGINT)
-        two = job.await_world(2, after_step=again)
-        third = job.start(slots=2)
-        job.await_world(4, after_step=two)
-        third.kill_agent()
-        job.await_world(2, after_step=job.last_world(4))
-        job.hurry()
-        assert first.process.wait(DEADLINE_S) == 0, first.log
-        job.check(finished=2)
-        return str(
-            job.ends()[0]["parameters"]
-        ), "join, killed worker, its successor, leave, join, killed node"
+        drawn_faults.perform(job, faults, DEADLINE_S)
+        return str(job.ends()[0]["parameters"])
     finally:
         job.end()
         etcd.stop()

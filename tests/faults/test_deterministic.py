@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from tests.faults import drawn_faults
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job
 
@@ -124,27 +125,16 @@ def test_a_script_that_is_restarted_after_a_change_is_refused(job: MakeJob, tmp_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["norm", "digits", "characters"])
-def test_one_to_four_workers_and_a_job_with_many_faults(job: MakeJob, etcd: EmbeddedEtcd, model: str) -> None:
+@pytest.mark.parametrize(("model", "seed"), [("norm", 1), ("digits", 2), ("characters", 3)])
+def test_one_to_four_workers_and_a_job_with_many_faults(
+    job: MakeJob, etcd: EmbeddedEtcd, model: str, seed: int
+) -> None:
     if model == "digits":
         pytest.importorskip("sklearn")
     digests = {workers: digest_alone(job, workers, model=model) for workers in (1, 2, 3, 4)}
     assert len(set(digests.values())) == 1, digests
-    one = made(job, model, endpoints=etcd.endpoint, nodes="1:3")
-    first = one.start(slots=2)
-    one.await_step(5)
-    second = one.start(slots=1)
-    joined = one.await_world(3)
-    first.workers[0].kill()
-    first.await_line("worker in slot 0 ended: killed by SIGKILL")
-    again = one.await_world(3, after_step=one.await_world(2, after_step=joined))
-    second.send(signal.SIGINT)
-    left = one.await_world(2, after_step=again)
-    third = one.start(slots=2)
-    one.await_world(4, after_step=left)
-    third.kill_agent()
-    one.await_world(2, after_step=one.last_world(4))
-    one.hurry()
-    assert first.process.wait(60.0) == 0
-    one.check(finished=2)
+    one = made(job, model, endpoints=etcd.endpoint, nodes=drawn_faults.NODES)
+    faults = drawn_faults.draw(seed)
+    print(drawn_faults.in_words(seed, faults))
+    drawn_faults.perform(one, faults, deadline_s=60.0)
     assert one.ends()[0]["parameters"] == digests[1]
