@@ -4,10 +4,10 @@ A *study* belongs to one world: the nodes, their workers, and what people pinned
 then others one after the other, and keeps the fastest. Time is the time of training, as the workers measure it; no
 clock.
 
-Invariants: what trying has cost exceeds BUDGET of the time of training in this study by at most one report of a
-measurement and by what the two changes of one trial cost more than twice the last change; a trial is measured only in a
-generation that has its settings; settings that are kept were measured faster than the script's, in two trials of each
-where the number of trials allows it, or are the script's.
+Invariants: what trying has cost exceeds BUDGET of the time of training in this study, and of what the study before it
+left unspent at a drift, by at most one report of a measurement and by what the two changes of one trial cost more than
+twice the last change; a trial is measured only in a generation that has its settings; settings that are kept were
+measured faster than the script's, in two trials of each where the number of trials allows it, or are the script's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bagua_contract import membership_pb2 as pb
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 
 BUDGET = 0.05  # of the time of training
+UNSPENT_S = 600.0  # most time of training before a drift whose budget the next study may use
 LEAST_STEPS = 3  # before a rate says anything
 NETWORK_STEPS = 8  # of a generation, after which workers have measured the network (bucket_times.py)
 EARLY_SHARE = 0.2  # of the confidence time, after which a trial that is clearly slower ends
@@ -101,6 +102,7 @@ class Study:
     trained_s: float = 0.0  # time of training that was measured in this study
     lost_s: float = 0.0  # of it: what slower trials and changes of settings cost
     change_s: float = 0.0  # what the last change of settings cost
+    unspent_s: float = 0.0  # time of training before this study, whose budget it may use too
     # of the last measurement that was counted
     generation: int = 0
     steps: int = 0
@@ -116,6 +118,11 @@ class Study:
     known: Mapping[str, StepSettings] = field(default_factory=dict)  # what studies of other worlds settled on
     forgets: int = 0  # requests to forget that it knows
     proposal: Proposal | None = None  # of another algorithm, for these workers
+
+    @property
+    def budget_s(self) -> float:
+        """What trying may cost in all."""
+        return BUDGET * (self.trained_s + self.unspent_s)
 
     @property
     def results(self) -> dict[StepSettings, Trial]:
@@ -313,7 +320,7 @@ def _try(study: Study, s: Situation) -> Step:
     if study.window_s < confidence_s:
         early = study.window_s >= confidence_s * EARLY_SHARE
         clearly = best is not None and trial.rate < best.rate * CLEARLY_SLOWER
-        over = slower and study.lost_s > study.trained_s * BUDGET
+        over = slower and study.lost_s > study.budget_s
         if not (early and clearly) and not over:
             return Step(study, f"measuring {study.current}", asks=asks)
     ended = replace(study, trials=(*study.trials, trial), window_steps=0, window_s=0.0, drifts=())
@@ -364,7 +371,7 @@ def _next(study: Study, s: Situation, event: str) -> Step:
         return Step(settled, text, event=f"{event}; {text}" if event else text, settles=True)
     candidate = _candidate(study, s) if again is None else again
     worst_s = s.options.confidence_s * EARLY_SHARE + 2 * study.change_s
-    if candidate is not None and study.lost_s + worst_s <= study.trained_s * BUDGET:
+    if candidate is not None and study.lost_s + worst_s <= study.budget_s:
         begun = replace(study, phase=Phase.TRYING, current=candidate, window_steps=0, window_s=0.0, drifts=())
         if s.recalled is not None and candidate == s.space.nearest(s.recalled):
             text = (
@@ -462,7 +469,12 @@ def _drift(study: Study, s: Situation) -> Step | None:
         forgetful = replace(study, known={w: k for w, k in study.known.items() if w != study.world})
         begun = _begin(forgetful, study.world, why, warm=True)
         known = {w: k for w, k in begun.study.known.items() if w != study.world}
-        return replace(begun, study=replace(begun.study, current=study.current, known=known))
+        # what is in force may be slow by now, so trials begin at once with what the settled time has not spent
+        unspent_s = min(UNSPENT_S, (study.budget_s - study.lost_s) / BUDGET)
+        return replace(
+            begun,
+            study=replace(begun.study, current=study.current, known=known, unspent_s=max(0.0, unspent_s)),
+        )
     looked = replace(study, drifts=drifts, window_steps=0, window_s=0.0)
     return Step(looked, f"{rate:.3g} steps/s with {study.current}", asks=_asks(looked, s))
 

@@ -144,7 +144,7 @@ class MeasuredSteps(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., switch_s: _Optional[float] = ..., gradient_bytes: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., computing_s: _Optional[float] = ..., bucket_bytes: _Optional[_Iterable[int]] = ..., bucket_s: _Optional[_Iterable[float]] = ..., warms_up: bool = ..., before_steps: _Optional[int] = ..., before_s: _Optional[float] = ...) -> None: ...
 
 class Study(_message.Message):
-    __slots__ = ("current", "number", "world", "phase", "trials", "trained_s", "lost_s", "generation", "steps", "seconds", "window_steps", "window_s", "drifts", "known", "forgets", "proposal", "before_steps", "before_s", "change_s")
+    __slots__ = ("current", "number", "world", "phase", "trials", "trained_s", "lost_s", "generation", "steps", "seconds", "window_steps", "window_s", "drifts", "known", "forgets", "proposal", "before_steps", "before_s", "change_s", "unspent_s")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         WARMING: _ClassVar[Study.Phase]
@@ -181,6 +181,7 @@ class Study(_message.Message):
     BEFORE_STEPS_FIELD_NUMBER: _ClassVar[int]
     BEFORE_S_FIELD_NUMBER: _ClassVar[int]
     CHANGE_S_FIELD_NUMBER: _ClassVar[int]
+    UNSPENT_S_FIELD_NUMBER: _ClassVar[int]
     current: StepSettings
     number: int
     world: str
@@ -200,7 +201,8 @@ class Study(_message.Message):
     before_steps: int
     before_s: float
     change_s: float
-    def __init__(self, current: _Optional[_Union[StepSettings, _Mapping]] = ..., number: _Optional[int] = ..., world: _Optional[str] = ..., phase: _Optional[_Union[Study.Phase, str]] = ..., trials: _Optional[_Iterable[_Union[Trial, _Mapping]]] = ..., trained_s: _Optional[float] = ..., lost_s: _Optional[float] = ..., generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., window_steps: _Optional[int] = ..., window_s: _Optional[float] = ..., drifts: _Optional[_Iterable[float]] = ..., known: _Optional[_Mapping[str, StepSettings]] = ..., forgets: _Optional[int] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., before_steps: _Optional[int] = ..., before_s: _Optional[float] = ..., change_s: _Optional[float] = ...) -> None: ...
+    unspent_s: float
+    def __init__(self, current: _Optional[_Union[StepSettings, _Mapping]] = ..., number: _Optional[int] = ..., world: _Optional[str] = ..., phase: _Optional[_Union[Study.Phase, str]] = ..., trials: _Optional[_Iterable[_Union[Trial, _Mapping]]] = ..., trained_s: _Optional[float] = ..., lost_s: _Optional[float] = ..., generation: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., window_steps: _Optional[int] = ..., window_s: _Optional[float] = ..., drifts: _Optional[_Iterable[float]] = ..., known: _Optional[_Mapping[str, StepSettings]] = ..., forgets: _Optional[int] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., before_steps: _Optional[int] = ..., before_s: _Optional[float] = ..., change_s: _Optional[float] = ..., unspent_s: _Optional[float] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("algorithm", "predicted_s", "instead_of", "instead_of_s", "instead_of_predicted_s", "compute_s", "bytes_per_s", "latency_s", "measured_s")

@@ -9,7 +9,18 @@ import pytest
 
 from bagua_agent.autotune.records import decode_study, encode_study
 from bagua_agent.autotune.space import Facts, space_of
-from bagua_agent.autotune.study import BUDGET, NETWORK_STEPS, Measured, Options, Phase, Situation, Study, step
+from bagua_agent.autotune.study import (
+    BUDGET,
+    DRIFTS,
+    NETWORK_STEPS,
+    UNSPENT_S,
+    Measured,
+    Options,
+    Phase,
+    Situation,
+    Study,
+    step,
+)
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 
 OPTIONS = Options(level=1, confidence_s=5.0, warmup_s=30.0)
@@ -247,6 +258,20 @@ def test_a_drop_of_the_network_begins_a_new_study_without_warm_up() -> None:
     assert "the throughput went from" in job.events[-1] and job.study.phase is Phase.TRYING
     job.settle()
     assert speed(job.study.current, job.clock_s) > 1.1 * speed(before, job.clock_s)
+
+
+@pytest.mark.parametrize("settled_s", [0.0, 60.0, 1e6])
+def test_a_study_after_a_drop_may_use_what_the_one_before_it_has_not_spent(settled_s: float) -> None:
+    job = SimulatedJob(peak_at(20), suggests=untried)
+    job.settle()
+    job.study = replace(job.study, trained_s=job.study.lost_s / BUDGET + settled_s)
+    number, job.speed = job.study.number, peak_at(20, base=8.0)
+    job.run(lambda: job.study.number > number)
+    until_seen_s = DRIFTS * OPTIONS.confidence_s
+    assert job.study.unspent_s == pytest.approx(min(UNSPENT_S, settled_s + until_seen_s), abs=REPORT_S)
+    assert decode_study(encode_study(job.study)).unspent_s == job.study.unspent_s
+    job.run(lambda: job.study.phase is Phase.RESTING)
+    assert job.study.lost_s <= job.study.budget_s + REPORT_S + SWITCH_S
 
 
 def test_a_busy_host_whose_rates_swing_begins_no_new_study() -> None:
