@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.autotune.records import decode_study
-from bagua_agent.autotune.study import BUDGET, Phase, Study
+from bagua_agent.autotune.study import BETTER_BY, BUDGET, Phase, Study
 from bagua_agent.autotune.tuned_records import PREFIX, Tuned
 from bagua_agent.etcd.keys import JobKeys
+from bagua_contract.step_settings import AS_SCRIPTED
 from tests.faults.conftest import MakeJob, MakeLab
 from tests.faults.job import DEADLINE_S, Job, Node
 from tests.lab.etcd import EtcdCluster
@@ -22,6 +23,8 @@ SETTLES_WITHIN_S = 150.0
 SAMPLES = 40
 OPERATIONS = {"hierarchical": "HierarchicalSum", "algorithm bytegrad": "CompressedSum"}
 TAKEN = re.compile(r"is in force .*other settings of steps: ([^;]+)")
+TRIED = re.compile(r"trial \d+ of study \d+: [^:]+: ([\d.]+) steps/s")
+SETTLED = re.compile(r"study \d+ settles on ([^:]+):")
 OPTIONS = (
     *("--autotune-level", "2", "--autotune-algorithms", "bytegrad,qadam"),
     "--is-output-autotune-log",
@@ -110,6 +113,34 @@ def test_better_settings_over_a_slow_link_are_found_and_kept(job: MakeJob, make_
     assert [str(t.settings) for t in later.trials] == ["as the script says", str(found.current)]
     leader.await_line(f"trying {found.current}, which job '{one.job_id}' found for this model")
     two.finish()
+
+
+def test_the_order_in_which_gradients_are_ready_is_a_trial(job: MakeJob) -> None:
+    """The model uses its layers in the reverse of the order in which it registers them. Whether the measured order is
+    faster depends on the machine; it is kept or not by the rates of both trials, and all workers have the same one."""
+    pytest.importorskip("optuna")
+    options = [
+        *("--autotune-level", "1", "--is-output-autotune-log", "--autotune-max-samples", "2"),
+        *("--autotune-sampling-confidence-time", "1", "--autotune-warmup-time", "1"),
+    ]
+    one = job(file=SCRIPT, options=options, script=["--backwards"], samples=SAMPLES, epochs=500)
+    node, measured = one.start(slots=2), "measured order of 4 tensors"
+    node.await_line(f"trial 2 of study 1: {measured}: ", deadline_s=SETTLES_WITHIN_S)
+    node.await_line("settles on", "2 trials are as many as were asked for")
+    scripted_rate, rate = (float(found) for found in TRIED.findall(node.log))
+    (settled,) = SETTLED.findall(node.log)
+    if settled == measured:
+        assert rate > scripted_rate * (BETTER_BY - 0.01), "rates are printed in three digits"
+    else:
+        assert settled == str(AS_SCRIPTED) and rate < scripted_rate * (BETTER_BY + 0.01)
+        node.await_line(f"other settings of steps: {AS_SCRIPTED}")
+    one.finish()
+    assert TAKEN.findall(node.log)[0] == measured, "it was in force"
+    ends, registered = one.ends(), [f"{layer}.weight" for layer in range(4)]
+    assert len(ends) == 2 and len({end["parameters"] for end in ends}) == 1
+    used = registered if settled == measured else registered[::-1]
+    assert [end["order"] for end in ends] == [used] * 2
+    one.check_nothing_left()
 
 
 def check_proposal(one: Job, study: Study, leader: Node, host: Host) -> None:

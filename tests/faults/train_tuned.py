@@ -21,12 +21,24 @@ parser.add_argument("--samples", type=int, default=40)
 parser.add_argument("--epochs", type=int, default=1000)
 parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--width", type=int, default=128)
+parser.add_argument("--backwards", action="store_true", help="use the layers in the reverse of their order")
 args = parser.parse_args()
+
+
+class Backwards(nn.ModuleList):
+    """Its gradients are ready in the order in which it registers its layers, and not in the reverse."""
+
+    def forward(self, x):
+        for layer in reversed(self):
+            x = layer(x)
+        return x
+
 
 torch.set_num_threads(1)
 bagua.init_process_group()
 torch.manual_seed(1)
-net = nn.Sequential(*[nn.Linear(args.width, args.width, bias=False) for _ in range(args.layers)])
+layers = [nn.Linear(args.width, args.width, bias=False) for _ in range(args.layers)]
+net = Backwards(layers) if args.backwards else nn.Sequential(*layers)
 optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
 model = bagua.DistributedDataParallel(net, optimizers=[optimizer])
 data = torch.utils.data.TensorDataset(torch.randn(args.samples, args.width))
@@ -42,10 +54,12 @@ for _ in loader.epochs(args.epochs):
 
 (args.out / "ends").mkdir(exist_ok=True)
 bits = b"".join(p.detach().numpy().tobytes() for p in net.parameters())
+names = {id(p): name for name, p in net.named_parameters()}
 end = {
     "worker": os.environ["BAGUA_WORKER_ID"],
     "parameters": hashlib.sha256(bits).hexdigest(),
     "buckets": len(model._exchange.buckets_of_parameters()),
+    "order": [names[id(p)] for _, members in model._exchange.buckets_of_parameters() for p in members],
     "operation": type(model._exchange._operation).__name__,
 }
 part = args.out / "ends" / f"{end['worker']}.part"
