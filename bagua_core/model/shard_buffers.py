@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from itertools import chain
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -39,14 +40,14 @@ class _Kept:
     buffer: torch.Tensor
     version: int
     values: torch.Tensor
+    address: int
+    integers: tuple[torch.Tensor, torch.Tensor]
+    """Of the buffer, if that is contiguous, and of the values: to make these views costs more than to compare them."""
 
-
-class _Mark(NamedTuple):
-    """What a change of a parameter shows in. total: of its bytes as whole numbers, for a write through .data leaves the
-    version; 0 in steps that are not audited."""
-
-    version: tuple[int, int, int]
-    total: int
+    @classmethod
+    def of(cls, buffer: torch.Tensor, values: torch.Tensor) -> _Kept:
+        views = _as_integers(buffer), _as_integers(values)
+        return cls(buffer, buffer._version, values, buffer.data_ptr(), views)
 
 
 class _Layer:
@@ -130,7 +131,11 @@ class ShardBuffers:
                     "deterministic job has them by shard, use torch.nn.BatchNorm2d and the like"
                 )
         self._module = module
-        self._marks: dict[str, _Mark] = {}  # of parameters, at the step's first forward
+        # at the step's first forward: parameters, what changes of them show in, and what the modules hold
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._marks: list[tuple[int, ...]] = []
+        self._holders: list[dict[str, Any]] = []
+        self._held: list[int] = []
         self._steps = 0
         self._silent: set[str] = set()  # large buffers that were seen to change without a new version
         self._all = ModuleBuffers(module)
@@ -163,7 +168,11 @@ class ShardBuffers:
             return
         if self._of_step is None:
             self._steps += 1
-            self._marks = {n: self._mark(p) for n, p in self._module.named_parameters()}
+            self._parameters = dict(self._module.named_parameters())
+            self._marks = self._marks_now()
+            modules = list(self._module.modules())
+            self._holders = [held for m in modules for held in (m._parameters, m._modules) if held]
+            self._held = self._held_now()
             self._keep()
         else:
             self._check_parameters(shard)
@@ -201,12 +210,18 @@ class ShardBuffers:
         as this worker has shards."""
         if shard.shard is None:
             return  # a state may be copied in meanwhile, and what this worker computes does not count
-        for name, parameter in self._module.named_parameters():
-            if (mark := self._marks.get(name)) is not None and mark != self._mark(parameter):
-                raise NotDeterministicError(
-                    f"{name} was changed by the script, or in a forward, within a step: both run once a shard, and so "
-                    "more often on a worker with more shards. Change it by an optimizer, or between two epochs"
-                )
+        marks = self._marks_now()
+        if marks == self._marks and self._held_now() == self._held:
+            return
+        present = {id(p) for p in self._module.parameters()}
+        pairs = zip(self._parameters.items(), marks, self._marks, strict=True)
+        name = next((n for (n, p), now, was in pairs if now != was or id(p) not in present), None)
+        if name is None:
+            return  # others were added
+        raise NotDeterministicError(
+            f"{name} was changed by the script, or in a forward, within a step: both run once a shard, and so "
+            "more often on a worker with more shards. Change it by an optimizer, or between two epochs"
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -273,8 +288,18 @@ class ShardBuffers:
         """Whether the step finds writes through .data, at the cost of a pass over the values."""
         return self._steps <= AUDITED_STEPS or self._steps % AUDIT_EVERY == 0
 
-    def _mark(self, parameter: torch.Tensor) -> _Mark:
-        return _Mark(version(parameter), _total(parameter) if self._is_audited else 0)
+    def _marks_now(self) -> list[tuple[int, ...]]:
+        """Returns, for each parameter of the step's first forward, what a change of it shows in. A write through .data
+        leaves the version, so in audited steps that is also the sum of the bytes."""
+        parameters = self._parameters.values()
+        if not self._is_audited:
+            return [(p._version, p.data_ptr()) if type(p) is nn.Parameter else version(p) for p in parameters]
+        return [(*version(p), int(_as_integers(p).sum(dtype=torch.int64))) for p in parameters]
+
+    def _held_now(self) -> list[int]:
+        """Returns the ids of the parameters and submodules that the modules of the step's first forward hold. If they
+        are the same ones, so are the module's parameters; named_parameters would cost more than all other checks."""
+        return list(map(id, chain.from_iterable(held.values() for held in self._holders)))
 
     def _row(self) -> torch.Tensor:
         parts: list[torch.Tensor] = []
@@ -298,7 +323,7 @@ class ShardBuffers:
         for name, buffer in self._named().items():
             known = before.get(name)
             if known is None or self._differs(name, known, buffer):
-                known = _Kept(buffer, buffer._version, buffer.detach().clone())
+                known = _Kept.of(buffer, buffer.detach().clone())
             self._kept[name] = known
 
     def _differs(self, name: str, known: _Kept, buffer: torch.Tensor) -> bool:
@@ -309,7 +334,14 @@ class ShardBuffers:
             return True
         if buffer.nbytes > LARGE_BYTES and name not in self._silent and not self._is_audited:
             return False
-        differs = not _same_bytes(known.values, buffer)
+        if (
+            buffer.data_ptr() == known.address
+            and buffer.shape == known.values.shape
+            and buffer.is_contiguous()
+        ):
+            differs = not torch.equal(*known.integers)
+        else:
+            differs = not _same_bytes(known.values, buffer)
         if differs:
             self._silent.add(name)
         return differs
@@ -321,25 +353,25 @@ class ShardBuffers:
             known = self._kept.get(name)
             if known is None or self._differs(name, known, buffer):
                 values = buffer if known is None else known.values
-                found[name] = _Kept(buffer, buffer._version, values)
+                found[name] = _Kept.of(buffer, values)
         return found
 
     def _put_back(self) -> None:
         with torch.no_grad():
             for name, found in self._changed().items():
                 found.buffer.copy_(found.values)
-                self._kept[name] = _Kept(found.buffer, found.buffer._version, found.values)
+                self._kept[name] = _Kept.of(found.buffer, found.values)
 
 
 def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Tells whether both tensors have the same bytes, also those of NaN, which equals nothing."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(*(t.detach().reshape(-1).view(torch.uint8) for t in (one, other)))
+    return torch.equal(_as_integers(one), _as_integers(other))
 
 
-def _total(tensor: torch.Tensor) -> int:
-    """Returns the sum of the tensor's bytes, taken as whole numbers of its elements' size."""
+def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor's bytes as whole numbers of its elements' size: far fewer than bytes."""
     width = min(tensor.dtype.itemsize, 8)
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
-    return int(tensor.detach().reshape(-1).view(whole).sum(dtype=torch.int64))
+    return tensor.detach().reshape(-1).view(whole)

@@ -136,6 +136,19 @@ def test_large_constants_are_compared_now_and_then_and_always_once_they_changed(
         buffers.forget()
 
 
+def test_a_silent_write_to_a_buffer_that_is_not_contiguous() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("calls", torch.zeros(2, 4)[:, :2])
+    buffers = ShardBuffers(module)
+    for number in range(2):
+        shard = Shard(number)
+        buffers.forward_begins(shard)
+        assert not module.calls.any()
+        module.calls.data.add_(1)
+        buffers.shard_computed(shard)
+    assert buffers.has_changed
+
+
 def test_constant_buffers_are_not_sent() -> None:
     module = nn.Linear(2, 2)
     module.register_buffer("mask", torch.ones(2))
