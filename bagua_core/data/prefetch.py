@@ -5,6 +5,8 @@ Owns the loader's worker processes and the queue of requests. What it hands out 
 asked for: when the prediction was wrong (new generation, roll-back, heal) the requests under way are
 marked stale, workers skip them unread, and prediction restarts; the processes survive. Knows nothing
 of engines, epochs or shares: keys and their order come from its `Plan`.
+
+Without worker processes and pinned memory the requests are read directly, in the training process.
 """
 
 from __future__ import annotations
@@ -316,6 +318,8 @@ class Prefetcher:
             # its own, or starting workers would draw from the script's random numbers
             generator=torch.Generator().manual_seed(process_seed),
         )
+        # what torch's iterator adds to a batch that this process reads can cost more than reading it
+        self._reads_here = num_workers == 0 and not pin_memory
         self._running = _Running(oldest_wanted)
         self._finalizer = weakref.finalize(self, self._running.stop)
 
@@ -324,6 +328,9 @@ class Prefetcher:
         if self._running.iterator is not None:
             return
         self._requests.under_way.clear()
+        if self._reads_here:
+            self._running.iterator = map(self._reader.__getitem__, self._requests)
+            return
         if self._running.oldest_wanted is not None:
             self._running.oldest_wanted.fill_(self._requests.serial)
         self._running.process_id = os.getpid()
