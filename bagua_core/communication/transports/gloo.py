@@ -334,12 +334,10 @@ class GlooCommunicator(Communicator):
             if self._is_retired:
                 return  # something in it may still run
             self._is_retired = True
-            group, self._group = self._group, None
-        # Joins Gloo's threads, 10 to 20 ms that no step should wait for.
-        threading.Thread(
-            target=lambda held: held.clear(), args=([group],), name="gloo-close", daemon=True
-        ).start()
-        del group
+            held, self._group = [self._group], None
+        # Joins Gloo's threads, 10 to 20 ms that no step should wait for. The list alone holds the group: the last
+        # reference is dropped in that thread, also where it has ended before this one goes on.
+        threading.Thread(target=held.clear, name="gloo-close", daemon=True).start()
 
     def retire(self) -> None:
         """Keeps this group from being destroyed: something in it may still run."""

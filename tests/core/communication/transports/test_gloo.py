@@ -142,6 +142,28 @@ def test_a_group_that_was_aborted_or_failed_is_kept() -> None:
     second.abort("x")
 
 
+def test_a_group_that_is_closed_ends_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its destructor joins Gloo's threads, and the script's thread is between two steps."""
+    ended_in: list[str] = []
+
+    class Group:
+        def __del__(self) -> None:
+            ended_in.append(threading.current_thread().name)
+
+    class Quick(threading.Thread):
+        """One that has ended before its starter goes on."""
+
+        def start(self) -> None:
+            super().start()
+            self.join(DEADLINE_S)
+
+    monkeypatch.setattr(threading, "Thread", Quick)
+    communicator = gloo.GlooCommunicator(Group(), 1, 0, 2, AbortFlag(), DEADLINE_S)
+    communicator.close()
+    communicator.close()
+    assert ended_in == ["gloo-close"]
+
+
 def test_building_for_a_generation_given_up_meanwhile() -> None:
     flag = AbortFlag()
     flag.set("superseded")
