@@ -22,15 +22,19 @@ class Transport(Enum):
 @dataclass(frozen=True, slots=True)
 class Network:
     """bandwidth: of a node's interface, in each direction. latency_s: of one small message between two nodes, one way,
-    with the software at both ends. jitter_s: mean of an exponential delay that each node adds to each operation."""
+    with the software at both ends. jitter_s: mean of an exponential delay that each node adds to each operation.
+    burst_bytes: that an interface sends beyond its bandwidth after it was idle, as a token bucket lets pass."""
 
     bandwidth_bytes_per_s: float
     latency_s: float
     jitter_s: float = 0.0
+    burst_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.bandwidth_bytes_per_s <= 0 or self.latency_s < 0 or self.jitter_s < 0:
-            raise ValueError(f"{self}: the bandwidth must be positive, latency and jitter not negative")
+        if self.bandwidth_bytes_per_s <= 0 or min(self.latency_s, self.jitter_s, self.burst_bytes) < 0:
+            raise ValueError(
+                f"{self}: the bandwidth must be positive, latency, jitter and burst not negative"
+            )
 
 
 def sharing(hosts: int, cores: int, exponent: float) -> float:
@@ -113,8 +117,17 @@ class Cluster:
         return self.nodes * self.workers_per_node
 
     @property
+    def wire_bytes_per_s(self) -> float:
+        """The data that a link carries."""
+        return self.network.bandwidth_bytes_per_s * self.costs.wire_share
+
+    @property
     def byte_s(self) -> float:
         """For one byte that a node sends: the wire's time or the processors', whichever is longer, and a little more
         where both are about equal, for they do not overlap perfectly."""
-        wire = 1.0 / (self.network.bandwidth_bytes_per_s * self.costs.wire_share)
-        return float((wire**_SHARPNESS + self.costs.transport_s_per_byte**_SHARPNESS) ** (1 / _SHARPNESS))
+        return longer(1.0 / self.wire_bytes_per_s, self.costs.transport_s_per_byte)
+
+
+def longer(one_s: float, other_s: float) -> float:
+    """The longer of two times, and a little more where both are about equal."""
+    return float((one_s**_SHARPNESS + other_s**_SHARPNESS) ** (1 / _SHARPNESS))

@@ -109,6 +109,20 @@ def test_a_processor_can_be_slower_than_the_link() -> None:
     assert costs.shared_by(8, 2, 0.5).transport_s_per_byte == pytest.approx(2 / MB)
 
 
+def test_a_burst_leaves_an_idle_link_at_once() -> None:
+    """1 MB of 6 does not wait for the link, and grows again while the link is idle: 0.5 MB in 0.05 s of computation."""
+    network = Network(10 * MB, 0.0, burst_bytes=1 * MB)
+    found = simulate(replace(cluster(4), network=network), ONE_TENSOR, "gradient_allreduce")
+    assert found.step_s == pytest.approx(0.3 + 0.5)
+    short = replace(ONE_TENSOR, compute_s=0.05)
+    assert simulate(
+        replace(cluster(4), network=network), short, "gradient_allreduce"
+    ).step_s == pytest.approx(0.6)
+    slow = replace(FREE, transport_s_per_byte=1 / MB)  # a burst of the link makes no processor faster
+    found = simulate(replace(cluster(4, costs=slow), network=network), ONE_TENSOR, "gradient_allreduce")
+    assert found.step_s == pytest.approx(0.3 + 6.0, rel=0.001)
+
+
 def test_nccl_takes_a_tree_where_rounds_are_dear() -> None:
     random = np.random.default_rng(0)
     many = Link(cluster(1024, latency_s=0.001, transport=Transport.NCCL), random)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _READY_TIMEOUT_S = 10.0
+LINK_BURST_BYTES = 256 * 1024  # that a shaped link sends at once after it was idle
 _NOBODY = "02:77:00:00:00:00"  # numbers of labs and hosts begin with 1
 _labs_of_this_process = itertools.count(1)
 
@@ -252,7 +253,7 @@ class Lab:
                 if rate is None:
                     tc(namespace, "qdisc", "replace", "dev", device, "root", "noqueue")
                 else:
-                    words = f"qdisc replace dev {device} root tbf rate {rate} burst 256kb latency 100ms"
+                    words = f"qdisc replace dev {device} root tbf rate {rate} burst {LINK_BURST_BYTES}b latency 100ms"
                     tc(namespace, *words.split())
 
     def etcd(self, *hosts: Host, members: int | None = None) -> EtcdCluster:

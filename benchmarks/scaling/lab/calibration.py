@@ -18,6 +18,7 @@ from benchmarks.scaling.hardware import Cluster, Costs, Network, Transport, shar
 from benchmarks.scaling.lab.observations import Observation, Setting, is_at_most_1gbit
 from benchmarks.scaling.steps.step import Workload, simulate
 from benchmarks.tradeoff_plots import bits_per_s
+from tests.lab.network import LINK_BURST_BYTES
 
 Vector = npt.NDArray[np.float64]
 GUESS_WEIGHT = 0.02  # a guess that is wrong by a factor of e costs as much as a prediction that is by 2 %
@@ -53,7 +54,7 @@ class Fitted:
             step_s_per_byte=self.step_s_per_byte,
         ).shared_by(setting.hosts, cores, self._exponent(setting))
         latency_s = self.latency_s * sharing(setting.hosts, cores, self._exponent(setting))
-        network = Network(bits_per_s(setting.rate) / 8, latency_s)
+        network = Network(bits_per_s(setting.rate) / 8, latency_s, burst_bytes=LINK_BURST_BYTES)
         return Cluster(setting.hosts, network, costs, Transport.GLOO, vote_latency_s=latency_s)
 
     def _exponent(self, setting: Setting) -> float:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from bagua_contract import collective_costs
 from bagua_contract.collective_costs import Cost
-from benchmarks.scaling.hardware import Cluster, Transport
+from benchmarks.scaling.hardware import Cluster, Transport, longer
 
 Times = npt.NDArray[np.float64]
 """[nodes], seconds."""
@@ -57,6 +57,9 @@ class Link:
         self._cluster = cluster
         self._random = random
         self.free: Times = np.zeros(cluster.nodes)
+        # bytes that may leave at once, at the moment when this was last counted
+        self._burst = self._full_burst = cluster.network.burst_bytes * cluster.costs.wire_share
+        self._burst_at = 0.0
         self.sent_bytes = 0.0
         self.busy_s = 0.0
 
@@ -74,12 +77,27 @@ class Link:
             together = np.full_like(begun, begun.max())
         else:
             together = np.maximum(begun, begun[traffic.peers].max(axis=0))
-        busy = traffic.sent_bytes * cluster.byte_s + traffic.messages * cluster.costs.message_s
+        busy = self._send_s(float(together.max()), traffic.sent_bytes)
+        busy += traffic.messages * cluster.costs.message_s
         done = together + busy + traffic.rounds * cluster.network.latency_s
         self.free = done if cluster.transport is Transport.NCCL else together + busy
         self.sent_bytes += traffic.sent_bytes
         self.busy_s += busy
         return done
+
+    def _send_s(self, at_s: float, sent_bytes: float) -> float:
+        """Takes what may leave at once from the burst, which grows again at the link's bandwidth. The interfaces of a
+        collective carry the same at the same time, so one burst is counted for all of them."""
+        cluster = self._cluster
+        if not self._full_burst or not sent_bytes:
+            return sent_bytes * cluster.byte_s
+        rate = cluster.wire_bytes_per_s
+        burst = min(self._full_burst, self._burst + max(0.0, at_s - self._burst_at) * rate)
+        wire_s = max(0.0, sent_bytes - burst) / rate
+        took_s = longer(wire_s, sent_bytes * cluster.costs.transport_s_per_byte)
+        self._burst = min(self._full_burst, max(0.0, burst + took_s * rate - sent_bytes))
+        self._burst_at = at_s + took_s
+        return took_s
 
     def allreduce(self, ready: Times, size_bytes: float) -> Times:
         return self.start(ready, self.allreduce_traffic(size_bytes))
