@@ -131,9 +131,11 @@ def write(
     rounds: int | None,
     sent: int,
     samples: int,
+    processor_s: float | None = None,
 ) -> None:
     """What a worker measured. began_s: the moments at which its steps began, and the last one's end; counted_s: those
-    after the warm-up. losses: of its steps. sent: bytes since the warm-up; samples: that it trained since then."""
+    after the warm-up. losses: of its steps. sent: bytes since the warm-up; samples: that it trained since then.
+    processor_s: of this process since then, in all threads and in the kernel; None: not measured."""
     result = {
         "parameters": sum(p.numel() for p in net.parameters()),
         "began_s": list(began_s),
@@ -142,6 +144,7 @@ def write(
         "rounds": rounds,
         "sent_bytes": sent,
         "samples": samples,
+        "processor_s": processor_s,
     }
     half = out / f"{rank}.half"
     half.write_text(json.dumps(result))

@@ -4,6 +4,7 @@
     python -m benchmarks.scaling --quick           # a small part of it, seconds
     python -m benchmarks.scaling --calibrate --keep        # lab hosts, 7 minutes of an otherwise idle machine; root
     python -m benchmarks.scaling --calibrate-kept          # from a kept result of benchmarks.tradeoff, 20 s
+    python -m benchmarks.scaling --calibrate-kept lab      # from the kept result of --calibrate, 20 s
 
 The study uses no cluster. docs/scaling.md has assumptions, limits and plots. A seed repeats every number.
 """
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from benchmarks import result_file
 from benchmarks.scaling import end_to_end, plots, presets, published, report, study
 from benchmarks.scaling.lab.calibrate import calibrate
-from benchmarks.scaling.lab.observations import ALGORITHMS
+from benchmarks.scaling.lab.observations import ALGORITHMS, KEPT
 
 _STRAGGLER = 1.5
 
@@ -34,7 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--calibrate", action="store_true", help="measure steps on lab hosts, fit, and compare"
     )
     parser.add_argument(
-        "--calibrate-kept", action="store_true", help="the same with a kept result of tradeoff"
+        "--calibrate-kept",
+        nargs="?",
+        const="tradeoff",
+        default="",
+        choices=KEPT,
+        help="the same with the steps of a kept result: of tradeoff (the default), or of the lab",
     )
     parser.add_argument(
         "--tiny", action="store_true", help="with --calibrate: two hosts and few steps, as a test"

@@ -77,6 +77,18 @@ def test_a_kept_result_is_read_and_predicted() -> None:
     assert sum(c.is_met for c in found) >= 4
 
 
+def test_kept_steps_of_the_lab_are_predicted_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """A link's burst of 256 KiB is a tenth of what ByteGrad sends in a step: without it, its steps on 3 and 4 hosts
+    were predicted 11 to 13 % too slow over 1 Gbit/s and less. What still differs are six hosts on two processors."""
+    module, *words = printed("docs/scaling.md", "benchmarks.scaling --calibrate-kept lab")[1:]
+    assert module == "benchmarks.scaling" and main(words) == 0
+    told = capsys.readouterr().out
+    assert "up to 1 Gbit/s: 14 of 16 within 10%" in told and "beyond: 8 of 8 within the spread" in told
+    rows = [line for line in told.splitlines() if " hosts, " in line and line.startswith("|")]
+    assert all("| yes |" in row for row in rows if "bytegrad" in row)
+    assert all("6 hosts" in row for row in rows if "held out" in row and "| no " in row)
+
+
 @pytest.mark.long
 def test_a_tiny_calibration_on_lab_hosts(
     kept_in: Path, capsys: pytest.CaptureFixture[str], forked_starts: None
@@ -97,13 +109,20 @@ def test_a_tiny_calibration_on_lab_hosts(
 def test_a_kept_result_is_calibrated_as_the_page_prints_it(
     kept_in: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module, *words = printed("docs/scaling.md", "benchmarks.scaling --calibrate-kept")[1:]
+    module, *words = printed("docs/scaling.md", "benchmarks.scaling --calibrate-kept --keep")[1:]
     assert module == "benchmarks.scaling" and main(words) == 0
     assert {path.suffix for path in kept_in.iterdir()} == {".md", ".json", ".png"}
     assert "the kept result tradeoff" in capsys.readouterr().out
 
 
+def test_the_report_says_how_busy_the_processors_were() -> None:
+    four = Setting(4, "1gbit", SMALL)
+    (found,) = compare(TRUE, [Observation(four, "bytegrad", (0.1, 0.3), processor_s=0.05)], 2)
+    assert found.busy == pytest.approx(4 * 0.05 / (2 * 0.2))
+    assert "| 50% " in calibrate.in_words(TRUE, [found], kept="")
+
+
 def test_the_report_counts_what_is_met(capsys: pytest.CaptureFixture[str]) -> None:
     observed = made((FIT[1], HELD_OUT[0]))
-    words = calibrate.in_words(TRUE, compare(TRUE, observed, 2), kept=False)
+    words = calibrate.in_words(TRUE, compare(TRUE, observed, 2), kept="")
     assert f"held out, up to 1 Gbit/s: {len(SOME)} of {len(SOME)} within 10%" in words

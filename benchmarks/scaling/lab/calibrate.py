@@ -16,6 +16,8 @@ from benchmarks.scaling.lab.observations import ALGORITHMS, FIT, HELD_OUT, TINY,
 from benchmarks.worker_environment import worker_environment_here
 from tests.lab import namespaces
 
+_HEAD = ["setting", "algorithm", "", "measured (least to most)", "predicted", "error", "met", "processors"]
+
 
 def measured_here(tiny: bool, algorithms: Sequence[str]) -> list[Observation]:
     """Of jobs on lab hosts. tiny: two hosts and few steps, for a test. Raises RunFailed."""
@@ -30,10 +32,11 @@ def measured_here(tiny: bool, algorithms: Sequence[str]) -> list[Observation]:
         return measuring.observe(settings, algorithms)
 
 
-def calibrate(kept: bool, tiny: bool, algorithms: Sequence[str], keep: bool, about: dict[str, Any]) -> int:
-    """kept: from the kept result of benchmarks.tradeoff instead of new runs. Returns the exit status."""
+def calibrate(kept: str, tiny: bool, algorithms: Sequence[str], keep: bool, about: dict[str, Any]) -> int:
+    """kept: a name in observations.KEPT, whose steps count instead of new runs; empty: none. Returns the exit
+    status."""
     if kept:
-        observed = observations.from_tradeoff()
+        observed = observations.KEPT[kept]()
     elif reason := namespaces.unavailable():
         print(f"no lab: {reason}; --calibrate-kept uses a kept result instead", file=sys.stderr)
         return 2
@@ -51,13 +54,13 @@ def calibrate(kept: bool, tiny: bool, algorithms: Sequence[str], keep: bool, abo
             "observations": [asdict(o) for o in observed],
         }
         figures = {"predicted": partial(_plot, found)}
-        part = [] if kept else ["lab"]
+        part = [] if kept == "tradeoff" else ["lab"]
         for path in result_file.keep("scaling_calibration", about, words, values, part, figures):
             print(f"wrote {path.relative_to(result_file.ROOT)}")
     return 0
 
 
-def in_words(fitted: Fitted, found: Sequence[Comparison], kept: bool) -> str:
+def in_words(fitted: Fitted, found: Sequence[Comparison], kept: str) -> str:
     rows = [
         [
             str(c.setting),
@@ -67,12 +70,15 @@ def in_words(fitted: Fitted, found: Sequence[Comparison], kept: bool) -> str:
             f"{c.predicted_s:.3f} s",
             f"{c.error:+.1%}",
             "yes" if c.is_met else "no",
+            f"{c.busy:.0%}" if c.busy else "",
         ]
         for c in sorted(found, key=lambda c: c.setting.held_out)
     ]
-    source = (
-        f"the kept result {observations.TRADEOFF.name}" if kept else "runs on lab hosts, whose workers sleep"
-    )
+    source = {
+        "": "runs on lab hosts, whose workers sleep",
+        "tradeoff": f"the kept result {observations.TRADEOFF.name}",
+        "lab": f"the kept result {observations.LAB.name} of lab hosts, whose workers sleep",
+    }[kept]
     held_out = [c for c in found if c.setting.held_out]
     slow = [c for c in held_out if is_at_most_1gbit(c.setting.rate)]
     fast = [c for c in held_out if not is_at_most_1gbit(c.setting.rate)]
@@ -80,10 +86,10 @@ def in_words(fitted: Fitted, found: Sequence[Comparison], kept: bool) -> str:
         [
             f"Steps from {source}. Costs are fitted to some settings; the others are held out.",
             "",
-            result_file.table(
-                ["setting", "algorithm", "", "measured (least to most)", "predicted", "error", "met"], rows
-            ),
+            result_file.table(_HEAD, rows),
             "",
+            "- processors: share of their time that the workers of all hosts need, without agents and etcd; empty: not "
+            "measured",
             f"- held out, up to 1 Gbit/s: {sum(c.is_met for c in slow)} of {len(slow)} within {WITHIN:.0%}",
             f"- held out, beyond: {sum(c.is_met for c in fast)} of {len(fast)} within the spread of the steps",
             "- fitted, of one host with a processor of its own: "

@@ -7,6 +7,7 @@ of the costs. Each cost is also drawn weakly to its first guess, so that one tha
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -127,7 +128,8 @@ def _fitted(at: Vector) -> Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of one algorithm in one setting. is_met: within 10 % up to 1 Gbit/s, beyond within the spread of the repeats."""
+    """Of one algorithm in one setting. is_met: within 10 % up to 1 Gbit/s, beyond within the spread of the repeats.
+    busy: share of the processors' time that the workers of all hosts need; 0: not measured."""
 
     setting: Setting
     algorithm: str
@@ -135,6 +137,7 @@ class Comparison:
     least_s: float
     most_s: float
     predicted_s: float
+    busy: float = 0.0
 
     @property
     def error(self) -> float:
@@ -155,6 +158,7 @@ def compare(fitted: Fitted, observed: Sequence[Observation], cores: int) -> list
             o.typical_s,
             *o.spread_s,
             predict(fitted, o.setting, o.algorithm, cores),
+            o.setting.hosts * o.processor_s / (cores * statistics.fmean(o.step_s)),
         )
         for o in observed
     ]

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from statistics import fmean
 
 from benchmarks.algorithm_choices import Settings
 from benchmarks.scaling.lab.observations import IN_CYCLES, Observation, Setting
@@ -39,16 +40,20 @@ class Measuring:
             self._lab.shape(setting.rate)
             for algorithm in algorithms:
                 steps: list[float] = []
+                processors_s: list[float] = []
                 for _ in range(setting.repeats):
                     began_s = time.monotonic()
-                    steps += self._run(setting, algorithm)
+                    counted, processor_s = self._run(setting, algorithm)
+                    steps += counted
+                    processors_s.append(processor_s)
                     took_s = time.monotonic() - began_s
                     print(f"{setting}, {algorithm}: {took_s:.0f} s in all", file=sys.stderr, flush=True)
-                found.append(Observation(setting, algorithm, tuple(steps)))
+                found.append(Observation(setting, algorithm, tuple(steps), fmean(processors_s)))
         self._lab.shape(None)
         return found
 
-    def _run(self, setting: Setting, algorithm: str) -> list[float]:
+    def _run(self, setting: Setting, algorithm: str) -> tuple[list[float], float]:
+        """Returns the steps that count, and the processor time of a worker in one of them."""
         self._jobs += 1
         out = self._lab.directory / f"scaling-{self._jobs}"
         out.mkdir()
@@ -74,7 +79,8 @@ class Measuring:
         finally:
             for host in hosts:
                 host.kill_all()
-        found: list[float] = json.loads((out / "0.json").read_text())["step_s"]
+        measured = json.loads((out / "0.json").read_text())
+        found: list[float] = measured["step_s"]
         if not found:
             raise RunFailed(f"{setting}, {algorithm}: no step counts")
-        return found
+        return found, measured["processor_s"] / len(found)

@@ -93,6 +93,7 @@ def train(args: argparse.Namespace) -> None:
     enough = Enough(WARM_UP, args.steps, args.window_s, args.most_s, cycle=args.cycle)
     window: Window | None = None
     sent_before = done = 0
+    processor_before_s = 0.0
     while True:
         step = bagua.next_step()
         if window is None:
@@ -104,19 +105,19 @@ def train(args: argparse.Namespace) -> None:
         if not window.goes_on():
             break
         if window.is_counting:
-            sent_before = sent_bytes()
+            sent_before, processor_before_s = sent_bytes(), time.process_time()
         optimizer.zero_grad()
         loss = model(torch.ones(1, requires_grad=True))
         loss.backward()
         optimizer.step()
         window.trained(float(loss))
         done += 1
+    processor_s = time.process_time() - processor_before_s
     counted = window.began_s[WARM_UP:]
     sent = sent_bytes() - sent_before
     samples = len(window.step_s)  # one a step
-    write(
-        args.out, bagua.get_rank(), net, window.began_s, counted, window.losses, window.rounds, sent, samples
-    )
+    rank, rounds = bagua.get_rank(), window.rounds
+    write(args.out, rank, net, window.began_s, counted, window.losses, rounds, sent, samples, processor_s)
 
 
 if __name__ == "__main__":

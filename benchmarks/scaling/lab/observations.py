@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ LARGE = (540_000, 270_000, 1_080_000, 300_000)  # of other shapes, in as many bu
 COMPUTE_S = 0.06
 BUCKET_CAP_MB = 1.0
 TRADEOFF = RESULTS / "tradeoff-2026-11-21.json"
+LAB = RESULTS / "scaling_calibration_lab-2026-11-29.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,13 @@ TINY = (Setting(2, "1gbit", (30_000, 20_000), compute_s=0.01),)
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """All steps that count, of all repeats of a setting, on the first rank."""
+    """All steps that count, of all repeats of a setting, on the first rank. processor_s: that a worker's process needs
+    in a step, in all its threads and in the kernel, the mean; 0: not measured."""
 
     setting: Setting
     algorithm: str
     step_s: tuple[float, ...]
+    processor_s: float = 0.0
 
     @property
     def typical_s(self) -> float:
@@ -113,3 +116,20 @@ def from_tradeoff(path: Path = TRADEOFF, held_out: Sequence[str] = ("1gbit",)) -
         )
         for (algorithm, rate), steps in grouped.items()
     ]
+
+
+def from_lab(path: Path = LAB) -> list[Observation]:
+    """Of a kept result of a calibration on lab hosts."""
+    kept: list[dict[str, Any]] = json.loads(path.read_text())["values"]["observations"]
+    return [
+        Observation(
+            Setting(**{**one["setting"], "sizes": tuple(one["setting"]["sizes"])}),
+            one["algorithm"],
+            tuple(one["step_s"]),
+            one.get("processor_s", 0.0),
+        )
+        for one in kept
+    ]
+
+
+KEPT: dict[str, Callable[[], list[Observation]]] = {"tradeoff": from_tradeoff, "lab": from_lab}
