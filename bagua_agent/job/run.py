@@ -177,6 +177,7 @@ def _run_as(
             )
             return 128 + signals.first
         finally:
+            workers.start_no_more()
             loop.close()
 
 

@@ -400,6 +400,11 @@ class NodeWorkers:
             )
         return have_ended
 
+    def start_no_more(self) -> None:
+        """Ends the warm parent while the caller does other things before `close`."""
+        if self._warm is not None:
+            self._warm.begin_stop()
+
     def close(self) -> None:
         """Ends and removes everything of the workers; nothing of them is left when it returns."""
         self.end_all(CLOSING_GRACE_S)

@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 
 from bagua_agent.base.errors import InternalError
+from bagua_agent.base.process_end import wait_for_end
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +224,7 @@ class Guardian:
             assert process.stdin is not None
             process.stdin.close()
         try:
-            process.wait(STOP_TIMEOUT_S)
+            wait_for_end(process, STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(STOP_TIMEOUT_S)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_agent.base.errors import InfrastructureLost, StoreUnavailable, UserError
+from bagua_agent.base.process_end import wait_for_end
 from bagua_agent.base.readable import readable
 from bagua_agent.etcd.client import Store, StoreConfig
 from bagua_agent.etcd.endpoints import LONGEST_SOCKET_PATH_BYTES, Endpoint, parse_endpoint
@@ -191,11 +192,11 @@ class EmbeddedEtcd:
             return
         self._process.send_signal(first_signal)
         try:
-            self._process.wait(timeout_s)
+            wait_for_end(self._process, timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             try:
-                self._process.wait(STOP_TIMEOUT_S)
+                wait_for_end(self._process, STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired as error:
                 raise InfrastructureLost(
                     f"etcd (process {self.pid}) does not end after SIGKILL; `ps -o stat,wchan` tells why"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua_agent.base.background import Failed, OperationEnd, background_thread
+from bagua_agent.base.process_end import wait_for_end
 from bagua_agent.base.readable import readable
 from bagua_agent.config.job_config import CommandKind, WorkerCommand
 from bagua_agent.workers.exits.orphans import adopting, reap_orphans
@@ -279,8 +280,8 @@ class WarmParent:
         """Waits, and returns True when `stop` was called; False when the pidfd's process ended, or the time is over."""
         return self._stop_fd in readable([self._stop_fd, *(() if pidfd is None else (pidfd,))], timeout_s)
 
-    def stop(self) -> None:
-        """Ends it; workers go on. May be called twice, and without `start`."""
+    def begin_stop(self) -> None:
+        """Ends it without waiting: the kernel takes a tenth of a second to give back its memory. `stop` waits."""
         if self._stop_fd < 0:
             return
         self._is_stopping = True  # first: its end is no news then
@@ -288,18 +289,31 @@ class WarmParent:
         popen = self._popen
         if popen is not None:
             popen.kill()  # the watch, which may wait for the rest of what it says, sees its end
+
+    def stop(self) -> None:
+        """Ends it; workers go on. May be called twice, and without `start`."""
+        if self._stop_fd < 0:
+            return
+        self.begin_stop()
         if self._watch.ident is not None:
             self._watch.join(FORK_TIMEOUT_S + STOP_TIMEOUT_S)
         with self._lock:
             self._end()
             if self._popen is not None:
-                self._popen.wait(STOP_TIMEOUT_S)
+                _reap(self._popen)
                 self._popen = None
         if self._watch.ident is not None and self._watch.is_alive():
             log.error("the warm parent's watch did not end")
             return
         os.close(self._stop_fd)
         self._stop_fd = -1
+
+
+def _reap(process: subprocess.Popen[bytes] | _Offered) -> None:
+    if isinstance(process, _Offered):
+        process.wait(STOP_TIMEOUT_S)
+    else:
+        wait_for_end(process, STOP_TIMEOUT_S)
 
 
 class _Offered:

@@ -365,6 +365,21 @@ def test_a_stop_in_the_middle_of_the_imports_is_no_trouble(
     assert not caplog.messages
 
 
+def test_a_stop_that_has_begun_needs_no_caller_that_waits(
+    workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers.script("")
+    parent = WarmParent(COMMAND, base_environment(), directory=workers.directory, preimport=())
+    parent.start()
+    assert parent.wait_ready()
+    pid = parent.pid
+    assert pid is not None
+    parent.begin_stop()
+    wait_until(lambda: not is_running(pid), "its end")
+    parent.stop()
+    assert parent.pid is None and not caplog.records
+
+
 def test_one_whose_imports_hang_is_replaced_each_time_later(
     workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

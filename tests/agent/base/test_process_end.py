@@ -1,0 +1,31 @@
+"""The end of a child process is seen at once, within a bound."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+
+import pytest
+
+from bagua_agent.base.process_end import wait_for_end
+from tests.lab.wait import HANG_S
+
+
+def test_an_end_is_waited_for_without_looking_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(delay_s: float) -> None:
+        raise AssertionError(f"slept for {delay_s} s")
+
+    with subprocess.Popen(["sh", "-c", "read line; exit 7"], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        monkeypatch.setattr(subprocess.time, "sleep", fail)  # type: ignore[attr-defined]
+        threading.Timer(0.05, process.stdin.close).start()
+        assert wait_for_end(process, HANG_S) == 7
+    assert wait_for_end(process, HANG_S) == 7
+
+
+def test_one_that_goes_on_is_waited_for_within_the_bound() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            wait_for_end(process, 0.01)
+        process.kill()
+        assert wait_for_end(process, HANG_S) == -9
