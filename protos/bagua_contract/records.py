@@ -19,6 +19,7 @@ from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 
 M = TypeVar("M", bound=Message)
 
+# tests/agent/etcd/test_protocol_version.py pins what it versions.
 PROTOCOL_VERSION = 14
 # No agent writes a record of a greater number: after it there would soon be no number left.
 LARGEST_NUMBER = (1 << 63) - 1

@@ -92,8 +92,10 @@ class Daemon:
         files = {"ca_file": issued.ca_file, "cert_file": issued.cert_file, "key_file": issued.key_file}
         return "[tls]\n" + "".join(f'{name} = "{file}"\n' for name, file in files.items())
 
-    def start(self, failpoints: str = "") -> None:
-        env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}", "OMP_NUM_THREADS": "1"}
+    def start(self, failpoints: str = "", first_path: str = "") -> None:
+        """first_path: a folder that its Python searches before the project's."""
+        paths = [*filter(None, [first_path]), str(ROOT), str(ROOT / "protos")]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         if failpoints:
             env["BAGUA_AGENT_FAILPOINTS"] = failpoints
         words = [sys.executable, "-m", "bagua_agent.service"]
