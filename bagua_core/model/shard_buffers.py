@@ -134,6 +134,7 @@ class ShardBuffers:
         # at the step's first forward: parameters, what changes of them show in, and what the modules hold
         self._parameters: dict[str, torch.Tensor] = {}
         self._marks: list[tuple[int, ...]] = []
+        self._modules: list[nn.Module] = []  # kept alive: the id of one that is gone may be another's
         self._holders: list[dict[str, Any]] = []
         self._held: list[int] = []
         self._steps = 0
@@ -170,8 +171,8 @@ class ShardBuffers:
             self._steps += 1
             self._parameters = dict(self._module.named_parameters())
             self._marks = self._marks_now()
-            modules = list(self._module.modules())
-            self._holders = [held for m in modules for held in (m._parameters, m._modules) if held]
+            self._modules = list(self._module.modules())
+            self._holders = [held for m in self._modules for held in (m._parameters, m._modules) if held]
             self._held = self._held_now()
             self._keep()
         else:
@@ -213,11 +214,13 @@ class ShardBuffers:
         marks = self._marks_now()
         if marks == self._marks and self._held_now() == self._held:
             return
-        present = {id(p) for p in self._module.parameters()}
+        named = dict(self._module.named_parameters())
         pairs = zip(self._parameters.items(), marks, self._marks, strict=True)
-        name = next((n for (n, p), now, was in pairs if now != was or id(p) not in present), None)
+        name = next(
+            (n for (n, p), now, was in pairs if n in named and (named[n] is not p or now != was)), None
+        )
         if name is None:
-            return  # others were added
+            return  # others were added, or some removed
         raise NotDeterministicError(
             f"{name} was changed by the script, or in a forward, within a step: both run once a shard, and so "
             "more often on a worker with more shards. Change it by an optimizer, or between two epochs"

@@ -181,16 +181,18 @@ def test_parameters_that_the_script_changes_between_two_shards() -> None:
         model(torch.ones(1, 2))
 
 
-@pytest.mark.parametrize("replaced", ["parameter", "submodule"])
+@pytest.mark.parametrize("replaced", ["parameter", "submodule", "exchange"])
 def test_parameters_that_the_script_replaces_between_two_shards(replaced: str) -> None:
-    model, _ = wrapped(net=nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    model, _ = wrapped(net=nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
     model._engine.begin_micro_batch(MicroBatch(0.5, False, 0, 2))
     model(torch.ones(1, 2)).sum().backward()
     net = model.module
     if replaced == "parameter":
         net[0].weight = nn.Parameter(net[0].weight.detach().clone())
-    else:
+    elif replaced == "submodule":
         net[0] = nn.Linear(2, 2)
+    else:
+        net[0], net[2] = net[2], net[0]
     model._engine.begin_micro_batch(MicroBatch(0.5, True, 1, 2))
     with pytest.raises(NotDeterministicError, match=r"0\.weight was changed by the script"):
         model(torch.ones(1, 2))
