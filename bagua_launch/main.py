@@ -10,8 +10,9 @@ import json
 import os
 import resource
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import click
@@ -93,10 +94,15 @@ def run(**typed: Any) -> int:
         note(line)
     os.environ.update(net_variables(values))  # which the workers inherit
 
+    return _load_run_job()(request.config)
+
+
+@cache
+def _load_run_job() -> Callable[..., int]:
+    """Once: nothing of a job may escape collection."""
     with uncollected():
         from bagua_agent.job.run import run_job
-
-    return run_job(request.config)
+    return run_job
 
 
 def _run_on_hosts(values: Values, program: Sequence[str]) -> int:

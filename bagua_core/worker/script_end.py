@@ -75,6 +75,7 @@ def _exit_hard(outcome: BaseException | None, code: int, has_left: bool) -> NoRe
     its last file."""
     import atexit  # late: scripts see which modules are loaded before them
     import contextlib
+    import gc
     import threading
 
     failed = 0 if has_left else code
@@ -86,6 +87,7 @@ def _exit_hard(outcome: BaseException | None, code: int, has_left: bool) -> NoRe
         sys.stderr.write(f"{outcome.code}\n")
     with contextlib.suppress(KeyboardInterrupt):  # it ends this wait and nothing else, as in the interpreter
         threading._shutdown()  # type: ignore[attr-defined]
+    gc.disable()  # kept_imports.py would collect, and so destroy what can't be destroyed
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
