@@ -24,7 +24,10 @@ def interface_of(host: str) -> str | None:
             return None
     if address.version == 4:
         return _with_ipv4(address.packed)
-    return next((one.interface for one in ipv6_addresses() if one.address.packed == address.packed), None)
+    try:
+        return next((one.interface for one in ipv6_addresses() if one.address.packed == address.packed), None)
+    except OSError:
+        return None
 
 
 def _with_ipv4(wanted: bytes) -> str | None:

@@ -20,10 +20,11 @@ class InterfaceAddress:
 
 
 def ipv6_addresses() -> list[InterfaceAddress]:
-    """Returns all addresses, loopback and link-local ones among them; none on a kernel without IPv6."""
+    """Returns all addresses, loopback and link-local ones among them; none on a kernel without IPv6. Raises OSError if
+    they can't be read."""
     try:
         lines = _ADDRESSES.read_text().splitlines()
-    except OSError:
+    except FileNotFoundError:
         return []
     fields = [line.split() for line in lines]
     return [
