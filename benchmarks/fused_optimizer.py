@@ -254,6 +254,12 @@ def table(rows: Sequence[Row]) -> str:
     return result_file.table(HEAD, [cells(r, adamw.get((r.model, r.gradients))) for r in rows])
 
 
+def part_of_models(models: Sequence[str]) -> list[str]:
+    """The part of the benchmark in a kept result's name: the sizes of its models, if not both were measured."""
+    sizes = ["small_models" if model in optimizer_models.SMALL else "large_models" for model in models]
+    return result_file.part_of(sizes, ["small_models", "large_models"])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -321,7 +327,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     print(f"{result_file.in_words(about)}\n\n{words}")
     if options.keep:
-        for path in result_file.keep("fused_optimizer", about, words, [asdict(row) for row in rows]):
+        values = [asdict(row) for row in rows]
+        for path in result_file.keep("fused_optimizer", about, words, values, part_of_models(models)):
             print(path.relative_to(result_file.ROOT))
     return 0
 

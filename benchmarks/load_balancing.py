@@ -274,7 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = "\n".join(parts)
     print(f"{result_file.in_words(about)}\n\n{words}")
     if options.keep:
-        for path in result_file.keep("load_balancing", about, words, values):
+        part = [options.part] if options.part else []
+        for path in result_file.keep("load_balancing", about, words, values, part):
             print(path.relative_to(result_file.ROOT))
     return 1 if broken else 0
 

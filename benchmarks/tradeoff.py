@@ -153,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         values = {"rows": [asdict(r) for r in found], "runs": [asdict(r) for r in bench.runs], "notes": notes}
         part = result_file.part_of([s.name for s in systems], SYSTEMS)
         part += result_file.part_of(args.links.split(","), LINKS)
+        part += [f"{delay}ms" for delay in args.delay_ms.split(",") if args.delay_ms != "0"]
         figures = tradeoff_plots.figures(found, bench.runs)
         for path in result_file.keep("tradeoff", about, words, values, part, figures):
             print(f"wrote {path.relative_to(result_file.ROOT)}")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import result_file
+from benchmarks import optimizer_models, result_file
 from benchmarks.fidelity_runs import deadline_s
+from benchmarks.fused_optimizer import part_of_models
 from benchmarks.kept_plots import kind_of
 
 WHOLE = ["ddp", "round", "step"]
@@ -27,6 +28,13 @@ WHOLE = ["ddp", "round", "step"]
 )
 def test_a_part_is_what_was_chosen_unless_that_is_all(chosen: list[str], part: list[str]) -> None:
     assert result_file.part_of(chosen, WHOLE) == part
+
+
+def test_sizes_of_models_are_parts_of_fused_optimizer() -> None:
+    small, large = list(optimizer_models.SMALL), ["BERT-base", "ViT-B/16"]
+    assert part_of_models(small[:1]) == ["small_models"]
+    assert part_of_models(large) == ["large_models"]
+    assert part_of_models([*small, *large]) == []
 
 
 def test_a_part_lies_beside_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

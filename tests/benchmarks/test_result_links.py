@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/results"
 _NUMBER = re.compile(r"\[([^\]]*\d[^\]]*)\]\(([^)#\s]*results/[^)#\s]+\.md)\)")
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
@@ -33,6 +35,19 @@ def test_a_number_that_is_a_link_is_in_its_result() -> None:
     ]
     assert len(found) > 15, "documents link numbers to results"
     assert [f"{d.relative_to(ROOT)}: {number}" for d, number, text in found if number not in text] == []
+
+
+def test_one_result_of_each_name_is_kept_and_a_page_links_it() -> None:
+    """The name says which part of a benchmark was measured, so an older result of the same name is of no use."""
+    kept = sorted(path.stem for path in RESULTS.glob("*.json"))
+    names = Counter(re.sub(r"-\d{4}-\d\d-\d\d(-\d+)?$", "", stem) for stem in kept)
+    assert len(kept) > 20
+    assert [name for name, count in names.items() if count > 1] == [], "kept twice: remove the older one"
+    pages = [document for document in documents() if document.parent != RESULTS]
+    links = {(page.parent / link).resolve() for page in pages for link in _LINK.findall(page.read_text())}
+    assert [stem for stem in kept if RESULTS / f"{stem}.md" not in links] == [], "no page links it"
+    written = {path.name for path in RESULTS.iterdir() if not path.name.startswith(tuple(kept))}
+    assert written == set(), "without its values"
 
 
 def test_each_failure_of_the_table_has_its_time() -> None:
