@@ -117,11 +117,8 @@ class ShardReducer(Reducer):
         """Returns a hook by which the first gradient of a backward sets aside what all parameters hold: a call for each
         of them, in each shard, would cost more than the sums."""
         backward, index_of, identity = self._backward, self._index_of, id(parameter)
-        current_task = torch._C._current_graph_task_id
 
         def gradient_computed(_: torch.Tensor) -> None:
-            if current_task() == backward.task:
-                return  # of a backward that has begun: nearly all calls
             if backward.is_new() and self.synced and identity in index_of:
                 with self._lock:
                     self._enter_backward()
@@ -157,29 +154,17 @@ class ShardReducer(Reducer):
 
     def _contribute_all(self) -> None:
         """Puts weight * .grad of all parameters into their buckets, and makes .grad zero."""
-        gradients, views = [], []
+        gradients, weight = [], self._micro_batch.weight
         for index, parameter in enumerate(self._parameters):
-            gradient, view = parameter.grad, self._views[index]
+            gradient = parameter.grad
             if gradient is not None:
                 self._used_before[index] = 1
-            if (
-                gradient is None
-                or self._accumulated[index]
-                or gradient.layout is not torch.strided
-                or gradient.dtype is not view.dtype
-            ):
+            if gradient is None or self._accumulated[index] or gradient.layout is not torch.strided:
                 self._contribute(index, parameter)
             else:
+                torch.mul(gradient, weight, out=self._views[index])
                 gradients.append(gradient)
-                views.append(view)
         if gradients:
-            weight = self._micro_batch.weight
-            torch._foreach_copy_(views, gradients)
-            if len(gradients) == len(self._parameters):
-                for bucket in self._buckets:  # each in one operation; the tail has no value yet
-                    bucket.flat[: bucket.plan.elements].mul_(weight)
-            else:
-                torch._foreach_mul_(views, weight)
             torch._foreach_zero_(gradients)
 
     def _note_used(self) -> None:
