@@ -76,6 +76,21 @@ def test_each_public_name_of_a_framework_is_shown(name: str) -> None:
     assert classes | set(", ".join(members).split(", ") if members else []) == listed_in_source(name)
 
 
+def test_what_the_worked_examples_import_is_shown() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    imported = [
+        found for block in blocks for found in re.findall(r"^from (bagua_core\S*) import (.+)$", block, re.M)
+    ]
+    assert len(imported) > 3
+    shown = sections()
+    for module, names in imported:
+        assert module in shown, f"{module} has no section"
+        listed = re.search(r":members:(.*)", shown[module])
+        assert listed, module
+        of_module = set(listed[1].strip().split(", ")) - {""} or set(importlib.import_module(module).__all__)
+        assert set(names.split(", ")) <= of_module, module
+
+
 def test_what_is_shown_exists() -> None:
     for place in sections():
         if place.startswith(FRAMEWORKS):
