@@ -30,8 +30,10 @@ def copied_apart(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         if not _is_plain(source):
             copies.append(copied(source))
             continue
-        slot = memory[at : at + source.nbytes].view(source.dtype).view(source.shape)
-        copies.append(slot.copy_(source))
+        slot = memory[at : at + source.nbytes].view(source.dtype)
+        # those of a clone: the layout of a checkpoint contains them
+        strides = torch.empty_like(source, device="meta").stride()
+        copies.append(slot.as_strided(source.shape, strides).copy_(source))
         at += _slot_bytes(source)
     return copies
 

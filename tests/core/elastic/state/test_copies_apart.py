@@ -19,6 +19,7 @@ TENSORS = [
     torch.tensor([True, False, True]),
     torch.randn(4, dtype=torch.complex64).conj(),
     torch.randn(2, 1).expand(2, 3),
+    torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
 ]
 
 
@@ -34,6 +35,7 @@ def test_copies_have_the_values_and_change_with_nothing() -> None:
         tensor.zero_()
     assert all(torch.equal(copy, before) for copy, before in zip(copies, TENSORS, strict=True))
     assert [c.dtype for c in copies] == [t.dtype for t in TENSORS]
+    assert [c.stride() for c in copies] == [t.clone().stride() for t in TENSORS], "as of a copy of torch's"
     copies[0].add_(1.0)
     assert torch.equal(copies[1], TENSORS[1])
 
