@@ -41,12 +41,12 @@ class _Kept:
     version: int
     values: torch.Tensor
     address: int
-    integers: tuple[torch.Tensor, torch.Tensor]
-    """Of the buffer, if that is contiguous, and of the values: to make these views costs more than to compare them."""
+    integers: tuple[torch.Tensor, torch.Tensor] | None
+    """Views of a contiguous buffer and of the values: to make them costs more than to compare them."""
 
     @classmethod
     def of(cls, buffer: torch.Tensor, values: torch.Tensor) -> _Kept:
-        views = _as_integers(buffer), _as_integers(values)
+        views = (_as_integers(buffer), _as_integers(values)) if buffer.is_contiguous() else None
         return cls(buffer, buffer._version, values, buffer.data_ptr(), views)
 
 
@@ -338,7 +338,8 @@ class ShardBuffers:
         if buffer.nbytes > LARGE_BYTES and name not in self._silent and not self._is_audited:
             return False
         if (
-            buffer.data_ptr() == known.address
+            known.integers is not None
+            and buffer.data_ptr() == known.address
             and buffer.shape == known.values.shape
             and buffer.is_contiguous()
         ):
