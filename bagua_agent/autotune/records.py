@@ -44,7 +44,7 @@ def decode_measured(value: bytes) -> Measured:
     m = pb.MeasuredSteps.FromString(value)
     for seconds in (m.seconds, m.switch_s, m.computing_s, m.before_s, *m.bucket_s):
         if not 0 <= seconds < 1e9:  # not a number fails too
-            raise ValueError(f"it tells of {seconds} s")
+            raise ValueError(f"its duration {seconds} s is not from 0 to 1e9 s")
     order = StepSettings(order=tuple(m.order)).order
     if len(m.bucket_bytes) != len(m.bucket_s):
         raise ValueError(f"it has {len(m.bucket_bytes)} buckets and {len(m.bucket_s)} times")

@@ -138,7 +138,7 @@ def _check_order(job_id: str, number: int) -> None:
     if not is_id(job_id):
         raise UnreadableRecord(f"it names job {job_id!r}, which no job can be called")
     if number > LARGEST_NUMBER:
-        raise UnreadableRecord(f"it tells of order {number}, after which none could follow")
+        raise UnreadableRecord(f"its order number {number} exceeds {LARGEST_NUMBER}")
 
 
 def _read_unit(unit: pb.Unit) -> UnitView:

@@ -129,7 +129,9 @@ def _member(put: Put) -> ev.Event:
     m = pb.Member.FromString(put.value)
     _check_owner(put.owner, m.worker_id)
     if m.committed_generation > LARGEST_NUMBER:
-        raise ValueError(f"it tells of a commit in generation {m.committed_generation}")
+        raise ValueError(
+            f"it names generation {m.committed_generation} as committed, beyond {LARGEST_NUMBER}"
+        )
     member = MemberView(
         worker_id=m.worker_id,
         agent_id=m.agent_id,
@@ -269,7 +271,7 @@ DECODERS: Mapping[str, Decoder | None] = {
 def _departure(d: pb.Departure) -> DepartureView:
     last = d.last
     if last.parts and last.part >= last.parts:
-        raise ValueError(f"it tells of part {last.part} of {last.parts}")
+        raise ValueError(f"its part {last.part} is not below the number of parts, {last.parts}")
     state = StateName(last.state.generation, last.state.step, last.state.operations)
     return DepartureView(
         worker_id=d.worker_id,
@@ -295,7 +297,7 @@ def _hang_order(order: pb.HangOrder) -> HangOrder:
 
 def _duration(value_s: float) -> float:
     if not 0 <= value_s < LONGEST_DURATION_S:  # not a number fails too
-        raise ValueError(f"it tells of {value_s} s")
+        raise ValueError(f"its duration {value_s} s is not from 0 to {LONGEST_DURATION_S:g} s")
     return value_s
 
 

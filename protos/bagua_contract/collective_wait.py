@@ -45,7 +45,7 @@ class CollectiveWait:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.operations) <= MOST_OPERATIONS:
-            raise ValueError(f"a wait tells of {len(self.operations)} operations, not 1 to {MOST_OPERATIONS}")
+            raise ValueError(f"a wait lists {len(self.operations)} operations, not 1 to {MOST_OPERATIONS}")
         if any(a.position >= b.position for a, b in zip(self.operations, self.operations[1:], strict=False)):
             raise ValueError("a wait's operations are not in order")
 
