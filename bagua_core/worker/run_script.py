@@ -99,7 +99,6 @@ def _become_warm_parent(
     import gc
 
     printed = _capture_output()
-    kept = _sibling("kept_imports").KeptImports()
     before = set(sys.modules) if loaded_before is None else loaded_before
     gc.disable()  # what is imported stays; looking for garbage in it takes a tenth of a second
     _import_ahead(options.preimport)
@@ -108,7 +107,6 @@ def _become_warm_parent(
     fresh_start = _sibling("fresh_start")
     ahead = fresh_start.loaded_since(before)
     request = _sibling("warm_parent").serve(options.warm_fd, printed(), _sibling("forked_identity"))
-    kept.keep(ahead)
     return request.get("command"), fresh_start.hide(ahead, request)
 
 

@@ -5,6 +5,7 @@ Loaded by path (run_script.py), so it imports only the standard library.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -28,6 +29,7 @@ def finish(outcome: BaseException | None, runtime: Any) -> NoReturn:
     if isinstance(outcome, KeyboardInterrupt):
         # The interpreter ends by SIGINT then (130 in a shell). The report has been printed.
         sys.excepthook = lambda *_: None
+    _unfreeze_for_nanobind()
     raise outcome or SystemExit(0)
 
 
@@ -69,13 +71,22 @@ def _exit_code(outcome: BaseException | None) -> int:
     return code & 0xFF if isinstance(code, int) else 1
 
 
+def _unfreeze_for_nanobind() -> None:
+    """Lets the interpreter's last collection take what the warm parent froze, where extensions made with nanobind are
+    loaded, as Triton is from 3.9 on: nanobind prints a hundred lines about objects that it finds alive after that.
+
+    Only there, for the collection takes half a second of a processor.
+    """
+    if any(kind.__module__ == "nanobind" for kind in type.__subclasses__(type)):
+        gc.unfreeze()
+
+
 def _exit_hard(outcome: BaseException | None, code: int, has_left: bool) -> NoReturn:
     """Ends the process without destroying C++ objects, but with the script's threads and atexit functions done. A
     script that succeeded, or left the job, is waited for without a limit, as by the interpreter, since they may write
     its last file."""
     import atexit  # late: scripts see which modules are loaded before them
     import contextlib
-    import gc
     import threading
 
     failed = 0 if has_left else code
@@ -87,7 +98,6 @@ def _exit_hard(outcome: BaseException | None, code: int, has_left: bool) -> NoRe
         sys.stderr.write(f"{outcome.code}\n")
     with contextlib.suppress(KeyboardInterrupt):  # it ends this wait and nothing else, as in the interpreter
         threading._shutdown()  # type: ignore[attr-defined]
-    gc.disable()  # kept_imports.py would collect, and so destroy what can't be destroyed
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
