@@ -18,6 +18,7 @@ MOST_ORDERED = 4096  # of more tensors the order is not passed on: it would be i
 class Measuring:
     def __init__(self) -> None:
         self._worker_id = ""
+        self._since_generation = 0  # of that worker's place
         self._generation = 0
         # Steps of the worker, their seconds and those of computing, when the measurement of the generation began
         self._begin = (0, 0.0, 0.0)
@@ -48,9 +49,12 @@ class Measuring:
         if newest is None or place is None or place.global_rank != 0 or progress.generation != newest.number:
             if worker_id == self._worker_id:
                 self._switched_s = switched_s
+                if newest is not None and (place is None or place.global_rank != 0):
+                    self._worker_id = ""  # what it trains meanwhile, another agent measures
             return None
-        if worker_id != self._worker_id:
-            self._worker_id, self._switched_s = worker_id, switched_s
+        if (worker_id, place.since_generation) != (self._worker_id, self._since_generation):
+            self._worker_id, self._since_generation = worker_id, place.since_generation
+            self._switched_s = switched_s
             self._generation = 0
             self._origin = (steps, seconds + switched_s)
         if progress.generation != self._generation:

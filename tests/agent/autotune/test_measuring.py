@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bagua_agent.autotune.measuring import Measuring
@@ -66,6 +68,21 @@ def test_another_worker_counts_from_its_own_beginning() -> None:
     measuring.take("a0", report(2, 500, 90.0, 7.0), generation(2, "a0", "b0"))
     assert measuring.take("b0", report(3, 400, 80.0, 6.0), generation(3, "b0")) is None
     assert measuring.take("b0", report(3, 402, 81.0, 6.0), generation(3, "b0")) == Measured(3, 2, 1.0)
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_worker_that_is_global_rank_0_again_counts_from_then(is_seen: bool) -> None:
+    """Another agent has measured what was trained meanwhile, and this one what was before."""
+    measuring = Measuring()
+    measuring.take("a0", report(2, 500, 90.0, 7.0), generation(2, "a0", "b0"))
+    measuring.take("a0", report(2, 600, 95.0, 7.0), generation(2, "a0", "b0"))
+    if is_seen:  # it is no member, or has another rank
+        measuring.take("a0", report(3, 700, 99.0, 8.0), generation(3, "b0", "a0"))
+    again = generation(4, "a0", "b0")
+    if not is_seen:
+        again = replace(again, members=tuple(replace(p, since_generation=4) for p in again.members))
+    assert measuring.take("a0", report(4, 800, 120.0, 9.0), again) is None
+    assert measuring.take("a0", report(4, 803, 121.0, 9.0), again) == Measured(4, 3, 1.0)
 
 
 def test_the_measured_order_is_passed_on_and_kept() -> None:
