@@ -177,8 +177,10 @@ def _run_as(
             )
             return 128 + signals.first
         finally:
-            workers.start_no_more()
-            loop.close()
+            try:
+                workers.start_no_more()
+            finally:
+                loop.close()
 
 
 @cache

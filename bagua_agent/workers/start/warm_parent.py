@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -287,8 +288,9 @@ class WarmParent:
         self._is_stopping = True  # first: its end is no news then
         os.eventfd_write(self._stop_fd, 1)
         popen = self._popen
-        if popen is not None:
-            popen.kill()  # the watch, which may wait for the rest of what it says, sees its end
+        if popen is not None and popen.returncode is None:
+            with suppress(ProcessLookupError):  # the watch has just reaped it
+                os.kill(popen.pid, signal.SIGKILL)  # not Popen.kill, which may reap it under the watch
 
     def stop(self) -> None:
         """Ends it; workers go on. May be called twice, and without `start`."""
@@ -323,10 +325,6 @@ class _Offered:
         self.pid = pid
         self.returncode: int | None = None
 
-    def kill(self) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, signal.SIGKILL)
-
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the end and returns the return code. Raises subprocess.TimeoutExpired, as Popen.wait does."""
         if self.returncode is None:
@@ -351,7 +349,7 @@ def _take_offer(place: StartPlace) -> tuple[_Offered, RequestSocket] | None:
     offered, requests = _Offered(pid), RequestSocket(socket.socket(fileno=descriptor))
     if place.account is not None or place.python != sys.executable:
         requests.close()
-        offered.kill()
+        os.kill(pid, signal.SIGKILL)
         offered.wait(STOP_TIMEOUT_S)
         return None
     return offered, requests
