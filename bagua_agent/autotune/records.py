@@ -110,7 +110,7 @@ def decode_study(value: bytes) -> Study:
         steps=s.steps,
         seconds=s.seconds,
         before_steps=s.before_steps,
-        before_s=s.before_s,
+        before_s=s.before_s if s.HasField("before_s") else None,
         change_s=s.change_s,
         window_steps=s.window_steps,
         window_s=s.window_s,

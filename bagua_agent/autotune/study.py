@@ -108,7 +108,7 @@ class Study:
     steps: int = 0
     seconds: float = 0.0
     before_steps: int = 0
-    before_s: float = 0.0
+    before_s: float | None = 0.0  # None: an older agent has written the study
     # with the current settings, since they came into force or since the last look at drift
     window_steps: int = 0
     window_s: float = 0.0
@@ -299,6 +299,8 @@ def _change(study: Study, m: Measured) -> tuple[float, float]:
     and what that change cost: its time without what the best trial would have needed for its steps. It contains the
     steps after the decision on other settings, the switch, and the steps before the first report with them."""
     best = study.best
+    if study.before_s is None:
+        return m.switch_s, m.switch_s
     steps = m.before_steps - study.before_steps - study.steps
     seconds = m.before_s - study.before_s - study.seconds
     # before the first trial it may be older than the study; it is negative if another worker is rank 0 by now
@@ -370,7 +372,9 @@ def _next(study: Study, s: Situation, event: str) -> Step:
         text = f"study {study.number} settles on {best.settings}: {best.rate:.3g} steps/s{gain}; {why}"
         return Step(settled, text, event=f"{event}; {text}" if event else text, settles=True)
     candidate = _candidate(study, s) if again is None else again
-    worst_s = s.options.confidence_s * EARLY_SHARE + 2 * study.change_s
+    # of the last change at most this, for it may contain a pause of the script's own, as an evaluation
+    change_s = min(study.change_s, 2 * s.options.confidence_s)
+    worst_s = s.options.confidence_s * EARLY_SHARE + 2 * change_s
     if candidate is not None and study.lost_s + worst_s <= study.budget_s:
         begun = replace(study, phase=Phase.TRYING, current=candidate, window_steps=0, window_s=0.0, drifts=())
         if s.recalled is not None and candidate == s.space.nearest(s.recalled):

@@ -21,6 +21,7 @@ from bagua_agent.autotune.study import (
     Study,
     step,
 )
+from bagua_contract import membership_pb2 as pb
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 
 OPTIONS = Options(level=1, confidence_s=5.0, warmup_s=30.0)
@@ -274,6 +275,16 @@ def test_a_study_after_a_drop_may_use_what_the_one_before_it_has_not_spent(settl
     assert job.study.lost_s <= job.study.budget_s + REPORT_S + SWITCH_S
 
 
+def test_a_pause_of_the_script_in_a_change_holds_up_no_later_trial() -> None:
+    """As an evaluation. It is counted as lost, and expected of no other change."""
+    job = SimulatedJob(peak_at(20), suggests=untried)
+    job.settle()
+    job.study = replace(job.study, change_s=60.0, trained_s=job.study.lost_s / BUDGET + UNSPENT_S)
+    number, job.speed = job.study.number, peak_at(20, base=8.0)
+    job.run(lambda: job.study.number > number)
+    job.run(lambda: len(job.study.trials) >= 2, most_s=60.0)
+
+
 def test_a_busy_host_whose_rates_swing_begins_no_new_study() -> None:
     swings = [0.3, 1.0, 2.5, 0.2, 0.6, 1.4, 3.0, 0.5]
 
@@ -331,6 +342,21 @@ def test_the_next_leader_goes_on_with_the_record() -> None:
     trials = job.study.trials
     job.settle()
     assert job.study.trials[: len(trials)] == trials and job.study.number == 1
+
+
+def test_a_study_of_an_older_leader_counts_nothing_before_the_next_measurement() -> None:
+    """It does not say what had been trained by its last one: all of it would be counted again."""
+    job = SimulatedJob(peak_at(20), suggests=untried)
+    job.run(lambda: len(job.study.trials) >= 3)
+    record = pb.Study.FromString(encode_study(job.study))
+    record.ClearField("before_steps")
+    record.ClearField("before_s")
+    study = decode_study(record.SerializeToString())
+    assert encode_study(study) == record.SerializeToString(deterministic=True), "nor do those that follow it"
+    later = Measured(study.generation + 1, 10, 0.5, 0.1, before_steps=90_000, before_s=10_800.0)
+    found = step(study, Situation(job.world, space_of(FACTS), OPTIONS, later, True)).study
+    assert found.trained_s == pytest.approx(study.trained_s + 0.6)
+    assert found.lost_s <= study.lost_s + 0.6 and found.before_s == 10_800.0
 
 
 @pytest.mark.parametrize("algorithms", [(), ("bytegrad",)])
