@@ -10,7 +10,7 @@ import json
 import os
 import resource
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -94,15 +94,17 @@ def run(**typed: Any) -> int:
         note(line)
     os.environ.update(net_variables(values))  # which the workers inherit
 
-    return _load_run_job()(request.config)
+    _load_run_job()
+    from bagua_agent.job.run import run_job
+
+    return run_job(request.config)
 
 
 @cache
-def _load_run_job() -> Callable[..., int]:
+def _load_run_job() -> None:
     """Once: nothing of a job may escape collection."""
     with uncollected():
-        from bagua_agent.job.run import run_job
-    return run_job
+        import bagua_agent.job.run  # noqa: F401
 
 
 def _run_on_hosts(values: Values, program: Sequence[str]) -> int:

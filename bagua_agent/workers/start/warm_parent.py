@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +200,10 @@ class WarmParent:
             self._requests.close()
             self._requests = None
             self._changed.notify_all()
+        self._kill()
+
+    def _kill(self) -> None:
+        """Kills it. The lock is held."""
         if self._popen is not None and self._popen.returncode is None:
             os.kill(self._popen.pid, signal.SIGKILL)  # not Popen.kill, which may reap it under the watch
 
@@ -287,10 +290,13 @@ class WarmParent:
             return
         self._is_stopping = True  # first: its end is no news then
         os.eventfd_write(self._stop_fd, 1)
-        popen = self._popen
-        if popen is not None and popen.returncode is None:
-            with suppress(ProcessLookupError):  # the watch has just reaped it
-                os.kill(popen.pid, signal.SIGKILL)  # not Popen.kill, which may reap it under the watch
+        if self._lock.acquire(
+            blocking=False
+        ):  # held while it is reaped, or a worker forked: `stop` ends it then
+            try:
+                self._kill()  # the watch, which may wait for the rest of what it says, sees its end
+            finally:
+                self._lock.release()
 
     def stop(self) -> None:
         """Ends it; workers go on. May be called twice, and without `start`."""
