@@ -12,7 +12,7 @@ class RequestError(UserError):
 
 ETCD_MISSING = (
     "--etcd is missing; use --etcd HOST:PORT, or set BAGUA_ETCD. No command reaches a job that shows `store private`: "
-    "start it with --nnodes 1:2, which shows the store, or with --dashboard for a page"
+    "start it with --nnodes 1:2 on a private network, which shows the store, or with --dashboard for a page"
 )
 
 

@@ -1,6 +1,6 @@
 """Draws the README's plot from the kept rescale result: seconds that training stands still at each kind of change.
 
-    python -m benchmarks.rescale_plot benchmarks/results/rescale-2026-11-21-2.json
+    python -m benchmarks.rescale_plot benchmarks/results/rescale-2026-11-30.json
 
 writes the plot beside the result. It measures nothing.
 """

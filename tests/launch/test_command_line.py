@@ -318,7 +318,8 @@ def test_another_launchers_word_is_an_option_of_ours_and_suggested_only_where_th
         (["scale", "2"], f"scale: {ETCD_MISSING}"),
         (["status", "demo"],
          "--etcd is missing; use --etcd HOST:PORT, or set BAGUA_ETCD. No command reaches a job that shows `store "
-         "private`: start it with --nnodes 1:2, which shows the store, or with --dashboard for a page"),
+         "private`: start it with --nnodes 1:2 on a private network, which shows the store, or with --dashboard for a "
+         "page"),
         (["trace", "demo"], ETCD_MISSING),
         (["scale"], "Missing argument '[JOB] NODES'; use --help to see how"),
         (["scale", "--rdzv-idd", "x", "2"], "--rdzv-idd: no such option; use --rdzv-id"),
