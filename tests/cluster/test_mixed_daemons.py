@@ -37,7 +37,7 @@ def test_a_newer_daemon_gets_no_job_and_ends_none(
             POLL_S,
         )
 
-    cluster = make_cluster(2)
+    cluster = make_cluster(2, node_lease_s=10.0)  # a lapse would be another start of scheduling
     eventually(cluster.scheduler, DEADLINE_S, cluster.logs, POLL_S)
     older = cluster.daemon(cluster.scheduler())
     newer = next(daemon for daemon in cluster.daemons if daemon is not older)

@@ -123,7 +123,9 @@ def test_the_order_in_which_gradients_are_ready_is_a_trial(job: MakeJob) -> None
         *("--autotune-level", "1", "--is-output-autotune-log", "--autotune-max-samples", "2"),
         *("--autotune-sampling-confidence-time", "1", "--autotune-warmup-time", "1"),
     ]
-    one = job(file=SCRIPT, options=options, script=["--backwards"], samples=SAMPLES, epochs=500)
+    one = job(
+        file=SCRIPT, options=options, script=["--backwards", "--step-s", "0.03"], samples=SAMPLES, epochs=5000
+    )
     node, measured = one.start(slots=2), "measured order of 4 tensors"
     node.await_line(f"trial 2 of study 1: {measured}: ", deadline_s=SETTLES_WITHIN_S)
     node.await_line("settles on", "2 trials are as many as were asked for")

@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -21,6 +22,9 @@ parser.add_argument("--samples", type=int, default=40)
 parser.add_argument("--epochs", type=int, default=1000)
 parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--width", type=int, default=128)
+parser.add_argument(
+    "--step-s", type=float, default=0.0, help="sleep as long in each step, so that it dominates"
+)
 parser.add_argument("--backwards", action="store_true", help="use the layers in the reverse of their order")
 args = parser.parse_args()
 
@@ -48,6 +52,7 @@ for _ in loader.epochs(args.epochs):
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
+        time.sleep(args.step_s)
     over = bagua.allreduce(torch.tensor([float((args.out / "hurry").exists())]), bagua.ReduceOp.MAX)
     if over.item():
         break
