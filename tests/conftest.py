@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import suite_costs
+from tests import long_tests, suite_costs
 from tests.rewritten_assertions import pytest_sessionstart
-from tests.suite_costs import pytest_addoption, pytest_collection_modifyitems
+from tests.suite_costs import pytest_addoption
 
 if TYPE_CHECKING:
     from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure", "pytest_sessionstart"]
+__all__ = ["pytest_addoption", "pytest_configure", "pytest_sessionstart"]
 
 # An example's time depends on what else the machine does. Fixtures of these tests hold nothing of an example. The usual
 # run has the same examples each time, so that it judges a change; runs with long tests look for new ones.
@@ -39,6 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
     suite_costs.pytest_configure(config)
     if suite_costs.costs_of(config) == suite_costs.LONG_COSTS:
         settings.load_profile("new examples")
+
+
+@pytest.hookimpl(tryfirst=True)  # before the selection by marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    long_tests.mark(items)
+    suite_costs.pytest_collection_modifyitems(config, items)
 
 
 _exit_status = pytest.StashKey[int]()
