@@ -114,7 +114,11 @@ def test_a_restart_is_each_end_of_a_worker_of_the_node(
     workers: NodeWorkers, exits: queue.SimpleQueue[str]
 ) -> None:
     def restarts(worker_id: str) -> str:
-        return psutil.Process(workers._workers[worker_id].process.pid).environ()["TORCHELASTIC_RESTART_COUNT"]
+        process = psutil.Process(workers._workers[worker_id].process.pid)
+        # the kernel shows none for a moment after Popen has seen the exec
+        return eventually(
+            lambda: process.environ().get("TORCHELASTIC_RESTART_COUNT"), DEADLINE_S, "its variables"
+        )
 
     first, other = workers.spawn(0), workers.spawn(1)
     assert (restarts(first), restarts(other)) == ("0", "0")
