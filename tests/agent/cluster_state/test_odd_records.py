@@ -143,6 +143,8 @@ def test_a_daemon_passes_over_odd_records(
         plain_store.put(cluster_keys.orders(NODE), b"\xff\xff")
         plain_store.put(cluster_keys.submission("good"), submission("good", wanted=pb.Submission.STOP))
         eventually(lambda: any("asked to leave" in line for line in said), DEADLINE_S, lambda: f"{said}")
+        odd = f"{cluster_keys.orders(NODE)}: "
+        eventually(lambda: any(line.startswith(odd) for line in said), DEADLINE_S, lambda: f"{said}")
     for key in (*ODD_RECORDS, cluster_keys.orders(NODE)):
         assert sum(line.startswith(f"{key}: ") for line in said) == 1, (key, said)
     assert sum("starts in slots" in line for line in said) == 1, said
