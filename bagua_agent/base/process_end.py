@@ -14,7 +14,10 @@ def wait_for_end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
     Raises subprocess.TimeoutExpired if it has not ended within timeout_s.
     """
     if process.poll() is None:
-        pidfd = os.pidfd_open(process.pid)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:  # no descriptor is left: then as Popen does
+            return process.wait(timeout_s)
         try:
             readable([pidfd], timeout_s)
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import threading
 
@@ -24,6 +26,20 @@ def test_an_end_is_waited_for_without_looking_again_and_again(monkeypatch: pytes
 
 
 def test_one_that_goes_on_is_waited_for_within_the_bound() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            wait_for_end(process, 0.01)
+        process.kill()
+        assert wait_for_end(process, HANG_S) == -9
+
+
+def test_without_a_descriptor_for_it_the_bound_holds_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller sends SIGKILL then."""
+
+    def none_left(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", none_left)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         with pytest.raises(subprocess.TimeoutExpired):
             wait_for_end(process, 0.01)
