@@ -290,9 +290,8 @@ class WarmParent:
             return
         self._is_stopping = True  # first: its end is no news then
         os.eventfd_write(self._stop_fd, 1)
-        if self._lock.acquire(
-            blocking=False
-        ):  # held while it is reaped, or a worker forked: `stop` ends it then
+        # held while it is reaped, or a worker forked: `stop` ends it then
+        if self._lock.acquire(blocking=False):
             try:
                 self._kill()  # the watch, which may wait for the rest of what it says, sees its end
             finally:
