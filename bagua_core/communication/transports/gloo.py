@@ -336,8 +336,9 @@ class GlooCommunicator(Communicator):
             self._is_retired = True
             held, self._group = [self._group], None
         # Joins Gloo's threads, 10 to 20 ms that no step should wait for. The list alone holds the group: the last
-        # reference is dropped in that thread, also where it has ended before this one goes on.
-        threading.Thread(target=held.clear, name="gloo-close", daemon=True).start()
+        # reference is dropped in that thread, also where it has ended before this one goes on. The interpreter waits
+        # for the thread at its end: a daemon that comes back from Gloo then aborts the process.
+        threading.Thread(target=held.clear, name="gloo-close").start()
 
     def retire(self) -> None:
         """Keeps this group from being destroyed: something in it may still run."""
