@@ -7,7 +7,7 @@ from typing import Any
 from bagua_contract.step_settings import SWITCHABLE
 from bagua_launch import scalar_values
 from bagua_launch.errors import refuse
-from bagua_launch.written_values import Said, Values
+from bagua_launch.written_values import Values, WrittenValue
 
 LEVELS = ("0", "1", "2")
 
@@ -36,14 +36,14 @@ def parse_autotune(values: Values) -> dict[str, Any]:
     return fields
 
 
-def _positive(said: Said) -> int:
+def _positive(said: WrittenValue) -> int:
     count = scalar_values.count(said)
     if not count:
         raise refuse(said, "a study needs a trial", "a number from 1 on")
     return count
 
 
-def _algorithms(said: Said) -> tuple[str, ...]:
+def _algorithms(said: WrittenValue) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in said.text.split(",") if name.strip()))
     for name in names:
         if name not in SWITCHABLE:

@@ -17,7 +17,7 @@ from bagua_launch.errors import RequestError, refuse
 from bagua_launch.job_request import parse_job_fields
 from bagua_launch.rendezvous_request import parse_job_id
 from bagua_launch.replica_request import group_size
-from bagua_launch.written_values import Said, Values
+from bagua_launch.written_values import Values, WrittenValue
 
 _PRIORITY = re.compile(r"-?[0-9]{1,6}")
 _PAIR = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]*)=([A-Za-z0-9][A-Za-z0-9._/-]*)")
@@ -84,7 +84,7 @@ def _made_up(script: str) -> str:
     return f"{stem or 'job'}-{secrets.token_hex(3)}"
 
 
-def _slots(said: Said | None) -> int:
+def _slots(said: WrittenValue | None) -> int:
     if said is None or said.text == "auto":
         return 0
     if not re.fullmatch(r"[1-9][0-9]{0,4}", said.text):
@@ -92,7 +92,7 @@ def _slots(said: Said | None) -> int:
     return int(said.text)
 
 
-def _priority(said: Said | None) -> int:
+def _priority(said: WrittenValue | None) -> int:
     if said is None:
         return 0
     if not _PRIORITY.fullmatch(said.text):
@@ -100,7 +100,7 @@ def _priority(said: Said | None) -> int:
     return int(said.text)
 
 
-def _labels(said: Said | None) -> dict[str, str]:
+def _labels(said: WrittenValue | None) -> dict[str, str]:
     found = {}
     for part in said.text.split(",") if said else ():
         match = _PAIR.fullmatch(part)

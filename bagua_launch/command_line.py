@@ -18,7 +18,7 @@ from bagua_agent.base.plain_text import plain_line
 from bagua_launch.errors import refuse
 from bagua_launch.option_suggestions import nearest
 from bagua_launch.options import Option
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 
 PROGRAM = "bagua-launch"
 INTERRUPTED = 130
@@ -197,7 +197,7 @@ def program_argument() -> click.Argument:
     )
 
 
-def completion_script(shell: Said, command: click.Command) -> str:
+def completion_script(shell: WrittenValue, command: click.Command) -> str:
     """Returns the completion script for a shell. Raises RequestError for a shell that click has no completion for."""
     made_for = get_completion_class(shell.text)
     if made_for is None:

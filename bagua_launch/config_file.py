@@ -13,7 +13,7 @@ from pathlib import Path
 from bagua_launch.errors import RequestError
 from bagua_launch.option_suggestions import nearest
 from bagua_launch.options import Option
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 
 VARIABLE = "BAGUA_CONFIG"
 
@@ -25,7 +25,7 @@ def config_path(environ: Mapping[str, str]) -> Path:
     return Path(base, "bagua", "launch.toml")
 
 
-def read_config_file(environ: Mapping[str, str], options: Iterable[Option]) -> dict[str, Said]:
+def read_config_file(environ: Mapping[str, str], options: Iterable[Option]) -> dict[str, WrittenValue]:
     """Returns the file's values by option key. Raises RequestError for an unreadable file or an unknown key."""
     path = config_path(environ)
     try:
@@ -49,7 +49,9 @@ def read_config_file(environ: Mapping[str, str], options: Iterable[Option]) -> d
     for key in table:
         if _key(key) not in spellings:
             raise RequestError(f"{path}: {key!r}: no such option; use {_nearest(key, known.values())}")
-    spelled = {_key(key): Said(_as_text(path, key, value), f"{path}: {key}") for key, value in table.items()}
+    spelled = {
+        _key(key): WrittenValue(_as_text(path, key, value), f"{path}: {key}") for key, value in table.items()
+    }
     return {
         option.key: next(spelled[name] for name in _spellings(option) if name in spelled)
         for option in known.values()

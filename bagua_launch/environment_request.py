@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 
 from bagua_launch.errors import refuse
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def parse_environment(said: Said | None, environ: Mapping[str, str]) -> dict[str, str]:
+def parse_environment(said: WrittenValue | None, environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for part in said.text.split(",") if said else ():
         name, equals, value = part.partition("=")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bagua_agent.base.errors import UserError
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 
 
 class RequestError(UserError):
@@ -16,5 +16,5 @@ ETCD_MISSING = (
 )
 
 
-def refuse(said: Said, what: str, instead: str) -> RequestError:
+def refuse(said: WrittenValue, what: str, instead: str) -> RequestError:
     return RequestError(f"{said.where} {said.text!r}: {what}; use {instead}")

@@ -40,7 +40,7 @@ from bagua_launch.rendezvous_request import (
 )
 from bagua_launch.replica_request import check_replicas, parse_replica_size
 from bagua_launch.size_request import parse_size_policy
-from bagua_launch.written_values import Said, Values
+from bagua_launch.written_values import Values, WrittenValue
 
 _NNODES = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
 _WITHOUT_EFFECT = ("event_log_handler", "logs_specs", "monitor_interval")
@@ -136,10 +136,10 @@ def parse_scale(values: Values, words: Sequence[str]) -> ScaleRequest:
         raise RequestError(f"scale: {ETCD_MISSING}")
     if len(words) > 2:
         raise RequestError(f"scale: {' '.join(words)!r} is too much; use scale JOB MIN:MAX")
-    job = Said(words[0], "JOB") if len(words) == 2 else values.get("rdzv_id")
+    job = WrittenValue(words[0], "JOB") if len(words) == 2 else values.get("rdzv_id")
     if job is None:
         raise RequestError(f"scale: which job has {words[0]!r} nodes is missing; use scale JOB MIN:MAX")
-    min_nodes, max_nodes = parse_nodes(Said(words[-1], "MIN:MAX"))
+    min_nodes, max_nodes = parse_nodes(WrittenValue(words[-1], "MIN:MAX"))
     return ScaleRequest(
         parse_endpoints(endpoint),
         parse_credentials(values),
@@ -149,7 +149,7 @@ def parse_scale(values: Values, words: Sequence[str]) -> ScaleRequest:
     )
 
 
-def parse_nodes(said: Said) -> tuple[int, int]:
+def parse_nodes(said: WrittenValue) -> tuple[int, int]:
     match = _NNODES.fullmatch(said.text)
     if match is None:
         raise refuse(said, "not a number of nodes", "N, or MIN:MAX such as 2:8")
@@ -161,7 +161,7 @@ def parse_nodes(said: Said) -> tuple[int, int]:
     return least, most
 
 
-def parse_slots(said: Said, node: NodeFacts) -> int:
+def parse_slots(said: WrittenValue, node: NodeFacts) -> int:
     if re.fullmatch(r"[1-9][0-9]{0,5}", said.text):
         return int(said.text)
     if said.text == "cpu":
@@ -242,7 +242,7 @@ def parse_credentials(values: Values) -> StoreCredentials:
 
 
 # option's key: (JobConfig's field, parser)
-_PLAIN: dict[str, tuple[str, Callable[[Said], Any]]] = {
+_PLAIN: dict[str, tuple[str, Callable[[WrittenValue], Any]]] = {
     "max_restarts": ("max_restarts", scalar_values.count),
     "once": ("once", scalar_values.switch),
     "role": ("role", scalar_values.text),

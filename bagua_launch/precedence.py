@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from bagua_launch import scalar_values
 from bagua_launch.options import Option
-from bagua_launch.written_values import Said, Values
+from bagua_launch.written_values import Values, WrittenValue
 
 
 def merge(
@@ -21,7 +21,7 @@ def merge(
     environ: Mapping[str, str],
     file_values: Values,
     only_typed: Set[str] = frozenset(),
-) -> dict[str, Said]:
+) -> dict[str, WrittenValue]:
     """Returns the value given for each option's key; keys without a value are absent.
 
     command_line: by key; None or False where the flag was not given. An empty variable says nothing,
@@ -29,22 +29,22 @@ def merge(
     A switch that is off has a value too: some are on by default, and off in a variable is stronger than on in the file.
     Raises RequestError for a switch whose value is neither.
     """
-    said: dict[str, Said] = {}
+    said: dict[str, WrittenValue] = {}
     for option in options:
         typed = command_line.get(option.key)
         variable = next((v for v in option.variables if environ.get(v)), None)
         if typed is not None and typed is not False:
-            said[option.key] = Said("true" if typed is True else typed, option.flag)
+            said[option.key] = WrittenValue("true" if typed is True else typed, option.flag)
         elif option.key in only_typed:
             continue
         elif variable is not None:
-            said[option.key] = _canonical(option, Said(environ[variable], variable))
+            said[option.key] = _canonical(option, WrittenValue(environ[variable], variable))
         elif option.key in file_values:
             said[option.key] = _canonical(option, file_values[option.key])
     return said
 
 
-def _canonical(option: Option, said: Said) -> Said:
+def _canonical(option: Option, said: WrittenValue) -> WrittenValue:
     if not option.is_switch:
         return said
     return replace(said, text="true" if scalar_values.switch(said) else "false")

@@ -18,7 +18,7 @@ from bagua_contract.addresses import joined
 from bagua_launch import scalar_values
 from bagua_launch.errors import RequestError, refuse
 from bagua_launch.node_facts import NodeFacts
-from bagua_launch.written_values import Said, Values
+from bagua_launch.written_values import Values, WrittenValue
 
 BACKENDS = ("etcd", "etcd-v2", "c10d", "static")
 
@@ -72,7 +72,9 @@ class Rendezvous:
     notes: tuple[str, ...] = ()
 
 
-def without_other_nodes(typed: Mapping[str, object], values: dict[str, Said]) -> dict[str, Said]:
+def without_other_nodes(
+    typed: Mapping[str, object], values: dict[str, WrittenValue]
+) -> dict[str, WrittenValue]:
     """Returns `values`, less what a variable or file says of several nodes where --standalone was typed.
 
     typed: by key, as click read it. Raises RequestError if --hosts was typed too.
@@ -175,7 +177,7 @@ def _at_master(
     # The port itself is the workers': a script may name it. Every node finds etcd beside it.
     beside = port + 1 if port < LARGEST_PORT else port - 1
     endpoint = joined(host, beside)
-    endpoints = parse_endpoints(Said(endpoint, address.where))
+    endpoints = parse_endpoints(WrittenValue(endpoint, address.where))
     owns = node.owns_address(host)
     is_first = owns if node_rank is None else node_rank == 0
     hosts = is_first if is_host is None else is_host
@@ -195,7 +197,7 @@ def _hosting_note(label: str, endpoint: str, hosts: bool, owns: bool) -> str:
     return note
 
 
-def parse_job_id(said: Said) -> str:
+def parse_job_id(said: WrittenValue) -> str:
     """Returns the job's id. Raises RequestError for an id that no key in etcd may have."""
     try:
         return check_id("job", said.text)
@@ -203,7 +205,7 @@ def parse_job_id(said: Said) -> str:
         raise RequestError(f"{said.where}: {error}") from error
 
 
-def parse_endpoints(said: Said) -> tuple[str, ...]:
+def parse_endpoints(said: WrittenValue) -> tuple[str, ...]:
     """Returns endpoints with their ports, as `bagua_agent.etcd` reads them. Raises RequestError."""
     try:
         return tuple(str(endpoint) for endpoint in store_endpoints.parse_endpoints(said.text))
@@ -231,7 +233,7 @@ class Waits:
     is_host: bool | None = None
 
 
-def parse_conf(said: Said) -> Waits:
+def parse_conf(said: WrittenValue) -> Waits:
     """Parses --rdzv-conf. Raises RequestError naming the key and the known ones."""
     fields: dict[str, float | None] = {}
     without_effect = []
@@ -255,14 +257,14 @@ def parse_conf(said: Said) -> Waits:
     return Waits(fields, tuple(without_effect), is_host)
 
 
-def _is_host(said: Said, text: str) -> bool:
+def _is_host(said: WrittenValue, text: str) -> bool:
     for value, forms in FORMS.items():
         if text.lower() in forms:
             return value
     raise refuse(said, f"{IS_HOST} {text!r} is neither yes nor no", f"{IS_HOST}=1 or {IS_HOST}=0")
 
 
-def _seconds(said: Said, key: str, text: str, name: str) -> float | None:
+def _seconds(said: WrittenValue, key: str, text: str, name: str) -> float | None:
     if text.lower() == "none" and name in _MAY_BE_WITHOUT_LIMIT:
         return None
     least = _SHORTEST_LEASE_S if name == "lease_ttl_s" else 0.0

@@ -8,10 +8,10 @@ from bagua_agent.base.plain_text import counted
 from bagua_agent.base.sizes import nodes_with_a_part, whole_replicas
 from bagua_agent.config.job_config import JobConfig
 from bagua_launch.errors import refuse
-from bagua_launch.written_values import Said, Values
+from bagua_launch.written_values import Values, WrittenValue
 
 
-def parse_replica_size(said: Said) -> int:
+def parse_replica_size(said: WrittenValue) -> int:
     """Returns the workers of a replica; 0: the workers of a node. Raises RequestError."""
     if said.text == "node":
         return 0

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from bagua_agent.config.job_config import LONGEST_WAIT_S
 from bagua_launch.errors import refuse
-from bagua_launch.written_values import Said, Values
+from bagua_launch.written_values import Values, WrittenValue
 
 _STREAMS = re.compile(r"[0-3]|[0-9]+:[0-3](?:,[0-9]+:[0-3])*")
 _LOCAL_RANKS = re.compile(r"[0-9]+(?:,[0-9]+)*")
 _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
-def switch(said: Said) -> bool:
+def switch(said: WrittenValue) -> bool:
     word = said.text.lower()
     if word in ("1", "true", "yes", "on"):
         return True
@@ -29,30 +29,30 @@ def is_on(values: Values, key: str) -> bool:
     return key in values and switch(values[key])
 
 
-def text(said: Said) -> str:
+def text(said: WrittenValue) -> str:
     if not said.text.strip():
         raise refuse(said, "empty", "a value, or leave it out")
     return said.text
 
 
-def count(said: Said) -> int:
+def count(said: WrittenValue) -> int:
     if not _DIGITS.fullmatch(said.text):
         raise refuse(said, "not a number", "0, 1, 2, ...")
     return int(said.text)
 
 
-def port(said: Said) -> int:
+def port(said: WrittenValue) -> int:
     if not _DIGITS.fullmatch(said.text) or not 1 <= int(said.text) <= 65535:
         raise refuse(said, "not a port", "a number from 1 to 65535")
     return int(said.text)
 
 
-def port_or_any(said: Said) -> int:
+def port_or_any(said: WrittenValue) -> int:
     """Parses a port, or 0 for any free one."""
     return 0 if said.text == "0" else port(said)
 
 
-def listening(said: Said) -> str | None:
+def listening(said: WrittenValue) -> str | None:
     """Parses the place where a dashboard listens; None for a word that means no."""
     word = said.text.lower()
     if word in ("1", "true", "yes", "on"):
@@ -70,7 +70,7 @@ def listening(said: Said) -> str | None:
     return said.text
 
 
-def seconds(said: Said) -> float:
+def seconds(said: WrittenValue) -> float:
     try:
         value = float(said.text)
     except ValueError:
@@ -80,7 +80,7 @@ def seconds(said: Said) -> float:
     return value
 
 
-def seconds_or_never(said: Said) -> float | None:
+def seconds_or_never(said: WrittenValue) -> float | None:
     """Parses seconds, more than 0; None for "never"."""
     if said.text.lower() == "never":
         return None
@@ -90,7 +90,7 @@ def seconds_or_never(said: Said) -> float | None:
     return value
 
 
-def checkpoint_dir(said: Said) -> str:
+def checkpoint_dir(said: WrittenValue) -> str:
     from bagua_contract.checkpoint_dir import PACKAGES, complete
 
     # The package that the URL needs is not looked for here: workers may run in another environment.
@@ -104,7 +104,7 @@ def checkpoint_dir(said: Said) -> str:
     return said.text
 
 
-def checkpoint_every(said: Said) -> str:
+def checkpoint_every(said: WrittenValue) -> str:
     # not at the top: the contract's package is not needed for most command lines
     from bagua_contract.checkpoint_every import CheckpointEvery
 
@@ -114,8 +114,8 @@ def checkpoint_every(said: Said) -> str:
         raise refuse(said, "neither steps nor seconds", "steps such as 500, or seconds such as 30s") from None
 
 
-def choice(*words: str) -> Callable[[Said], str]:
-    def parse(said: Said) -> str:
+def choice(*words: str) -> Callable[[WrittenValue], str]:
+    def parse(said: WrittenValue) -> str:
         if said.text not in words:
             raise refuse(said, "no such choice", " or ".join(words))
         return said.text
@@ -123,7 +123,7 @@ def choice(*words: str) -> Callable[[Said], str]:
     return parse
 
 
-def signals(said: Said) -> tuple[str, ...]:
+def signals(said: WrittenValue) -> tuple[str, ...]:
     """Parses names of signals that a process can handle."""
     names = tuple(name.strip() for name in said.text.split(",") if name.strip())
     for name in names:
@@ -134,13 +134,13 @@ def signals(said: Said) -> tuple[str, ...]:
     return names
 
 
-def streams(said: Said) -> str:
+def streams(said: WrittenValue) -> str:
     if not _STREAMS.fullmatch(said.text):
         raise refuse(said, "no choice of streams", "0 to 3, or LOCAL_RANK:0..3 such as 0:1,1:2")
     return said.text
 
 
-def local_ranks(said: Said) -> str:
+def local_ranks(said: WrittenValue) -> str:
     if not _LOCAL_RANKS.fullmatch(said.text):
         raise refuse(said, "no list of local ranks", "numbers such as 0,2")
     return said.text

@@ -8,7 +8,7 @@ from bagua_agent.base.plain_text import counted
 from bagua_agent.base.sizes import ANY_SIZE, SizePolicy
 from bagua_launch import scalar_values
 from bagua_launch.errors import refuse
-from bagua_launch.written_values import Said, Values
+from bagua_launch.written_values import Values, WrittenValue
 
 _SIZES = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
 
@@ -45,7 +45,7 @@ def _sizes(values: Values, min_nodes: int, max_nodes: int) -> tuple[int, ...]:
     return sizes
 
 
-def _start_size(said: Said, sizes: tuple[int, ...], min_nodes: int, max_nodes: int) -> int:
+def _start_size(said: WrittenValue, sizes: tuple[int, ...], min_nodes: int, max_nodes: int) -> int:
     size = scalar_values.count(said)
     if sizes and size not in sizes:
         raise refuse(said, "not an allowed size", f"one of {', '.join(map(str, sizes))}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bagua_launch.errors import refuse
 from bagua_launch.options import RUN_OPTIONS
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 
 # user@host, host, [v6]; a leading dash would be an option of ssh
 _TARGET = re.compile(r"([A-Za-z_][A-Za-z0-9._-]*@)?([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])")
@@ -61,7 +61,7 @@ class SshHost:
         return self.target.rpartition("@")[2].strip("[]")
 
 
-def parse_hosts(said: Said) -> tuple[SshHost, ...]:
+def parse_hosts(said: WrittenValue) -> tuple[SshHost, ...]:
     """Parses --hosts. Raises RequestError for a host that is no host or is listed twice, and for a wrong number."""
     found = []
     for part in said.text.split(","):
@@ -81,7 +81,7 @@ def parse_hosts(said: Said) -> tuple[SshHost, ...]:
     return tuple(found)
 
 
-def only_typed_on_hosts(values: Mapping[str, Said]) -> frozenset[str]:
+def only_typed_on_hosts(values: Mapping[str, WrittenValue]) -> frozenset[str]:
     """Returns the keys that a host takes from its line alone, and not from its own file or variables.
 
     They are what the terminal decides for every node, or the host would meet elsewhere, or start the job on all hosts
@@ -92,7 +92,7 @@ def only_typed_on_hosts(values: Mapping[str, Said]) -> frozenset[str]:
 
 def node_arguments(
     host: SshHost,
-    values: Mapping[str, Said],
+    values: Mapping[str, WrittenValue],
     program: Sequence[str],
     *,
     nodes: str,

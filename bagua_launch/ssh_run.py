@@ -32,7 +32,7 @@ from bagua_contract.addresses import family_of, joined
 from bagua_launch.input_files import current_directory
 from bagua_launch.node_facts import ThisNode
 from bagua_launch.ssh_hosts import LEAVE, SSH_FAILED, SshHost, node_arguments, only_typed_on_hosts
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 
 SSH_PORT = 22
 DAYS = 365
@@ -63,7 +63,7 @@ class SshJob:
     def __init__(
         self,
         hosts: Sequence[SshHost],
-        values: Mapping[str, Said],
+        values: Mapping[str, WrittenValue],
         program: Sequence[str],
         *,
         job_id: str,

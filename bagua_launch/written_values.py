@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class WrittenValue:
     """A value as written, and where: "--nnodes", "PET_NNODES", "launch.toml: nnodes"."""
 
     text: str
@@ -18,4 +18,4 @@ class Said:
         return self.where.startswith("--")
 
 
-Values = Mapping[str, Said]
+Values = Mapping[str, WrittenValue]

@@ -186,7 +186,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StudyStep:
     """The decision of one call of `step`. asks: for a suggestion of the sampler. event: one line for the job's history;
     empty: nothing happened. settles: the study has found what later jobs may begin with."""
 
@@ -197,10 +197,10 @@ class Step:
     settles: bool = False
 
 
-def step(study: Study, s: Situation) -> Step:
+def step(study: Study, s: Situation) -> StudyStep:
     """Decides what follows from a measurement, a suggestion, or another world."""
     if s.options.level < 1:
-        return Step(study, "autotuning is off")
+        return StudyStep(study, "autotuning is off")
     if study.forgets != s.forgets:
         known = replace(study, forgets=s.forgets)
         if not study.world:
@@ -210,15 +210,15 @@ def step(study: Study, s: Situation) -> Step:
     if study.world != s.world:
         return _begin(study, s.world, f"the world is {s.world}", warm=False)
     if s.measured is None or not s.in_force:
-        return Step(study, f"waiting for steps with {study.current}")
+        return StudyStep(study, f"waiting for steps with {study.current}")
     study = _counted(study, s.measured)
     if study.phase is Phase.WARMING:
         if study.trained_s < s.options.warmup_s:
-            return Step(study, f"warming up: {study.trained_s:.1f} of {s.options.warmup_s:g} s")
+            return StudyStep(study, f"warming up: {study.trained_s:.1f} of {s.options.warmup_s:g} s")
         if s.waits_for_warm_up:
-            return Step(study, "waiting for the end of QAdam's warm-up")
+            return StudyStep(study, "waiting for the end of QAdam's warm-up")
         study = replace(study, phase=Phase.TRYING, window_steps=0, window_s=0.0)
-        return Step(study, f"measuring {study.current}", asks=_asks(study, s))
+        return StudyStep(study, f"measuring {study.current}", asks=_asks(study, s))
     if study.phase is Phase.TRYING:
         return _try(study, s)
     drifted = _drift(study, s)
@@ -226,10 +226,10 @@ def step(study: Study, s: Situation) -> Step:
         return drifted
     if study.phase is Phase.RESTING:
         return _next(study, s, "")
-    return Step(study, f"settled on {study.current}")
+    return StudyStep(study, f"settled on {study.current}")
 
 
-def _begin(study: Study, world: str, why: str, *, warm: bool) -> Step:
+def _begin(study: Study, world: str, why: str, *, warm: bool) -> StudyStep:
     """Begins a study of its own: what was measured before says nothing about this world. It begins with what is in
     force, or with what a study of the same world has found."""
     known, current = dict(study.known), study.current
@@ -251,7 +251,7 @@ def _begin(study: Study, world: str, why: str, *, warm: bool) -> Step:
         # pinned settings are no other workers: what was proposed is measured once people have pinned it
         proposal=study.proposal if _unpinned(study.world) == _unpinned(world) and not warm else None,
     )
-    return Step(begun, why, event=f"study {begun.number} begins with {begun.current}: {why}")
+    return StudyStep(begun, why, event=f"study {begun.number} begins with {begun.current}: {why}")
 
 
 def _unpinned(world: str) -> str:
@@ -309,14 +309,14 @@ def _change(study: Study, m: Measured) -> tuple[float, float]:
     return seconds, max(m.switch_s, seconds - steps / best.rate)
 
 
-def _try(study: Study, s: Situation) -> Step:
+def _try(study: Study, s: Situation) -> StudyStep:
     """Goes on with a trial that is in force; the first one is of what was in force before."""
     best, confidence_s = study.best, s.options.confidence_s
     asks = _asks(study, s)
     if study.window_steps < LEAST_STEPS or study.window_s <= 0:
-        return Step(study, f"measuring {study.current}", asks=asks)
+        return StudyStep(study, f"measuring {study.current}", asks=asks)
     if best is None and study.steps < NETWORK_STEPS:
-        return Step(study, f"measuring the network: {study.steps} of {NETWORK_STEPS} steps", asks=asks)
+        return StudyStep(study, f"measuring the network: {study.steps} of {NETWORK_STEPS} steps", asks=asks)
     trial = Trial(study.current, study.window_steps, study.window_s, study.trained_s)
     slower = best is not None and trial.rate < best.rate
     if study.window_s < confidence_s:
@@ -324,7 +324,7 @@ def _try(study: Study, s: Situation) -> Step:
         clearly = best is not None and trial.rate < best.rate * CLEARLY_SLOWER
         over = slower and study.lost_s > study.budget_s
         if not (early and clearly) and not over:
-            return Step(study, f"measuring {study.current}", asks=asks)
+            return StudyStep(study, f"measuring {study.current}", asks=asks)
     ended = replace(study, trials=(*study.trials, trial), window_steps=0, window_s=0.0, drifts=())
     found = ended.best
     assert found is not None
@@ -359,7 +359,7 @@ def _with_proposal(study: Study, s: Situation, trial: Trial) -> tuple[Study, str
     return replace(study, proposal=proposal), f"; {about}"
 
 
-def _next(study: Study, s: Situation, event: str) -> Step:
+def _next(study: Study, s: Situation, event: str) -> StudyStep:
     """Decides on another trial, a rest, or the end."""
     best = study.best
     assert best is not None
@@ -370,7 +370,7 @@ def _next(study: Study, s: Situation, event: str) -> Step:
         scripted = study.scripted_rate
         gain = f", {best.rate / scripted - 1:+.1%} against the script's settings" if scripted else ""
         text = f"study {study.number} settles on {best.settings}: {best.rate:.3g} steps/s{gain}; {why}"
-        return Step(settled, text, event=f"{event}; {text}" if event else text, settles=True)
+        return StudyStep(settled, text, event=f"{event}; {text}" if event else text, settles=True)
     candidate = _candidate(study, s) if again is None else again
     # of the last change at most this, for it may contain a pause of the script's own, as an evaluation
     change_s = min(study.change_s, 2 * s.options.confidence_s)
@@ -385,13 +385,13 @@ def _next(study: Study, s: Situation, event: str) -> Step:
         if again is not None:
             text = f"trying {again} again, for {why}"
             event = f"{event}; {text}" if event else text
-        return Step(begun, f"trying {candidate}", asks=_asks(begun, s), event=event)
+        return StudyStep(begun, f"trying {candidate}", asks=_asks(begun, s), event=event)
     rests = study
     if study.phase is not Phase.RESTING:
         rests = replace(study, phase=Phase.RESTING, current=best.settings, window_steps=0, window_s=0.0)
     missing = "the budget" if candidate is not None else "a suggestion"
     reason = f"waiting for {missing}: {study.lost_s:.2f} of {study.trained_s:.1f} s were lost by trials"
-    return Step(rests, reason, asks=_asks(rests, s), event=event)
+    return StudyStep(rests, reason, asks=_asks(rests, s), event=event)
 
 
 def _done(study: Study, s: Situation) -> str:
@@ -460,7 +460,7 @@ def _asks(study: Study, s: Situation) -> bool:
     return s.suggested is None and not s.sampler_gave_up and study.phase is not Phase.SETTLED
 
 
-def _drift(study: Study, s: Situation) -> Step | None:
+def _drift(study: Study, s: Situation) -> StudyStep | None:
     """Returns the step after a window of measurement; a new study if the throughput is no more what the best trial had:
     the network has changed, or the script. None if the window is too short."""
     best = study.best
@@ -480,7 +480,7 @@ def _drift(study: Study, s: Situation) -> Step | None:
             study=replace(begun.study, current=study.current, known=known, unspent_s=max(0.0, unspent_s)),
         )
     looked = replace(study, drifts=drifts, window_steps=0, window_s=0.0)
-    return Step(looked, f"{rate:.3g} steps/s with {study.current}", asks=_asks(looked, s))
+    return StudyStep(looked, f"{rate:.3g} steps/s with {study.current}", asks=_asks(looked, s))
 
 
 def _drifts(before: tuple[float, ...], rate: float, expected: float) -> tuple[float, ...]:

@@ -25,7 +25,7 @@ _LONGEST_WORDS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TunedFor:
     """The conditions that a record holds for. Each part in words; keys are their digests, since words may hold
     anything."""
 
@@ -48,7 +48,7 @@ class Tuned:
     """One record. settings: the fastest that a study measured. steps_per_s: with them. scripted_steps_per_s: with the
     script's; 0: unknown. job_id: whose study it was."""
 
-    place: Place
+    place: TunedFor
     settings: StepSettings
     steps_per_s: float
     scripted_steps_per_s: float
@@ -75,7 +75,7 @@ class Tuned:
         r = pb.Tuned.FromString(value)
         if not all(math.isfinite(x) for x in (r.steps_per_s, r.scripted_steps_per_s, r.found_unix_s)):
             raise ValueError("it has rates or times that are no numbers")
-        place = Place(r.model, r.world, r.network)
+        place = TunedFor(r.model, r.world, r.network)
         settings = StepSettings.from_proto(r.settings)
         return Tuned(place, settings, r.steps_per_s, r.scripted_steps_per_s, r.job_id, r.found_unix_s)
 
@@ -100,7 +100,7 @@ def recalled(records: Mapping[str, Tuned], model: str, world: str, bytes_per_s: 
     if not model:
         return None
     for factor in (1.0, 0.5, 2.0) if bytes_per_s > 0 else (1.0,):
-        found = records.get(Place(model, world, network_of(bytes_per_s * factor)).key)
+        found = records.get(TunedFor(model, world, network_of(bytes_per_s * factor)).key)
         if found is not None:
             return found
     return None

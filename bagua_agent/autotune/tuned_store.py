@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua_agent.autotune.tuned_records import PREFIX, Place, Tuned, beyond_bound, read_all
+from bagua_agent.autotune.tuned_records import PREFIX, Tuned, TunedFor, beyond_bound, read_all
 from bagua_agent.etcd.client import Store
 
 
@@ -24,4 +24,4 @@ def keep_tuned(store: Store, record: Tuned) -> None:
 def forget_tuned(store: Store, model: str) -> int:
     """Removes the records of a model and returns how many there were. model: see tuned_records.model_of. Raises
     InfrastructureLost."""
-    return store.delete_prefix(Place(model, "", "").folder) if model else 0
+    return store.delete_prefix(TunedFor(model, "", "").folder) if model else 0

@@ -26,7 +26,7 @@ from bagua_agent.autotune.records import (
 )
 from bagua_agent.autotune.space import Facts, Space, space_of
 from bagua_agent.autotune.study import PINNED, Measured, Situation, Study, step
-from bagua_agent.autotune.tuned_records import Place, Tuned, model_of, network_of, recalled
+from bagua_agent.autotune.tuned_records import Tuned, TunedFor, model_of, network_of, recalled
 from bagua_agent.autotune.tuned_store import keep_tuned, read_tuned
 from bagua_agent.base.background import Background, Failed, OperationEnd
 from bagua_agent.base.plain_text import counted
@@ -227,10 +227,10 @@ class Tuner:
         if result.asks and not self._is_asked:
             self._ask(study, space)
 
-    def _place(self, record: Generation) -> Place:
+    def _place(self, record: Generation) -> TunedFor:
         """Returns the conditions for which this study's findings hold."""
         world = world_of(record, self._job.seen.view.pinned_settings)
-        return Place(model_of(record.fingerprint), world, network_of(self._ring_bytes_per_s(record)))
+        return TunedFor(model_of(record.fingerprint), world, network_of(self._ring_bytes_per_s(record)))
 
     def _workers(self, record: Generation) -> Workers:
         pinned = self._job.seen.view.pinned_settings.algorithm
@@ -275,7 +275,7 @@ class Tuner:
 
         self._reader.run("reading what earlier jobs found", lambda: read_tuned(self._job.store), ended)
 
-    def _keep(self, study: Study, place: Place) -> None:
+    def _keep(self, study: Study, place: TunedFor) -> None:
         best = study.best
         assert best is not None
         record = Tuned(

@@ -58,7 +58,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class AllowedSizes:
     """The sizes that the next generation may have. most: nodes; policy: says which numbers up to it are allowed."""
 
     most: int
@@ -164,11 +164,11 @@ class SizePolicy:
         first, last = self.smallest(least), self.largest(most)
         return (least, most) if first is None or last is None or first > last else (first, last)
 
-    def room(self, least: int, most: int) -> Room:
+    def room(self, least: int, most: int) -> AllowedSizes:
         """Returns the sizes that the next generation may have. least, most: nodes that are wanted. Sizes below the
         least belong to it: a minimum that was raised stops no worker, so a smaller generation goes on."""
         first, last = self.bounds(least, most)
-        return Room(last, self if self.forbidden(first, last) is None else ANY_SIZE)
+        return AllowedSizes(last, self if self.forbidden(first, last) is None else ANY_SIZE)
 
     def waits(self, change: str) -> str:
         """Returns the text about a voluntary change that the cooldown delays. It is the same for as long as it does,

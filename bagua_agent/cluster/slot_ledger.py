@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bagua_agent.base.sizes import Room
+from bagua_agent.base.sizes import AllowedSizes
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
 from bagua_agent.cluster.cluster_view import ClusterView, NodeView, OrderView, SubmissionView, UnitState
 from bagua_agent.cluster.node_trouble import is_lost, why_left_out
@@ -33,7 +33,7 @@ class Holding:
     job: SubmissionView
     place: int
     least: int
-    room: Room
+    room: AllowedSizes
     begun: bool
     arrived: frozenset[str]
     kept: dict[str, OrderView] = field(default_factory=dict)

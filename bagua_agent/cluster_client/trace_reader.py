@@ -46,7 +46,7 @@ _MOST_REPLY_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TraceMessage:
     """A message of an agent's stream. reply None: the agent's stream is over. is_lost: that was not its regular end."""
 
     agent_id: str
@@ -55,7 +55,7 @@ class Said:
 
 
 def following(
-    agent_id: str, call: Iterable[trace_pb2.TraceReply], put: Callable[[Said], object]
+    agent_id: str, call: Iterable[trace_pb2.TraceReply], put: Callable[[TraceMessage], object]
 ) -> threading.Thread:
     """Returns a thread, not started yet, that reads one agent's stream; the last message that it puts is the end of the
     stream."""
@@ -64,14 +64,14 @@ def following(
         """Passes the replies on. Returns whether the agent ended the stream itself, or this command did."""
         try:
             for reply in call:
-                put(Said(agent_id, reply))
+                put(TraceMessage(agent_id, reply))
         except grpc.RpcError as error:
             return error.code() is grpc.StatusCode.CANCELLED
         return True
 
     def ended(end: OperationEnd[bool]) -> None:
         is_regular = isinstance(end, Succeeded) and end.value
-        put(Said(agent_id, None, is_lost=not is_regular))
+        put(TraceMessage(agent_id, None, is_lost=not is_regular))
 
     return background_thread("bagua-trace", read, ended)
 
@@ -97,7 +97,7 @@ class TraceReader:
         self._complain = complain
         self.trace = JobTrace(job_id, steps)
         self._opened = ExitStack()
-        self._inbox: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[TraceMessage] = queue.SimpleQueue()
         self._stubs: dict[str, control_pb2_grpc.AgentControlStub] = {}
         self._nodes: dict[str, str] = {}
         self._open: set[str] = set()
@@ -152,7 +152,7 @@ class TraceReader:
             self._miss(f"agents that came or went meanwhile were not noticed: {error}")
             return
         for agent_id in self._open - self._present:
-            self._take(Said(agent_id, None, is_lost=True))
+            self._take(TraceMessage(agent_id, None, is_lost=True))
         for agent in agents:
             self._begin(agent)
 
@@ -271,7 +271,7 @@ class TraceReader:
             workers[worker_id] = WorkerTrace(worker_id, agent_id, self._nodes[agent_id])
         return workers[worker_id]
 
-    def _take(self, said: Said) -> None:
+    def _take(self, said: TraceMessage) -> None:
         agent_id, reply = said.agent_id, said.reply
         if reply is None:
             self._open.discard(agent_id)

@@ -23,7 +23,7 @@ MOST_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemberWait:
     """The operation that a member reported it waits in. waits_in: None if it reported no operation that can be
     compared."""
 
@@ -31,7 +31,7 @@ class Place:
     waits_in: CollectiveWait | None
 
 
-def difference(places: Iterable[Place]) -> str | None:
+def difference(places: Iterable[MemberWait]) -> str | None:
     """Describes what the members wait in, if two of them wait in different operations. Returns None if they agree, or
     if it is not known."""
     every = sorted(places, key=lambda p: p.global_rank)
@@ -45,7 +45,7 @@ def difference(places: Iterable[Place]) -> str | None:
     return described(every, {})
 
 
-def described(waiting: Iterable[Place], ended: Mapping[int, str]) -> str:
+def described(waiting: Iterable[MemberWait], ended: Mapping[int, str]) -> str:
     """Describes in one line for people what members wait in. ended: how the members ended that don't wait, by
     global_rank."""
     groups: dict[str, list[int]] = {}

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 
 from bagua_agent.base.backoff import delay_s
 from bagua_agent.base.plain_text import some
-from bagua_agent.membership.disagreement import Place, difference
+from bagua_agent.membership.disagreement import MemberWait, difference
 
 if TYPE_CHECKING:  # a command line is read without the contract
     from bagua_contract.collective_wait import CollectiveWait
@@ -269,7 +269,7 @@ def _disagreement(
 ) -> HangDecision | None:
     if any(m.newcomer for m in situation.members):
         return None  # it has not numbered what the others did before it came
-    differs = difference(Place(m.global_rank, m.waits_in) for m in situation.members)
+    differs = difference(MemberWait(m.global_rank, m.waits_in) for m in situation.members)
     if differs is None:
         return None
     if waited_s < limits.disagreement_s:

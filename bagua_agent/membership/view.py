@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from bagua_agent.base.sizes import ANY_SIZE, Room, SizePolicy
+from bagua_agent.base.sizes import ANY_SIZE, AllowedSizes, SizePolicy
 from bagua_agent.membership.hang import HangOrder
 from bagua_contract import control_pb2
 from bagua_contract import membership_pb2 as pb
@@ -289,7 +289,7 @@ class JobView:
             return None
         return Desired(*self.size_policy.bounds(self.desired.min_nodes, self.desired.max_nodes))
 
-    def room(self, desired: Desired) -> Room:
+    def room(self, desired: Desired) -> AllowedSizes:
         """Returns the sizes that the next generation may have."""
         return self.size_policy.room(desired.min_nodes, desired.max_nodes)
 

@@ -15,7 +15,7 @@ from bagua_agent.etcd.failures import CallFailed, Trouble
 from bagua_agent.etcd.stubs import AuthStub
 from bagua_agent.security.certificate_files import TlsFiles, read_tls, utc_now
 from bagua_agent.security.certificates import ROOT_NAME, Holder, Role
-from bagua_agent.security.etcd_roles import Access, EtcdRights, Permission, Step, plan
+from bagua_agent.security.etcd_roles import Access, AuthCall, EtcdRights, Permission, plan
 from bagua_contract import etcd_pb2 as pb
 
 _CALL_TIMEOUT_S = 5.0
@@ -23,7 +23,7 @@ _CALL_TIMEOUT_S = 5.0
 
 def apply(
     config: StoreConfig, holders: Iterable[Holder], retired: Iterable[str] = (), timeout_s: float = 30.0
-) -> tuple[Step, ...]:
+) -> tuple[AuthCall, ...]:
     """Makes etcd's rights those of `holders`, and returns what had to be done. Harmless to repeat, however it ended.
 
     config: with root's certificate, or no client could ever change a user again. Raises UserError, StoreUnavailable.
@@ -104,7 +104,7 @@ class _AuthApi:
         }
         return EtcdRights(enabled, roles, users)
 
-    def perform(self, step: Step) -> None:
+    def perform(self, step: AuthCall) -> None:
         self._ask(step.method, step.request)
 
     def _find_endpoint(self) -> bool:

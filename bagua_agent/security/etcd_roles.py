@@ -73,7 +73,7 @@ class EtcdRights:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AuthCall:
     """One call of etcd's Auth service. text: what it does, for a person."""
 
     method: str
@@ -84,7 +84,7 @@ class Step:
         return self.text
 
 
-def plan(present: EtcdRights, holders: Iterable[Holder], retired: Iterable[str] = ()) -> tuple[Step, ...]:
+def plan(present: EtcdRights, holders: Iterable[Holder], retired: Iterable[str] = ()) -> tuple[AuthCall, ...]:
     """Returns the steps that lead from `present` to the rights of `holders`, in the order in which they must be done.
 
     Users that are neither holders nor retired stay as they are, as do roles that are not ours. Raises UserError if a
@@ -99,50 +99,54 @@ def plan(present: EtcdRights, holders: Iterable[Holder], retired: Iterable[str] 
         *_role_steps(present),
         *_user_steps(present, wanted),
         *(
-            Step("UserDelete", pb.AuthUserDeleteRequest(name=name), f"user {name} removed")
+            AuthCall("UserDelete", pb.AuthUserDeleteRequest(name=name), f"user {name} removed")
             for name in retired
             if name in present.users
         ),
         # Last: once it is in force, only root can mend what is missing.
-        *(() if present.enabled else (Step("AuthEnable", pb.AuthEnableRequest(), "authentication enabled"),)),
+        *(
+            ()
+            if present.enabled
+            else (AuthCall("AuthEnable", pb.AuthEnableRequest(), "authentication enabled"),)
+        ),
     )
 
 
-def _role_steps(present: EtcdRights) -> list[Step]:
-    steps: list[Step] = []
+def _role_steps(present: EtcdRights) -> list[AuthCall]:
+    steps: list[AuthCall] = []
     for role, permissions in PERMISSIONS.items():
         name = etcd_role(role)
         held = present.roles.get(name)
         if held is None:
-            steps.append(Step("RoleAdd", pb.AuthRoleAddRequest(name=name), f"role {name} added"))
+            steps.append(AuthCall("RoleAdd", pb.AuthRoleAddRequest(name=name), f"role {name} added"))
         # What goes, goes first: etcd keeps one permission a range, and granting replaces it.
         wrong = (held or frozenset()) - set(permissions)
         ranges = {(permission.start, permission.end) for permission in permissions}
         same_range = {other for other in wrong if (other.start, other.end) in ranges}
         for other in sorted(wrong - same_range, key=str):
             revoke = pb.AuthRoleRevokePermissionRequest(role=name, key=other.start, range_end=other.end)
-            steps.append(Step("RoleRevokePermission", revoke, f"role {name} may no more {other}"))
+            steps.append(AuthCall("RoleRevokePermission", revoke, f"role {name} may no more {other}"))
         for one in permissions:
             if one not in (held or ()):
                 grant = pb.AuthRoleGrantPermissionRequest(name=name, perm=one.to_proto())
-                steps.append(Step("RoleGrantPermission", grant, f"role {name} may {one}"))
+                steps.append(AuthCall("RoleGrantPermission", grant, f"role {name} may {one}"))
     return steps
 
 
-def _user_steps(present: EtcdRights, wanted: Mapping[str, Role]) -> list[Step]:
+def _user_steps(present: EtcdRights, wanted: Mapping[str, Role]) -> list[AuthCall]:
     ours = {etcd_role(role) for role in PERMISSIONS}
-    steps: list[Step] = []
+    steps: list[AuthCall] = []
     for name, role in sorted({ROOT_NAME: Role.OPERATOR, **wanted}.items()):
         held = present.users.get(name)
         if held is None:
             # Without a password: a certificate is the only way in.
             add = pb.AuthUserAddRequest(name=name, options=pb.UserAddOptions(no_password=True))
-            steps.append(Step("UserAdd", add, f"user {name} added"))
+            steps.append(AuthCall("UserAdd", add, f"user {name} added"))
         roles = {ROOT_ROLE} if name == ROOT_NAME else {etcd_role(role)}
         for other in sorted(((held or set()) & ours) - roles):
             revoke = pb.AuthUserRevokeRoleRequest(name=name, role=other)
-            steps.append(Step("UserRevokeRole", revoke, f"user {name} has role {other} no more"))
+            steps.append(AuthCall("UserRevokeRole", revoke, f"user {name} has role {other} no more"))
         for other in sorted(roles - (held or set())):
             grant = pb.AuthUserGrantRoleRequest(user=name, role=other)
-            steps.append(Step("UserGrantRole", grant, f"user {name} has role {other}"))
+            steps.append(AuthCall("UserGrantRole", grant, f"user {name} has role {other}"))
     return steps

@@ -127,14 +127,14 @@ def _placed(directory: Any, capacity_bytes: Any) -> placement.Placement:
     return placement.place(rooms, available_bytes(), capacity_bytes)
 
 
-def _room(path: Path) -> placement.Room:
+def _room(path: Path) -> placement.CacheDirectory:
     try:
         status = os.statvfs(path)
     except OSError:
-        return placement.Room(path, None)
+        return placement.CacheDirectory(path, None)
     if not os.access(path, os.W_OK | os.X_OK):
-        return placement.Room(path, None)
-    return placement.Room(path, status.f_bavail * status.f_frsize)
+        return placement.CacheDirectory(path, None)
+    return placement.CacheDirectory(path, status.f_bavail * status.f_frsize)
 
 
 def _require_positive(name: str, value: Any, least: int = 1) -> None:

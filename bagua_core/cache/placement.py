@@ -19,7 +19,7 @@ UNKNOWN_MEMORY_BYTES = 4 << 30  # taken to be there where nothing says how much 
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class CacheDirectory:
     """A directory that could hold the cache, and what is free there (None: it cannot be used)."""
 
     path: Path
@@ -33,7 +33,7 @@ class Placement:
     reason: str
 
 
-def place(rooms: list[Room], memory_bytes: int | None, asked_bytes: int | None) -> Placement:
+def place(rooms: list[CacheDirectory], memory_bytes: int | None, asked_bytes: int | None) -> Placement:
     """Returns the room for the cache, and its capacity; path None: no room can be used.
 
     rooms: best first. memory_bytes: what the host and its control groups have left; None: unknown. Only the first

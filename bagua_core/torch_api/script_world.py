@@ -24,7 +24,7 @@ from bagua_contract.records import Generation, GenerationKind
 from bagua_contract.step_settings import StepSettings
 from bagua_core.communication.communicator import Communicator, Lane
 from bagua_core.elastic.membership.member import Member
-from bagua_core.elastic.membership.session import News
+from bagua_core.elastic.membership.session import AgentMessages
 from bagua_core.elastic.script_collectives import default_group
 from bagua_core.elastic.step import runtime
 from bagua_core.elastic.step.engine import Engine
@@ -120,7 +120,7 @@ class Arrival(Enum):
     TOO_LATE = "too late"  # they can't, for they are fewer than the least
 
 
-def arrival(news: News, worker_id: str) -> Arrival:
+def arrival(news: AgentMessages, worker_id: str) -> Arrival:
     """Returns the action of a ready worker that can begin at the first batch only, after the leader's decision."""
     if news.close or news.leave or news.refused:
         return Arrival.BEGIN

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from bagua_contract.records import StateName
 from bagua_core import checkpoint
 from bagua_core.elastic.checkpoint import layout, part_file, restore
-from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.catalogue import RunState
 from bagua_core.elastic.checkpoint.dcp_reader import DcpReader
 from bagua_core.elastic.checkpoint.layout import NAMES
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
@@ -192,9 +192,9 @@ def test_named_tuples_of_a_script_are_exported_as_tuples(
 def several(root: Path) -> list[Path]:
     training = Training("sgd", 1)
     root.mkdir(exist_ok=True)
-    whole(root, training, Place(1, StateName(1, 2, 0)))
+    whole(root, training, RunState(1, StateName(1, 2, 0)))
     paths = whole(root, training)
-    whole(root, training, Place(1, StateName(1, 6, 0)))[1].unlink()
+    whole(root, training, RunState(1, StateName(1, 6, 0)))[1].unlink()
     return paths
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from bagua_agent.config.job_config import JobConfig
 from bagua_launch.rendezvous_request import _CONF_KEYS, _MAY_BE_WITHOUT_LIMIT, FORMS, IS_HOST, parse_conf
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 from tests.docs.page_blocks import ROOT
 
 NONE = "`none`"
@@ -37,7 +37,7 @@ def test_defaults_and_keys_without_limit_are_those_of_the_code() -> None:
     for key, shown in table().items():
         if key == IS_HOST:
             continue
-        (name,) = parse_conf(Said(f"{key}=7", "--rdzv-conf")).fields
+        (name,) = parse_conf(WrittenValue(f"{key}=7", "--rdzv-conf")).fields
         default = defaults[name]
         texts = [NONE if default is None else f"{default:g} s"]
         if default is not None and name in _MAY_BE_WITHOUT_LIMIT:

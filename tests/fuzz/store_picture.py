@@ -14,7 +14,7 @@ from bagua_agent.job_state.decode import StoreEvents
 from bagua_agent.membership import actions as do
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.state_machine.machine import State, Step, new_state, step_all
+from bagua_agent.membership.state_machine.machine import State, Transition, new_state, step_all
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION, Generation, GenerationKind, Placement
 
@@ -81,7 +81,7 @@ def job_as_it_stands() -> list[tuple[str, bytes, int]]:
 
 
 @cache
-def first_step() -> Step:
+def first_step() -> Transition:
     """The elected leader's. Taken once: a state is never changed, and thousands of examples begin with this one."""
     unreadable: list[str] = []
     events = StoreEvents(KEYS, lambda key, why: unreadable.append(key))

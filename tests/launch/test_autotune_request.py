@@ -12,7 +12,7 @@ from bagua_launch.cluster_request import parse_submission
 from bagua_launch.errors import RequestError
 from bagua_launch.job_request import parse_request
 from bagua_launch.options import AUTOTUNE_OPTIONS
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 
 ASKED = {
     "autotune_level": "2",
@@ -24,8 +24,8 @@ ASKED = {
 }
 
 
-def said(values: dict[str, str]) -> dict[str, Said]:
-    return {key: Said(text, "--" + key.replace("_", "-")) for key, text in values.items()}
+def said(values: dict[str, str]) -> dict[str, WrittenValue]:
+    return {key: WrittenValue(text, "--" + key.replace("_", "-")) for key, text in values.items()}
 
 
 def submitted(**values: str) -> JobConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagua_launch.ssh_hosts import SshHost, node_arguments
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 from tests.launch.launcher import Launcher
 
 
@@ -40,7 +40,7 @@ def test_what_is_no_address_is_refused(launch: Launcher) -> None:
 
 
 def test_a_host_of_several_gets_its_value_behind_the_equals_sign() -> None:
-    values = {"dashboard": Said("yes", "--dashboard"), "role": Said("r", "--role")}
+    values = {"dashboard": WrittenValue("yes", "--dashboard"), "role": WrittenValue("r", "--role")}
     words = node_arguments(
         SshHost("h1"), values, ["train.py"], nodes="1", endpoint="e:1", job_id="j", credentials={}
     )

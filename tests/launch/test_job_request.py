@@ -12,7 +12,7 @@ from bagua_agent.membership.policy import Policy
 from bagua_launch.errors import RequestError
 from bagua_launch.job_request import JobRequest, parse_request, parse_scale
 from bagua_launch.node_facts import ThisNode
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Node:
 
 
 def asked(node: Node | None = None, program: tuple[str, ...] = ("train.py",), /, **values: str) -> JobRequest:
-    said = {key: Said(text, "--" + key.replace("_", "-")) for key, text in values.items()}
+    said = {key: WrittenValue(text, "--" + key.replace("_", "-")) for key, text in values.items()}
     return parse_request(said, program, node or Node())
 
 
@@ -397,7 +397,7 @@ def test_credentials() -> None:
 
 
 def test_scale() -> None:
-    values = {"rdzv_endpoint": Said("e1", "BAGUA_ETCD"), "rdzv_id": Said("demo", "--rdzv-id")}
+    values = {"rdzv_endpoint": WrittenValue("e1", "BAGUA_ETCD"), "rdzv_id": WrittenValue("demo", "--rdzv-id")}
     request = parse_scale(values, ["2:4"])
     assert (request.endpoints, request.job_id, request.min_nodes, request.max_nodes) == (
         ("e1:2379",),

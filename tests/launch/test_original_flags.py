@@ -12,7 +12,7 @@ import pytest
 from bagua_launch.autotune_request import parse_autotune
 from bagua_launch.errors import RequestError
 from bagua_launch.original_flags import HINTS, NO_EFFECT, Original, Translation, translate
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 from tests.lab import zygote
 from tests.lab.wait import HANG_S
 from tests.launch.launcher import Launcher
@@ -84,7 +84,7 @@ def test_baguarun_takes_them_too() -> None:
 def test_an_autotune_flag_that_cannot_be_followed_is_refused_in_one_line(words: str, line: str) -> None:
     flags = [word for word in made(LAUNCH, f"{words} train.py").arguments if word.startswith("--")]
     said = {
-        name[2:].replace("-", "_"): Said(value, name)
+        name[2:].replace("-", "_"): WrittenValue(value, name)
         for name, _, value in (word.partition("=") for word in flags)
     }
     with pytest.raises(RequestError) as error:

@@ -11,11 +11,11 @@ from bagua_contract import cluster_pb2 as pb
 from bagua_launch.cluster_request import parse_submission
 from bagua_launch.errors import RequestError
 from bagua_launch.job_request import parse_request
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 
 
 def config_of(**values: str) -> JobConfig:
-    said = {key: Said(text, "--" + key.replace("_", "-")) for key, text in values.items()}
+    said = {key: WrittenValue(text, "--" + key.replace("_", "-")) for key, text in values.items()}
     return parse_request(said, ["train.py"]).config
 
 
@@ -70,7 +70,7 @@ def test_slots_that_no_replica_can_use_are_spares(replica_size: str, slots: str,
 
 
 def submission_of(**values: str) -> pb.Submission:
-    said = {key: Said(text, "--" + key.replace("_", "-")) for key, text in values.items()}
+    said = {key: WrittenValue(text, "--" + key.replace("_", "-")) for key, text in values.items()}
     return parse_submission(said, ["train.py"], directory="/jobs", environ={}, submitter="me", now_unix_s=1.0)
 
 

@@ -23,7 +23,7 @@ from bagua_agent.service.units.unit_request import unit_request
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION
 from bagua_launch import cluster_request
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 from tests.launch.launcher import Launcher
 
 KEYS = JobKeys("demo")
@@ -127,7 +127,7 @@ def test_a_submitted_job_of_sizes_takes_them_to_its_nodes_and_is_scaled_among_th
     store: Store,
 ) -> None:
     asked = {"name": "demo", "nnodes": "2:8", "sizes": "2,4,8", "start_size": "4", "cooldown": "30"}
-    said = {key: Said(text, "--" + key.replace("_", "-")) for key, text in asked.items()}
+    said = {key: WrittenValue(text, "--" + key.replace("_", "-")) for key, text in asked.items()}
     submission = cluster_request.parse_submission(
         said, ("train.py",), directory="/data", environ={}, submitter="ann", now_unix_s=1.0
     )
@@ -149,7 +149,7 @@ def unit_config(store: Store) -> JobConfig:
 
 
 def submit_nodes(store: Store, nodes: str) -> None:
-    said = {"name": Said("demo", "--name"), "nnodes": Said(nodes, "--nnodes")}
+    said = {"name": WrittenValue("demo", "--name"), "nnodes": WrittenValue(nodes, "--nnodes")}
     submission = cluster_request.parse_submission(
         said, ("train.py",), directory="/data", environ={}, submitter="ann", now_unix_s=1.0
     )
@@ -211,7 +211,7 @@ def test_a_later_submission_of_the_name_says_nothing_of_an_earlier_unit(store: S
 
 def submit_replicas(store: Store, **more: str) -> None:
     asked = {"name": "demo", "replica_size": "2", "nproc_per_node": "1", "nnodes": "2", **more}
-    said = {key: Said(text, "--" + key.replace("_", "-")) for key, text in asked.items()}
+    said = {key: WrittenValue(text, "--" + key.replace("_", "-")) for key, text in asked.items()}
     submission = cluster_request.parse_submission(
         said, ("train.py",), directory="/data", environ={}, submitter="ann", now_unix_s=1.0
     )

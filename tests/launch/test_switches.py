@@ -14,13 +14,13 @@ from bagua_launch.bagua_net import net_variables
 from bagua_launch.options import RUN_OPTIONS
 from bagua_launch.precedence import merge
 from bagua_launch.ssh_hosts import SshHost, node_arguments, only_typed_on_hosts
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 from tests.launch.launcher import Launcher
 
 ON, OFF = ("1", "true", "yes", "on", "YES"), ("0", "false", "no", "off", "Off")
 
 
-def words_of_a_host(values: dict[str, Said]) -> list[str]:
+def words_of_a_host(values: dict[str, WrittenValue]) -> list[str]:
     return node_arguments(
         SshHost("h1"), values, ["train"], nodes="1", endpoint="e:1", job_id="j", credentials={}
     )
@@ -29,7 +29,7 @@ def words_of_a_host(values: dict[str, Said]) -> list[str]:
 @pytest.mark.parametrize("written", ON)
 def test_on_is_one_word_of_a_hosts_line(written: str) -> None:
     values = merge(
-        RUN_OPTIONS, {}, {"PET_MODULE": written}, {"no_python": Said("off", "launch.toml: no-python")}
+        RUN_OPTIONS, {}, {"PET_MODULE": written}, {"no_python": WrittenValue("off", "launch.toml: no-python")}
     )
     assert words_of_a_host(values)[6:] == ["--label-output", "--module", "train"]
 
@@ -42,7 +42,11 @@ def test_off_is_no_word_of_a_hosts_line(written: str) -> None:
 
 def test_a_host_does_not_turn_on_what_the_terminal_turned_off() -> None:
     options = [option for option in RUN_OPTIONS if option.key in ("deterministic", "module", "role")]
-    file = {"deterministic": Said("true", "file"), "module": Said("true", "file"), "role": Said("r", "file")}
+    file = {
+        "deterministic": WrittenValue("true", "file"),
+        "module": WrittenValue("true", "file"),
+        "role": WrittenValue("r", "file"),
+    }
     at_the_terminal = merge(options, {}, {"BAGUA_DETERMINISTIC": "0", "PET_MODULE": "1"}, file)
     on_a_host = merge(options, {"module": True}, {}, file, only_typed_on_hosts(at_the_terminal))
     assert {key: said.text for key, said in on_a_host.items()} == {"module": "true", "role": "r"}
@@ -50,7 +54,7 @@ def test_a_host_does_not_turn_on_what_the_terminal_turned_off() -> None:
 
 @pytest.mark.parametrize("word", ["true", "false"])
 def test_an_options_value_may_look_like_a_switchs(word: str) -> None:
-    assert words_of_a_host({"role": Said(word, "--role")})[-3:] == ["--role", word, "train"]
+    assert words_of_a_host({"role": WrittenValue(word, "--role")})[-3:] == ["--role", word, "train"]
 
 
 def test_bagua_net_is_on_only_where_the_variable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

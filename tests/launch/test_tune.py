@@ -12,7 +12,7 @@ import pytest
 from bagua_agent.autotune import tuned_records
 from bagua_agent.autotune.records import encode_study
 from bagua_agent.autotune.study import Phase, Study, Trial
-from bagua_agent.autotune.tuned_records import PREFIX, Place, Tuned
+from bagua_agent.autotune.tuned_records import PREFIX, Tuned, TunedFor
 from bagua_agent.autotune.tuned_store import keep_tuned, read_tuned
 from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.cluster_client import tune
@@ -166,9 +166,9 @@ def test_forgetting_removes_what_trials_of_the_model_found(store: Store, large: 
     else:
         store.put(KEYS.generation, generation.encode())
     for place in (
-        Place("10 parameters; gradient_allreduce", "w", "n"),
-        Place("10 parameters; gradient_allreduce", "w", "m"),
-        Place("another", "w", "n"),
+        TunedFor("10 parameters; gradient_allreduce", "w", "n"),
+        TunedFor("10 parameters; gradient_allreduce", "w", "m"),
+        TunedFor("another", "w", "n"),
     ):
         keep_tuned(store, Tuned(place, StepSettings(4096), 2.0, 1.0, "first", 1e9))
     store.put(PREFIX + "odd", b"\xff")
@@ -186,7 +186,7 @@ def test_forgetting_removes_what_trials_of_the_model_found(store: Store, large: 
 def test_the_store_keeps_a_bounded_number_of_records(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuned_records, "MOST_RECORDS", 2)
     for world in ("1", "2", "3", "2"):
-        keep_tuned(store, Tuned(Place("m", world, "n"), StepSettings(4096), 2.0, 1.0, "first", 1e9))
+        keep_tuned(store, Tuned(TunedFor("m", world, "n"), StepSettings(4096), 2.0, 1.0, "first", 1e9))
     assert {r.place.world for r in read_tuned(store)[0].values()} == {"2", "3"}
 
 

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from bagua_launch.errors import RequestError
 from bagua_launch.job_request import parse_request
 from bagua_launch.main import cli
-from bagua_launch.written_values import Said
+from bagua_launch.written_values import WrittenValue
 from tests.lab.free_port import free_port
 from tests.lab.wait import HANG_S
 from tests.peers.conftest import Launch, launch_environment
@@ -137,7 +137,7 @@ class Node:
 )
 def test_number_of_workers(text: str, gpus: int, slots: int) -> None:
     """test_nproc_launch_auto_configurations, test_nproc_gpu_launch_configurations"""
-    values = {"nproc_per_node": Said(text, "--nproc-per-node")}
+    values = {"nproc_per_node": WrittenValue(text, "--nproc-per-node")}
     assert parse_request(values, ("train.py",), Node(gpus, 5)).config.slots == slots
 
 
@@ -145,7 +145,7 @@ def test_number_of_workers(text: str, gpus: int, slots: int) -> None:
 def test_unknown_number_of_workers(text: str) -> None:
     """test_nproc_launch_unknown_configurations"""
     with pytest.raises(RequestError, match="not a number of workers"):
-        parse_request({"nproc_per_node": Said(text, "--nproc-per-node")}, ("train.py",), Node(0, 5))
+        parse_request({"nproc_per_node": WrittenValue(text, "--nproc-per-node")}, ("train.py",), Node(0, 5))
 
 
 def elastic(port: int) -> tuple[str, ...]:
@@ -230,14 +230,14 @@ def test_run_path(launch: Launch, touched: Path) -> None:
 @pytest.mark.parametrize(("text", "nodes"), [("1", (1, 1)), ("2:20", (2, 20))])
 def test_nodes(text: str, nodes: tuple[int, int]) -> None:
     """test_min_max_nodes_parse"""
-    config = parse_request({"nnodes": Said(text, "--nnodes")}, ("train.py",), Node(0, 5)).config
+    config = parse_request({"nnodes": WrittenValue(text, "--nnodes")}, ("train.py",), Node(0, 5)).config
     assert (config.min_nodes, config.max_nodes) == nodes
 
 
 def test_three_numbers_of_nodes() -> None:
     """test_min_max_nodes_parse"""
     with pytest.raises(RequestError, match="2:20:30"):
-        parse_request({"nnodes": Said("2:20:30", "--nnodes")}, ("train.py",), Node(0, 5))
+        parse_request({"nnodes": WrittenValue("2:20:30", "--nnodes")}, ("train.py",), Node(0, 5))
 
 
 @pytest.mark.parametrize("words", [(), ("--logs_specs=default",)])

@@ -41,7 +41,7 @@ from model_state import (
 )
 from model_workers import WorkerEvents
 
-from bagua_agent.base.sizes import Room, SizePolicy
+from bagua_agent.base.sizes import AllowedSizes, SizePolicy
 from bagua_contract.records import StateName
 
 
@@ -146,7 +146,7 @@ class Model(WorkerEvents):
     # -- allowed sizes
 
     def _fit(self, count: int) -> int:
-        return Room(len(NAMES), SizePolicy(self.setup.sizes)).fit(count)
+        return AllowedSizes(len(NAMES), SizePolicy(self.setup.sizes)).fit(count)
 
     def _arrivals(self, count: int, joining: list[int]) -> Iterable[list[int]]:
         """Joiners of one planned generation: none or one; with sizes none or all that the next size takes."""

@@ -39,7 +39,7 @@ from bagua_agent.membership.actions import (
 )
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.state_machine.machine import Step, new_state, step, step_all
+from bagua_agent.membership.state_machine.machine import Transition, new_state, step, step_all
 from bagua_agent.membership.state_machine.restarting import worker_id_of
 from bagua_agent.membership.view import (
     AgentView,
@@ -79,7 +79,7 @@ class ScenarioJob:
         self.reason = outcome.reason
         return lines
 
-    def _step(self, now_s: float, command: str, words: list[str], options: dict[str, str]) -> Step:
+    def _step(self, now_s: float, command: str, words: list[str], options: dict[str, str]) -> Transition:
         if command == "checkpoints":
             view = replace(self.state.view, has_checkpoints=True)
             self.state = replace(self.state, view=view)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from bagua_agent.membership.disagreement import Place, described
+from bagua_agent.membership.disagreement import MemberWait, described
 from bagua_agent.membership.failures.detection import named
 from bagua_agent.membership.hang import (
     HangDecision,
@@ -92,7 +92,7 @@ def ended_early(view: JobView, condition: JobCondition, now_s: float, policy: Po
         m.global_rank: f"ended with exit code 0 (its last report was of step {view.finished_steps.get(m.worker_id, 0)})"
         for m in ended
     }
-    places = [Place(ranks[s.worker_id], s.waits_in) for s in stuck]
+    places = [MemberWait(ranks[s.worker_id], s.waits_in) for s in stuck]
     reason = described(places, how)
     since_s = min(s.broken_since_s if s.broken else s.waiting_since_s for s in stuck)
     due_s = since_s + policy.disagreement_s

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from bagua_agent.base.plain_text import counted
-from bagua_agent.base.sizes import Room
+from bagua_agent.base.sizes import AllowedSizes
 from bagua_agent.membership import ended_before_joining
 from bagua_agent.membership.actions import AskWhetherAlive, Decision, WriteGeneration
 from bagua_agent.membership.failures.detection import Inquiry
@@ -34,7 +34,7 @@ class Case:
     policy: Policy
 
     @property
-    def room(self) -> Room:
+    def room(self) -> AllowedSizes:
         """The sizes that the next generation may have."""
         return self.view.room(self.desired)
 

@@ -44,7 +44,7 @@ from dataclasses import replace
 
 from bagua_agent.base.backoff import delay_s
 from bagua_agent.base.plain_text import counted, some
-from bagua_agent.base.sizes import Room
+from bagua_agent.base.sizes import AllowedSizes
 from bagua_agent.membership.actions import Decision
 from bagua_agent.membership.exclusion import ExclusionOption
 from bagua_agent.membership.failures import hanging, trouble
@@ -320,7 +320,7 @@ def _planned(case: Case, record: Generation) -> Decision:
     target, cools = wanted, case.now_s < case.view.cooldown_until_s
     if cools:
         # what is not voluntary, a leave or a worker's replacement, keeps the size or shrinks it
-        room = Room(record.node_count, case.view.size_policy)
+        room = AllowedSizes(record.node_count, case.view.size_policy)
         held = targets.planned(case.view, record, room, case.condition, ready)
         # a change that happens anyway takes a smaller size with it, which saves a second one
         if held.worker_ids == inside or wanted.nodes > record.node_count:

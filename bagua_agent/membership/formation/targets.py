@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from bagua_agent.base.plain_text import some
-from bagua_agent.base.sizes import Room
+from bagua_agent.base.sizes import AllowedSizes
 from bagua_agent.membership.formation.admission import job_fingerprint
 from bagua_agent.membership.formation.candidates import Offer
 from bagua_agent.membership.job_condition import JobCondition, Survivor, is_there
@@ -101,7 +101,7 @@ def survivors(
 def planned(
     view: JobView,
     record: Generation,
-    room: Room,
+    room: AllowedSizes,
     condition: JobCondition,
     ready: Iterable[Offer],
     without: Collection[str] = (),
@@ -241,7 +241,7 @@ def _joined(
 
 
 def _with_holder(
-    view: JobView, room: Room, size: int, stay: list[Chosen], ready: list[Offer], inside: list[Chosen]
+    view: JobView, room: AllowedSizes, size: int, stay: list[Chosen], ready: list[Offer], inside: list[Chosen]
 ) -> Target:
     """Returns workers on `size` nodes. If none of them has the state: with leaving nodes that have it, all of them
     where every size is allowed, else as many as make an allowed size with the others."""

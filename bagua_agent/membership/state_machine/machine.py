@@ -80,7 +80,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Transition:
     """The result of an event: the new state and the actions. reason: why these actions, or why none."""
 
     state: State
@@ -100,22 +100,22 @@ def new_state(
     return State(view, Evidence(observer_agent_id=agent_id))
 
 
-def step(state: State, event: ev.Event, policy: Policy) -> Step:
+def step(state: State, event: ev.Event, policy: Policy) -> Transition:
     """Returns the state after `event`, and the actions. Raises IllegalTransition for an event that our own code cannot
     have meant."""
     return step_all(state, (event,), policy)
 
 
-def step_all(state: State, happened: Iterable[ev.Event], policy: Policy) -> Step:
+def step_all(state: State, happened: Iterable[ev.Event], policy: Policy) -> Transition:
     """Applies several events as `step` does, but decides once after all of them: for the first reading of the store,
     and for bursts."""
     note = ""
     for event in happened:
         state, note = _absorb(state, event)
     if not state.leading:
-        return Step(state, (), note or "another agent leads")
+        return Transition(state, (), note or "another agent leads")
     if state.ended:
-        return Step(state, (), note or "the job has ended")
+        return Transition(state, (), note or "the job has ended")
     return _act(state, note, policy)
 
 
@@ -176,7 +176,7 @@ def _is_answered(state: State, number: int) -> bool:
     return number <= state.view.generation_number + 1
 
 
-def _act(state: State, note: str, policy: Policy) -> Step:
+def _act(state: State, note: str, policy: Policy) -> Transition:
     actions: list[Action] = []
     state, refuse_again_s = _refuse_misfits(state, actions, policy)
     state, remove_again_s = _remove_dead(state, actions, policy)
@@ -186,7 +186,7 @@ def _act(state: State, note: str, policy: Policy) -> Step:
         what = "the result" if state.writing_result else f"generation {state.writing}"
         actions += changes
         state = _wake(state, min(retries_s, default=None), actions)
-        return Step(state, tuple(actions), f"waiting: {what} is being written")
+        return Transition(state, tuple(actions), f"waiting: {what} is being written")
     decide_now = decide_restart if state.view.restarts else decide
     decision = decide_now(state.view, state.evidence, state.now_s, policy)
     if state.refusal is not None and isinstance(decision.action, WriteGeneration | WriteResult):
@@ -234,7 +234,7 @@ def _act(state: State, note: str, policy: Policy) -> Step:
     # after the generation, for which the survivors wait
     actions += changes
     state = _wake(state, min(retries_s, default=None), actions)
-    return Step(state, tuple(actions), _reason(note, decision))
+    return Transition(state, tuple(actions), _reason(note, decision))
 
 
 def _wake(state: State, wake_at_s: float | None, actions: list[Action]) -> State:

@@ -19,7 +19,7 @@ import torch
 
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.communication.compressed.chunks import Chunks
-from bagua_core.communication.compressed.compression import Coder, Compression, Step, WithFeedback
+from bagua_core.communication.compressed.compression import Coder, Compression, StepErrors, WithFeedback
 from bagua_core.communication.compressed.scratch import Scratch
 from bagua_core.communication.devices import device_order
 from bagua_core.communication.pending import DonePending
@@ -59,7 +59,7 @@ class Load:
     parameters: Sequence[torch.Tensor]
     views: Sequence[torch.Tensor]
     weight: float
-    step: Step
+    step: StepErrors
     scratch: Scratch
 
     @property

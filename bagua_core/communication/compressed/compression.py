@@ -42,13 +42,13 @@ class Compression(ABC):
     jobs of the failed step may still run for a while, with their own Step."""
 
     def __init__(self) -> None:
-        self.step = Step()
+        self.step = StepErrors()
 
     @abstractmethod
     def size_bytes(self, count: int) -> int: ...
 
     @abstractmethod
-    def coder(self, step: Step, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
+    def coder(self, step: StepErrors, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
         """Returns the coder of this rank for bucket `number` in `step`; this rank's chunk is `owner`'s."""
 
     @abstractmethod
@@ -68,21 +68,21 @@ class Compression(ABC):
         for `headers`."""
         return self.headers(compressed, count).contiguous().view(torch.float32).isnan().any()
 
-    def unsent(self, step: Step, number: int, elements: int) -> torch.Tensor | None:
+    def unsent(self, step: StepErrors, number: int, elements: int) -> torch.Tensor | None:
         """Returns what this rank has not sent of bucket `number`: [elements], fp32; None if there is nothing. It will
         not be asked for again once the step is final."""
         return None
 
     def reduced(self) -> None:
         """Begins a new Step: the step is final."""
-        self.step = Step()
+        self.step = StepErrors()
 
     def failed(self) -> None:
         """Begins a new Step: the step did not happen."""
-        self.step = Step()
+        self.step = StepErrors()
 
 
-class Step:
+class StepErrors:
     """The results that the jobs of one step leave behind; abandoned with it."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class MinMax(Compression):
     def size_bytes(self, count: int) -> int:
         return kernels.minmax_bytes(count)
 
-    def coder(self, step: Step, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
+    def coder(self, step: StepErrors, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
         return _MinMaxCoder(chunks)
 
     def decompress(
@@ -136,7 +136,7 @@ class WithFeedback(Compression):
     def sum_of(self, received: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the sum of all rows of `received`, added in fp32 in their order. out: fp32, [values]."""
 
-    def coder(self, step: Step, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
+    def coder(self, step: StepErrors, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
         errors = self._spare.pop(number, None)
         if errors is None or not errors.are_of(chunks, owner):
             errors = _Errors(chunks, owner, device)
@@ -148,7 +148,7 @@ class WithFeedback(Compression):
         step.errors[number] = errors
         return _FeedbackCoder(self, before, errors)
 
-    def unsent(self, step: Step, number: int, elements: int) -> torch.Tensor | None:
+    def unsent(self, step: StepErrors, number: int, elements: int) -> torch.Tensor | None:
         if number in step.errors:
             return None
         kept = self._kept.get(number)

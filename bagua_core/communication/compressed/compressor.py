@@ -19,7 +19,7 @@ from bagua_core.communication.compressed.compression import (
     MinMax,
     MinMaxWithFeedback,
     OneBit,
-    Step,
+    StepErrors,
     WithFeedback,
 )
 from bagua_core.errors import UserError
@@ -138,7 +138,7 @@ class _Plain(Compression):
     def size_bytes(self, count: int) -> int:
         return self.compressor.size_bytes(count)
 
-    def coder(self, step: Step, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
+    def coder(self, step: StepErrors, number: int, chunks: Chunks, owner: int, device: torch.device) -> Coder:
         return _PlainCoder(self.compressor, chunks)
 
     def decompress(

@@ -10,7 +10,7 @@ from bagua_core.communication.communicator import Lane
 Nodes = tuple[tuple[int, ...], ...]
 
 
-class Place(Protocol):
+class ReplicaPlace(Protocol):
     """A worker's place in a generation."""
 
     @property
@@ -20,7 +20,7 @@ class Place(Protocol):
     def shard_rank(self) -> int: ...
 
 
-def of_shard(places: Sequence[Place], global_rank: int) -> tuple[int, ...] | None:
+def of_shard(places: Sequence[ReplicaPlace], global_rank: int) -> tuple[int, ...] | None:
     """Returns the global ranks with the shard of `global_rank`, by replica rank. None if each worker is a replica.
     places: by global rank."""
     if all(place.shard_rank == 0 for place in places):

@@ -20,7 +20,7 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DueAction:
     action: Action
     reason: str
 
@@ -39,17 +39,19 @@ class Schedule:
         is."""
         return fragment * self.sync_every // self.count
 
-    def decide(self, fragment: int, step: int, clock: int, sent: int | None) -> Decision:
+    def decide(self, fragment: int, step: int, clock: int, sent: int | None) -> DueAction:
         """Returns what `fragment` does as `step` begins. clock: the step in which its last applied exchange was sent.
         sent: the step in which the exchange under way was; None: there is none."""
         if sent is not None:
             if step - sent >= self.delay:
-                return Decision(Action.APPLY, f"sent in step {sent}, {self.delay} steps ago or more")
-            return Decision(Action.NOTHING, f"sent in step {sent}, to be applied in step {sent + self.delay}")
+                return DueAction(Action.APPLY, f"sent in step {sent}, {self.delay} steps ago or more")
+            return DueAction(
+                Action.NOTHING, f"sent in step {sent}, to be applied in step {sent + self.delay}"
+            )
         offset = self.offset(fragment)
         if (step - offset) // self.sync_every > (clock - offset) // self.sync_every:
-            return Decision(Action.SEND, f"due since the exchange of step {clock}")
-        return Decision(Action.NOTHING, f"not due: its last exchange was sent in step {clock}")
+            return DueAction(Action.SEND, f"due since the exchange of step {clock}")
+        return DueAction(Action.NOTHING, f"not due: its last exchange was sent in step {clock}")
 
 
 def cut(sizes_bytes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:

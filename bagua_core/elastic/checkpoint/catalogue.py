@@ -29,7 +29,7 @@ _MOST_RUN_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class RunState:
     """A state of a run. The state of a later run is the newer one, for that run went on from what then counted."""
 
     run: int
@@ -41,16 +41,16 @@ class Place:
         return f"run-{self.run:04d}-step-{name.step:09d}-generation-{name.generation:06d}-{name.operations}"
 
     @staticmethod
-    def of(directory_name: str) -> Place | None:
+    def of(directory_name: str) -> RunState | None:
         """Returns the place that a checkpoint's directory is named for; None if it is no checkpoint's directory."""
         match = _CHECKPOINT.fullmatch(directory_name)
         if match is None:
             return None
         run, step, generation, operations = map(int, match.groups())
-        return Place(run, StateName(generation, step, operations))
+        return RunState(run, StateName(generation, step, operations))
 
 
-PartSet = tuple[Place, str]
+PartSet = tuple[RunState, str]
 """The parts of a state that one replica has written, see Header; "": of replicas that agree."""
 
 
@@ -81,7 +81,7 @@ class Found:
     unseen: why it could not be looked into; it may be complete.
     """
 
-    place: Place
+    place: RunState
     headers: tuple[Header, ...]
     reason: str = ""
     unseen: StoreError | None = None
@@ -91,7 +91,7 @@ class Found:
         return bool(self.headers)
 
 
-def is_void(place: Place, runs: Sequence[Run]) -> bool:
+def is_void(place: RunState, runs: Sequence[Run]) -> bool:
     """Tells whether a later run went on from before `place`, so that its steps were undone."""
     return any(run.number > place.run and run.resumed_at_step < place.name.step for run in runs)
 
@@ -105,7 +105,7 @@ def find(storage: Storage, refused: Collection[PartSet] = ()) -> list[Found]:
     past = runs(storage)
     found = []
     for name in storage.entries():
-        place = Place.of(name)
+        place = RunState.of(name)
         if place is None:
             continue
         if is_void(place, past):
@@ -131,7 +131,7 @@ def newest_complete(found: Iterable[Found]) -> Found | None:
     return None
 
 
-def look_into(storage: Storage, place: Place, refused: Collection[PartSet] = ()) -> Found:
+def look_into(storage: Storage, place: RunState, refused: Collection[PartSet] = ()) -> Found:
     """Looks for the parts of the checkpoint at `place`, without regard to runs. refused: sets that don't count.
 
     Raises OldFormat, and StoreError: what cannot be seen may be complete.
@@ -141,7 +141,7 @@ def look_into(storage: Storage, place: Place, refused: Collection[PartSet] = ())
     return next(usable, Found(place, (), "no member could read it" if whole else reason))
 
 
-def whole_sets(storage: Storage, place: Place, replica: str | None = None) -> tuple[list[Found], str]:
+def whole_sets(storage: Storage, place: RunState, replica: str | None = None) -> tuple[list[Found], str]:
     """Returns each set of parts at `place` that is a whole checkpoint, and a reason if there is none.
 
     The same state may have been written by more workers later, after too few were left for a while, and by replicas
@@ -189,7 +189,7 @@ def whole_sets(storage: Storage, place: Place, replica: str | None = None) -> tu
     return whole, next(iter(reasons), nothing)
 
 
-def _require_one_checkpoint(headers: Sequence[Header], place: Place) -> None:
+def _require_one_checkpoint(headers: Sequence[Header], place: RunState) -> None:
     """Checks that these headers are of the checkpoint at `place`, and that it is whole. Raises CorruptPart otherwise.
 
     headers: of all parts, by the parts' names.
@@ -204,7 +204,7 @@ def _require_one_checkpoint(headers: Sequence[Header], place: Place) -> None:
         raise CorruptPart(problem)
 
 
-def _read_header(storage: Storage, place: Place, name: str) -> Header | Exception:
+def _read_header(storage: Storage, place: RunState, name: str) -> Header | Exception:
     """Reads the header of the part `name`. Returns an error with the file's name if it is corrupt or no part at all.
     Raises OSError if it may be whole."""
     try:
@@ -217,7 +217,7 @@ def _read_header(storage: Storage, place: Place, name: str) -> Header | Exceptio
         return error
 
 
-def removable(found: Sequence[Found], kept: int = KEPT) -> list[Place]:
+def removable(found: Sequence[Found], kept: int = KEPT) -> list[RunState]:
     """Returns the checkpoints that may be removed, once there are `kept` complete ones. found: newest first.
 
     They are all that is older than the `kept` newest complete ones, and what an earlier run left unfinished or a later
@@ -241,7 +241,7 @@ def removable(found: Sequence[Found], kept: int = KEPT) -> list[Place]:
     ]
 
 
-def failed_attempts(found: Sequence[Found], before: Place, step: int) -> list[Place]:
+def failed_attempts(found: Sequence[Found], before: RunState, step: int) -> list[RunState]:
     """Returns what the run of `before` left incomplete at `step`, before that state. An unseen one is never among them.
 
     step: of a checkpoint of which a part failed, so that it can't become whole. One that only looks incomplete, as on a
@@ -258,7 +258,7 @@ def failed_attempts(found: Sequence[Found], before: Place, step: int) -> list[Pl
     ]
 
 
-def remove(storage: Storage, place: Place) -> None:
+def remove(storage: Storage, place: RunState) -> None:
     """Removes the checkpoint at `place`. Raises OSError.
 
     Part 0 goes first: what an interrupted removal leaves is incomplete, and goes the next time.
@@ -301,7 +301,7 @@ def _resumed_at_step(storage: Storage, name: str) -> int:
 def next_run(storage: Storage) -> int:
     """Returns one more than the number of any run that left a trace. Raises OSError."""
     names = storage.entries()
-    numbers = [place.run for place in map(Place.of, names) if place is not None]
+    numbers = [place.run for place in map(RunState.of, names) if place is not None]
     numbers += [int(match[1]) for match in map(_RUN.fullmatch, names) if match is not None]
     return 1 + max(numbers, default=0)
 

@@ -20,7 +20,7 @@ from bagua_contract.records import StateName
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checkpoint import due, layout, restore
 from bagua_core.elastic.checkpoint.assembly import Reader
-from bagua_core.elastic.checkpoint.catalogue import PartSet, Place
+from bagua_core.elastic.checkpoint.catalogue import PartSet, RunState
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.restore import CheckpointsUnreadable, Choice, Restored
 from bagua_core.elastic.checkpoint.state_agreement import NOT_KNOWN, difference
@@ -238,7 +238,7 @@ class Checkpointer:
         moment: Moment,
         capture: Callable[[], dict[str, Any]],
         failed_step: int = 0,
-        before: Place | None = None,
+        before: RunState | None = None,
     ) -> None:
         if moment.alone and moment.part != 0:
             return
@@ -302,7 +302,7 @@ class Checkpointer:
 
     def _part_of(self, moment: Moment) -> WrittenPart:
         """Returns this rank's part. One of the same state that is cut otherwise is another."""
-        return WrittenPart(Place(self.run, moment.name), moment.number, moment.numbers)
+        return WrittenPart(RunState(self.run, moment.name), moment.number, moment.numbers)
 
     # -- the end
 

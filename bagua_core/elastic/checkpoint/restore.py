@@ -20,7 +20,7 @@ import torch
 from bagua_core.communication.communicator import Communicator, Pending
 from bagua_core.elastic.checkpoint import catalogue, part_file
 from bagua_core.elastic.checkpoint.assembly import Assembly, OtherShards, Reader
-from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, PartSet, Place, Run, UnreadableRun
+from bagua_core.elastic.checkpoint.catalogue import Found, OldFormat, PartSet, Run, RunState, UnreadableRun
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.reading import read_each
 from bagua_core.elastic.checkpoint.storage import Storage
@@ -54,7 +54,7 @@ class Choice:
     was written."""
 
     run: int
-    place: Place | None
+    place: RunState | None
     replica: str = ""
     is_noted: bool = True
 
@@ -111,7 +111,7 @@ def share(communicator: Communicator, choice: Choice | None, wait: Callable[[Pen
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     wait(communicator.broadcast(row, 0))
     run, name, replica, is_noted = json.loads(row.numpy().tobytes().rstrip(b"\0"))
-    return Choice(run, Place.of(name), replica, is_noted)
+    return Choice(run, RunState.of(name), replica, is_noted)
 
 
 def require_one_directory(
@@ -141,7 +141,7 @@ def require_one_directory(
 
 def read(
     storage: Storage,
-    place: Place,
+    place: RunState,
     fingerprint: Mapping[str, str],
     reader: Reader | None = None,
     replica: str | None = None,
@@ -204,7 +204,9 @@ def load(storage: Storage, found: Found, reader: Reader | None = None) -> Restor
         raise CorruptPart(f"its state can't be decoded: {error}") from error
 
 
-def _require_fit(storage: Storage, place: Place, header: Header, own: Mapping[str, str], shards: int) -> None:
+def _require_fit(
+    storage: Storage, place: RunState, header: Header, own: Mapping[str, str], shards: int
+) -> None:
     """Checks that the script fits the checkpoint. Raises CheckpointMismatch otherwise.
 
     shards: workers of a replica of this job; 0: no job reads.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bagua_core.elastic.checkpoint import catalogue, part_file
-from bagua_core.elastic.checkpoint.catalogue import Found, Place
+from bagua_core.elastic.checkpoint.catalogue import Found, RunState
 from bagua_core.elastic.checkpoint.layout import Stripe
 from bagua_core.elastic.checkpoint.part_file import Header
 from bagua_core.elastic.checkpoint.storage import Storage
@@ -29,14 +29,14 @@ class _Job:
     header: Header  # without the digest, which is taken in the thread
     data: torch.Tensor | None  # None: there was no memory for it, and room is made all the same
     failed_step: int  # see Writer.write
-    before: Place | None  # see Writer.write
+    before: RunState | None  # see Writer.write
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
     """A part that is whole on disk: part `part` of `parts` of the checkpoint at `place`."""
 
-    place: Place
+    place: RunState
     part: int
     parts: int
 
@@ -93,7 +93,7 @@ class Writer:
         self.failed_step = 0  # of that write, if it failed; 0: it succeeded
         self._left_out = ""  # why the newest part was not even begun; empty: it was
         # The oldest checkpoint of which all ranks wrote their parts and that was not seen whole yet, and since when
-        self._awaited: tuple[Place, float] | None = None
+        self._awaited: tuple[RunState, float] | None = None
         self.not_whole = ""  # why a checkpoint is not whole after LISTING_LAG_S; empty: none is late
         self._whole_step = 0  # of the newest whole checkpoint, if not_whole
 
@@ -109,7 +109,7 @@ class Writer:
         return Saved(self._whole_step if not_whole else step, self._left_out or self.problem or not_whole)
 
     def write(
-        self, header: Header, stripe: Stripe, *, failed_step: int = 0, before: Place | None = None
+        self, header: Header, stripe: Stripe, *, failed_step: int = 0, before: RunState | None = None
     ) -> bool:
         """Copies the stripe and has it written.
 
@@ -201,7 +201,7 @@ class Writer:
                     self._changed.notify_all()
 
     def _write(self, job: _Job) -> None:
-        place = Place(job.header.run, job.header.name)
+        place = RunState(job.header.run, job.header.name)
         if job.failed_step and job.header.part == 0:
             self._make_room(place, job.failed_step)
         if job.data is None:
@@ -229,19 +229,19 @@ class Writer:
         else:
             self._awaited, self.not_whole = None, ""  # it may have been the writer of part 0 before
 
-    def _prune(self, before: Place | None) -> None:
+    def _prune(self, before: RunState | None) -> None:
         """Removes checkpoints that have served, and looks whether checkpoints become whole.
 
         The parts of others may come later than this one: then they count the next time.
         """
 
-        def choose(found: list[Found]) -> list[Place]:
+        def choose(found: list[Found]) -> list[RunState]:
             self._look_for_whole(found, before)
             return catalogue.removable(found)
 
         self._remove(choose)
 
-    def _look_for_whole(self, found: Sequence[Found], before: Place | None) -> None:
+    def _look_for_whole(self, found: Sequence[Found], before: RunState | None) -> None:
         """Notes, and says once, that parts stay missing which other ranks have written, as into a directory of their
         own host."""
         whole = max((f.place for f in found if f.is_complete), default=None)
@@ -268,7 +268,7 @@ class Writer:
             )
             self._say(f"{self.not_whole}. All nodes must see one directory as {self._storage}")
 
-    def _make_room(self, place: Place, failed_step: int) -> None:
+    def _make_room(self, place: RunState, failed_step: int) -> None:
         """Removes checkpoints that have served, and failed attempts.
 
         A full disk would else stay full: without a new part 0 nothing is pruned, and failed attempts are not old.
@@ -280,7 +280,7 @@ class Writer:
             ]
         )
 
-    def _remove(self, choose: Callable[[list[Found]], list[Place]]) -> None:
+    def _remove(self, choose: Callable[[list[Found]], list[RunState]]) -> None:
         try:
             for place in dict.fromkeys(choose(catalogue.find(self._storage))):
                 catalogue.remove(self._storage, place)

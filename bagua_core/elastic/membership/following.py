@@ -34,13 +34,13 @@ class FollowingSituation:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class NextMove:
     move: Move
     reason: str
     generation: Generation | None = None
 
 
-def decide(s: FollowingSituation) -> Decision:
+def decide(s: FollowingSituation) -> NextMove:
     """Decides what this worker does at a boundary, or while it waits for one."""
     if s.current is None:
         return _newcomer(s)
@@ -56,67 +56,67 @@ def decide(s: FollowingSituation) -> Decision:
         return _missed(s.current, s.newest, s.worker_id)
     if s.broken:
         if s.closed:
-            return Decision(Move.END, "the job is closing and its last generation broke")
-        return Decision(Move.WAIT, f"generation {s.current.number} is broken; waiting for the next")
+            return NextMove(Move.END, "the job is closing and its last generation broke")
+        return NextMove(Move.WAIT, f"generation {s.current.number} is broken; waiting for the next")
     if s.agreed is not None:
         return _towards(s, s.agreed)
-    return Decision(Move.STAY, "nothing new")
+    return NextMove(Move.STAY, "nothing new")
 
 
-def _gathered(s: FollowingSituation, current: Generation) -> Decision:
+def _gathered(s: FollowingSituation, current: Generation) -> NextMove:
     """Decides before the loop. The first generation follows once all members are at their first step boundary."""
     if s.closed:
-        return Decision(Move.END, "the job is closing and needs no more workers")
+        return NextMove(Move.END, "the job is closing and needs no more workers")
     if s.newest is not None and s.newest.number > current.number:
         if s.newest.is_gathering:
-            return Decision(Move.WAIT, "the job's first workers start again: the agent ends this one")
-        return Decision(Move.STEP_OUT, f"generation {s.newest.number} begins the loop", s.newest)
+            return NextMove(Move.WAIT, "the job's first workers start again: the agent ends this one")
+        return NextMove(Move.STEP_OUT, f"generation {s.newest.number} begins the loop", s.newest)
     if s.leaving:
-        return Decision(Move.END, "the node leaves before the first step")
-    return Decision(Move.WAIT, "waiting for all workers to come to their first step")
+        return NextMove(Move.END, "the node leaves before the first step")
+    return NextMove(Move.WAIT, "waiting for all workers to come to their first step")
 
 
-def _newcomer(s: FollowingSituation) -> Decision:
+def _newcomer(s: FollowingSituation) -> NextMove:
     newest = s.newest
     placement = newest.placement_of(s.worker_id) if newest is not None else None
     if newest is not None and placement is not None and newest.number > s.floor:
         if newest.kind is GenerationKind.PLANNED and 0 < placement.since_generation <= newest.base:
-            return Decision(
+            return NextMove(
                 Move.REPORT_MISSED, f"generation {newest.base} listed this worker, which never saw it", newest
             )
-        return Decision(Move.ENTER, f"generation {newest.number} lists this worker", newest)
+        return NextMove(Move.ENTER, f"generation {newest.number} lists this worker", newest)
     if s.closed:
-        return Decision(Move.END, "the job is closing and needs no more workers")
+        return NextMove(Move.END, "the job is closing and needs no more workers")
     if s.leaving:
-        return Decision(Move.END, "the node leaves and no generation in force lists this worker")
-    return Decision(Move.WAIT, "waiting to be listed in a generation")
+        return NextMove(Move.END, "the node leaves and no generation in force lists this worker")
+    return NextMove(Move.WAIT, "waiting to be listed in a generation")
 
 
-def _missed(current: Generation, newest: Generation, worker_id: str) -> Decision:
+def _missed(current: Generation, newest: Generation, worker_id: str) -> NextMove:
     """Decides after a planned record that follows a generation that this worker never entered: a record was missed, for
     the watch was away meanwhile and shows only the newest one."""
     placement = newest.placement_of(worker_id)
     if placement is None or placement.since_generation > current.number:
-        return Decision(Move.STEP_OUT, f"generation {newest.base} left this worker out", newest)
-    return Decision(
+        return NextMove(Move.STEP_OUT, f"generation {newest.base} left this worker out", newest)
+    return NextMove(
         Move.REPORT_MISSED, f"generation {newest.base} listed this worker, which never saw it", newest
     )
 
 
-def _towards(s: FollowingSituation, generation: Generation) -> Decision:
+def _towards(s: FollowingSituation, generation: Generation) -> NextMove:
     placement = generation.placement_of(s.worker_id)
     assert s.current is not None
     if placement is not None and placement.since_generation > s.current.number and generation is not s.agreed:
-        return Decision(
+        return NextMove(
             Move.STEP_OUT, f"a generation before {generation.number} left this worker out", generation
         )
     if placement is None:
-        return Decision(Move.STEP_OUT, f"generation {generation.number} leaves this worker out", generation)
+        return NextMove(Move.STEP_OUT, f"generation {generation.number} leaves this worker out", generation)
     if generation.number <= s.floor:
-        return Decision(
+        return NextMove(
             Move.WAIT, f"generation {generation.number} could not be entered; waiting for the next"
         )
-    return Decision(Move.ENTER, f"generation {generation.number} takes effect", generation)
+    return NextMove(Move.ENTER, f"generation {generation.number} takes effect", generation)
 
 
 def is_superseded(entering: Generation, newest: Generation | None, *, newcomer: bool) -> bool:

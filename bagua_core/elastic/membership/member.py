@@ -27,7 +27,7 @@ from bagua_core.elastic.membership.following import FollowingSituation, Move, de
 from bagua_core.elastic.membership.host import Host
 from bagua_core.elastic.membership.next_communicator import NextCommunicator
 from bagua_core.elastic.membership.rendezvous import Rendezvous, TransportRefused
-from bagua_core.elastic.membership.session import News, Session
+from bagua_core.elastic.membership.session import AgentMessages, Session
 from bagua_core.elastic.membership.shard_member import ShardMember
 from bagua_core.elastic.membership.stall_reports import StallReports
 from bagua_core.elastic.waiting.operation_trail import FIRST_BOUNDARY
@@ -200,13 +200,13 @@ class Member(ShardMember):
                     self._suspect_break(self.number, "still without its peers", waits_in=self._broken_in)
 
     def _end(
-        self, news: News, number: int, reason: str, last: membership_pb2.LastCheckpoint | None
+        self, news: AgentMessages, number: int, reason: str, last: membership_pb2.LastCheckpoint | None
     ) -> NoReturn:
         print(f"bagua: worker ends: {reason}", file=sys.stderr, flush=True)
         self.session.left(number, last)
         raise LeaveInterrupt if news.leave and news.interrupted else SystemExit(0)
 
-    def _situation(self, news: News) -> FollowingSituation:
+    def _situation(self, news: AgentMessages) -> FollowingSituation:
         return FollowingSituation(
             worker_id=self._environment.worker_id,
             current=self.generation,
@@ -255,7 +255,7 @@ class Member(ShardMember):
                 continue
             self._wait_for_news(news, lambda: False, LOOK_AGAIN_S)
 
-    def _await_first_steps(self, seen: News, number: int, *, outside: bool) -> None:
+    def _await_first_steps(self, seen: AgentMessages, number: int, *, outside: bool) -> None:
         """Waits until the agent says anything new, or for a moment. At the first step boundary the wait is reported as
         any other is, so that the leader sees which workers keep the others waiting."""
         if outside:  # a collective broke, and that is reported already
@@ -414,7 +414,7 @@ class Member(ShardMember):
         detail = f"generation {number} can't be built here: {error}"
         self.session.suspect(number, SuspicionKind.UNBUILT, hosts=(), detail=detail)
 
-    def _on_news(self, news: News) -> None:
+    def _on_news(self, news: AgentMessages) -> None:
         """Releases what a newer generation ended, and builds the new one meanwhile. Runs in the session's thread."""
         if news.disagreement:
             with self.changed:

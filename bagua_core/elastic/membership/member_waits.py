@@ -15,7 +15,7 @@ from bagua_core import tracing
 from bagua_core.communication.communicator import CollectiveAborted, CollectiveFailed, Communicator, Pending
 from bagua_core.elastic.checks.step_timing import LEAST_STALL_S, WaitMonitor
 from bagua_core.elastic.checks.time_account import FailedWait
-from bagua_core.elastic.membership.session import News, Session
+from bagua_core.elastic.membership.session import AgentMessages, Session
 from bagua_core.elastic.membership.stall_reports import StallReports
 from bagua_core.elastic.waiting.operation_trail import BOUNDARY, FORWARD, STEP, OperationTrail
 from bagua_core.elastic.waiting.operations import MismatchedCollective
@@ -110,7 +110,9 @@ class MemberWaits:
                 look_s = waited_s + LEAST_STALL_S
                 self.stalls.lasts(generation.number, waited_s, waits)
 
-    def _wait_for_news(self, seen: News, given_up: Callable[[], bool], most_s: float = float("inf")) -> None:
+    def _wait_for_news(
+        self, seen: AgentMessages, given_up: Callable[[], bool], most_s: float = float("inf")
+    ) -> None:
         """Waits until the agent says anything new, at most most_s. There is no limit by default: holding the state is
         what this worker is for."""
         until_s = time.monotonic() + most_s

@@ -44,7 +44,7 @@ class SessionError(InfrastructureLost, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class AgentMessages:
     """Holds everything the agent has said so far, the newest of each kind.
 
     leave_by_s: monotonic time by which a worker that leaves has to be done; infinite if the agent set no limit.
@@ -71,8 +71,8 @@ class Session:
 
     def __init__(self, socket_path: str, worker_id: str, changed: threading.Condition) -> None:
         self._changed = changed
-        self._news = News()
-        self._listeners: list[Callable[[News], None]] = []
+        self._news = AgentMessages()
+        self._listeners: list[Callable[[AgentMessages], None]] = []
         self._outbox: queue.SimpleQueue[session_pb2.WorkerMessage | None] = queue.SimpleQueue()
         self._closed = False
         self._refusal = ""
@@ -100,10 +100,10 @@ class Session:
     # -- from the agent
 
     @property
-    def news(self) -> News:
+    def news(self) -> AgentMessages:
         return self._news
 
-    def on_news(self, listener: Callable[[News], None]) -> None:
+    def on_news(self, listener: Callable[[AgentMessages], None]) -> None:
         """Calls `listener` from the session's thread at every message, before waiters wake."""
         self._listeners.append(listener)
 

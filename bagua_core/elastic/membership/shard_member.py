@@ -23,7 +23,7 @@ from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import SuspicionKind
 from bagua_core.communication.communicator import CollectiveFailed, Communicator, Lane, Pending
 from bagua_core.elastic.membership.member_waits import MemberWaits
-from bagua_core.elastic.membership.session import News
+from bagua_core.elastic.membership.session import AgentMessages
 from bagua_core.elastic.replica import assembly
 from bagua_core.elastic.replica.joint_following import JointFollowing
 from bagua_core.elastic.replica.own_replica import Outcome, OwnReplica, ReplicaLost
@@ -101,7 +101,7 @@ class ShardMember(MemberWaits):
 
     @abstractmethod
     def _end(
-        self, news: News, number: int, reason: str, last: membership_pb2.LastCheckpoint | None
+        self, news: AgentMessages, number: int, reason: str, last: membership_pb2.LastCheckpoint | None
     ) -> NoReturn:
         """Leaves the job."""
 

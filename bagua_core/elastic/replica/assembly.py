@@ -27,7 +27,7 @@ from bagua_core.elastic.replica import shard_watch, torch_group
 from bagua_core.elastic.replica.own_replica import OwnReplica, ReplicaLost
 
 
-class News(Protocol):
+class KnownReplica(Protocol):
     """Holds what the agent has said."""
 
     @property
@@ -36,7 +36,7 @@ class News(Protocol):
 
 class Session(Protocol):
     @property
-    def news(self) -> News: ...
+    def news(self) -> KnownReplica: ...
 
     def ready(
         self,

@@ -23,23 +23,23 @@ _FILES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class StagingChoice:
     stages: bool
     reason: str
 
 
-def decide(needed_bytes: int, available_bytes: int | None, limit_bytes: int | None = None) -> Decision:
+def decide(needed_bytes: int, available_bytes: int | None, limit_bytes: int | None = None) -> StagingChoice:
     """Decides whether to stage a state of `needed_bytes`.
 
     available_bytes: None if unknown; staging is then tried. limit_bytes: the user's limit; None for no limit.
     """
     if limit_bytes is not None and needed_bytes > limit_bytes:
-        return Decision(False, f"{needed_bytes} bytes are more than {LIMIT_VARIABLE}={limit_bytes}")
+        return StagingChoice(False, f"{needed_bytes} bytes are more than {LIMIT_VARIABLE}={limit_bytes}")
     if available_bytes is not None and needed_bytes + MARGIN_BYTES > available_bytes:
-        return Decision(
+        return StagingChoice(
             False, f"{needed_bytes} bytes and {MARGIN_BYTES} of margin are more than {available_bytes}"
         )
-    return Decision(True, f"{needed_bytes} bytes fit")
+    return StagingChoice(True, f"{needed_bytes} bytes fit")
 
 
 def limit_bytes_from(environ: Mapping[str, str]) -> int | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from bagua_core.communication.devices.device_order import Handover
-from bagua_core.elastic.membership.session import News, Session
+from bagua_core.elastic.membership.session import AgentMessages, Session
 from bagua_core.elastic.state.state_guard import StateBusy, StateGuard
 from bagua_core.elastic.step.late_leave_plan import (
     Act,
@@ -67,13 +67,13 @@ class LateLeave:
         session.on_news(self._on_news)
         self._on_news(session.news)  # it may have been told before the line above
 
-    def _on_news(self, news: News) -> None:
+    def _on_news(self, news: AgentMessages) -> None:
         """Begins the thread if the agent asks to leave within a time. Without a limit there is no moment at which a
         boundary would be too late."""
         with self._begun:
             self._begin(news)
 
-    def _begin(self, news: News) -> None:
+    def _begin(self, news: AgentMessages) -> None:
         if news.leave and news.leave_by_s < float("inf") and self._thread is None:
             self._leave_by_s = news.leave_by_s
             thread = threading.Thread(target=self._run, name="bagua-late-leave", daemon=True)

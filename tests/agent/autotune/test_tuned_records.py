@@ -6,8 +6,8 @@ from bagua_agent.autotune.tuned_records import (
     MOST_RECORD_BYTES,
     MOST_RECORDS,
     PREFIX,
-    Place,
     Tuned,
+    TunedFor,
     beyond_bound,
     model_of,
     network_of,
@@ -23,7 +23,7 @@ FOUND = StepSettings(1 << 20, True, "", (1, 0))
 
 
 def record(model: str = MODEL, world: str = WORLD, bytes_per_s: float = SPEED) -> Tuned:
-    return Tuned(Place(model, world, network_of(bytes_per_s)), FOUND, 3.7, 2.35, "first", 1e9)
+    return Tuned(TunedFor(model, world, network_of(bytes_per_s)), FOUND, 3.7, 2.35, "first", 1e9)
 
 
 def kept(one: Tuned, revision: int = 1) -> KeyValue:
@@ -79,5 +79,5 @@ def test_the_oldest_records_give_way() -> None:
 
 def test_all_records_of_a_model_lie_in_its_folder() -> None:
     places = [record().place, record(world="w").place, record(bytes_per_s=0.0).place]
-    assert all(place.key.startswith(Place(MODEL, "", "").folder) for place in places)
+    assert all(place.key.startswith(TunedFor(MODEL, "", "").folder) for place in places)
     assert len({place.key for place in places}) == 3

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_agent.membership.disagreement import Place, described, difference
+from bagua_agent.membership.disagreement import MemberWait, described, difference
 from bagua_contract.collective_wait import MOST_OPERATIONS, CollectiveWait, Operation
 
 STEP, END = "in the step's reductions", "at the end of training"
@@ -27,7 +27,7 @@ def waits(*operations: str, site: str = "train.py:9") -> CollectiveWait:
 
 
 def told(*every: CollectiveWait | None) -> str | None:
-    return difference(Place(rank, wait) for rank, wait in enumerate(every))
+    return difference(MemberWait(rank, wait) for rank, wait in enumerate(every))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_it_says_what_each_waits_in_and_where() -> None:
 
 
 def test_many_ranks_are_said_in_groups_the_smallest_first() -> None:
-    places = [Place(rank, waits("7 step")) for rank in range(10)]
+    places = [MemberWait(rank, waits("7 step")) for rank in range(10)]
     said = described(places, {10: "ended with exit code 0 at step 7"})
     assert said == (
         "ranks disagree: rank 10 ended with exit code 0 at step 7; "
@@ -99,7 +99,9 @@ def test_members_that_run_alike_never_disagree(script: list[tuple[str, bool]], r
     """However far each of them is, and whatever of its past it still tells."""
     operations = _numbered(script)
     places = [
-        Place(rank, CollectiveWait("s:1", tuple(operations[: min(n, len(operations))][-MOST_OPERATIONS:])))
+        MemberWait(
+            rank, CollectiveWait("s:1", tuple(operations[: min(n, len(operations))][-MOST_OPERATIONS:]))
+        )
         for rank, n in enumerate(reached)
     ]
     assert difference(places) is None

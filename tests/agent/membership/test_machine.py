@@ -19,7 +19,7 @@ from bagua_agent.membership.policy import Policy
 from bagua_agent.membership.state_machine.machine import (
     IllegalTransition,
     State,
-    Step,
+    Transition,
     new_state,
     step,
     step_all,
@@ -65,7 +65,7 @@ def ready(name: str, now_s: float = 0.0, model: str = "m", committed: int = 0) -
     )
 
 
-def led(*happened: ev.Event, most: int = 3) -> Step:
+def led(*happened: ev.Event, most: int = 3) -> Transition:
     start = (
         ev.DesiredChanged(now_s=0.0, min_nodes=1, max_nodes=most),
         agent("a"),
@@ -79,7 +79,7 @@ def led(*happened: ev.Event, most: int = 3) -> Step:
     return step_all(new_state("a", "nonce"), (*start, *happened), POLICY)
 
 
-def writes(outcome: Step) -> list[WriteGeneration]:
+def writes(outcome: Transition) -> list[WriteGeneration]:
     return [a for a in outcome.actions if isinstance(a, WriteGeneration)]
 
 

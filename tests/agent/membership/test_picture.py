@@ -10,7 +10,7 @@ import pytest
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import ProbeAgents, RemoveDeadAgent, WriteGeneration
 from bagua_agent.membership.policy import Policy
-from bagua_agent.membership.state_machine.machine import State, Step, new_state, step, step_all
+from bagua_agent.membership.state_machine.machine import State, Transition, new_state, step, step_all
 from bagua_agent.membership.state_machine.picture import absorb
 from bagua_agent.membership.state_machine.restarting import worker_id_of
 from bagua_agent.membership.view import (
@@ -212,7 +212,7 @@ def test_a_job_without_a_record_changes_its_mode() -> None:
 # -- what the leader makes of it
 
 
-def leads(restarts: bool, *happened: ev.Event) -> Step:
+def leads(restarts: bool, *happened: ev.Event) -> Transition:
     """Of one node that wants no more, with one worker that has a session."""
     start = (
         ev.DesiredChanged(now_s=0.0, min_nodes=1, max_nodes=1),
@@ -234,12 +234,12 @@ def leads(restarts: bool, *happened: ev.Event) -> Step:
     return step_all(new_state("a", restarts=restarts), (*start, *happened), POLICY)
 
 
-def write_of(outcome: Step) -> Generation:
+def write_of(outcome: Transition) -> Generation:
     (write,) = [a for a in outcome.actions if isinstance(a, WriteGeneration)]
     return write.generation
 
 
-def stored(outcome: Step, now_s: float) -> State:
+def stored(outcome: Transition, now_s: float) -> State:
     return step(outcome.state, ev.GenerationSeen(now_s=now_s, generation=write_of(outcome)), POLICY).state
 
 

@@ -12,9 +12,9 @@ from bagua_agent.security.certificates import Holder, Role
 from bagua_agent.security.etcd_roles import (
     PERMISSIONS,
     Access,
+    AuthCall,
     EtcdRights,
     Permission,
-    Step,
     permission_on_prefix,
     plan,
 )
@@ -35,7 +35,7 @@ EVERYBODY = (
 )
 
 
-def after(rights: EtcdRights, steps: tuple[Step, ...]) -> EtcdRights:
+def after(rights: EtcdRights, steps: tuple[AuthCall, ...]) -> EtcdRights:
     """What etcd would hold; refuses what etcd refuses."""
     enabled = rights.enabled
     roles = {name: set(held) for name, held in rights.roles.items()}
@@ -127,7 +127,7 @@ def test_who_has_no_certificate_any_more_keeps_its_user_until_it_is_retired() ->
     rights = after(EtcdRights(), plan(EtcdRights(), EVERYBODY))
     assert plan(rights, EVERYBODY[1:]) == ()
     assert plan(rights, EVERYBODY[1:], retired=["ann", "never-seen"]) == (
-        Step("UserDelete", pb.AuthUserDeleteRequest(name="ann"), "user ann removed"),
+        AuthCall("UserDelete", pb.AuthUserDeleteRequest(name="ann"), "user ann removed"),
     )
 
 

@@ -22,7 +22,7 @@ from bagua_core.cache import hit_metrics, write_behind
 from bagua_core.cache.cache_loader import CacheLoader
 from bagua_core.cache.errors import CacheOptionError
 from bagua_core.cache.hit_metrics import metric_name, recent_rate
-from bagua_core.cache.placement import KEPT_FREE_BYTES, Room, place, redis_bytes
+from bagua_core.cache.placement import KEPT_FREE_BYTES, CacheDirectory, place, redis_bytes
 from bagua_core.cache.sharing_scope import directory_name, scope_of, scope_on_servers
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from tests.core.cache.scripts_with_caches import Counted, right, writes_only_at_its_end
@@ -284,7 +284,7 @@ GIB = 1 << 30
 def test_where_it_goes(
     shm: int | None, tmp: int | None, memory: int | None, asked: int | None, where: str | None, capacity: int
 ) -> None:
-    placed = place([Room(Path("shm"), shm), Room(Path("tmp"), tmp)], memory, asked)
+    placed = place([CacheDirectory(Path("shm"), shm), CacheDirectory(Path("tmp"), tmp)], memory, asked)
     assert placed.path == (None if where is None else Path(where)) and placed.capacity_bytes == capacity
     assert placed.reason
 

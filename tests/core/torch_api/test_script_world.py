@@ -11,7 +11,7 @@ from bagua_contract.environment import WorkerEnvironment
 from bagua_contract.records import Generation, GenerationKind, Placement, StateName
 from bagua_core.communication.communicator import Lane
 from bagua_core.communication.step_interface import Model
-from bagua_core.elastic.membership.session import News
+from bagua_core.elastic.membership.session import AgentMessages
 from bagua_core.torch_api.errors import LateWorkerError, NotLaunchedError
 from bagua_core.torch_api.script_world import (
     Arrival,
@@ -54,33 +54,33 @@ PLANNED, FAILOVER = GenerationKind.PLANNED, GenerationKind.FAILOVER
 @pytest.mark.parametrize(
     ("news", "expected"),
     [
-        (News(), Arrival.WAIT),
-        (News(generation=record(3, 2, PLANNED, other=1)), Arrival.WAIT),
-        (News(generation=record(1, 0, PLANNED, other=1, me=1)), Arrival.BEGIN),
-        (News(generation=record(7, 0, FAILOVER, me=7)), Arrival.BEGIN),
+        (AgentMessages(), Arrival.WAIT),
+        (AgentMessages(generation=record(3, 2, PLANNED, other=1)), Arrival.WAIT),
+        (AgentMessages(generation=record(1, 0, PLANNED, other=1, me=1)), Arrival.BEGIN),
+        (AgentMessages(generation=record(7, 0, FAILOVER, me=7)), Arrival.BEGIN),
         # a loss before it looked
-        (News(generation=record(2, 1, FAILOVER, me=1)), Arrival.BEGIN),
-        (News(generation=record(3, 2, PLANNED, other=1, me=3)), Arrival.SUPERFLUOUS),
-        (News(generation=record(3, 2, FAILOVER, other=1, me=3)), Arrival.TOO_LATE),
+        (AgentMessages(generation=record(2, 1, FAILOVER, me=1)), Arrival.BEGIN),
+        (AgentMessages(generation=record(3, 2, PLANNED, other=1, me=3)), Arrival.SUPERFLUOUS),
+        (AgentMessages(generation=record(3, 2, FAILOVER, other=1, me=3)), Arrival.TOO_LATE),
         # ends are member.py's affair
-        (News(close=True), Arrival.BEGIN),
-        (News(leave=True), Arrival.BEGIN),
-        (News(refused="another model"), Arrival.BEGIN),
+        (AgentMessages(close=True), Arrival.BEGIN),
+        (AgentMessages(leave=True), Arrival.BEGIN),
+        (AgentMessages(refused="another model"), Arrival.BEGIN),
     ],
 )
-def test_what_a_record_means_for_a_worker_that_is_ready(news: News, expected: Arrival) -> None:
+def test_what_a_record_means_for_a_worker_that_is_ready(news: AgentMessages, expected: Arrival) -> None:
     assert arrival(news, ME) is expected
 
 
 class FakeMember:
-    def __init__(self, *news: News) -> None:
+    def __init__(self, *news: AgentMessages) -> None:
         self.said_ready = 0
         self._news = list(news)
         self.session = self
         self.changed: Any = self
 
     @property
-    def news(self) -> News:
+    def news(self) -> AgentMessages:
         return self._news[0]
 
     def _say_ready(self) -> None:
@@ -99,7 +99,9 @@ class FakeMember:
 
 def test_it_says_that_it_is_ready_and_waits_for_the_leaders_word() -> None:
     member = FakeMember(
-        News(), News(generation=record(1, 0, PLANNED, other=1)), News(generation=record(2, 0, FAILOVER, me=2))
+        AgentMessages(),
+        AgentMessages(generation=record(1, 0, PLANNED, other=1)),
+        AgentMessages(generation=record(2, 0, FAILOVER, me=2)),
     )
     await_beginning(cast(Any, member), ME)
     assert member.said_ready == 1
@@ -107,14 +109,18 @@ def test_it_says_that_it_is_ready_and_waits_for_the_leaders_word() -> None:
 
 def test_one_that_is_not_needed_ends_well(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        await_beginning(cast(Any, FakeMember(News(generation=record(3, 2, PLANNED, other=1, me=3)))), ME)
+        await_beginning(
+            cast(Any, FakeMember(AgentMessages(generation=record(3, 2, PLANNED, other=1, me=3)))), ME
+        )
     assert end.value.code == 0
     assert "when the others had begun" in capfd.readouterr().err
 
 
 def test_one_that_is_needed_fails_and_says_what_to_do() -> None:
     with pytest.raises(LateWorkerError, match=r"too few to go on.*--nnodes 1:4.*ElasticDataLoader"):
-        await_beginning(cast(Any, FakeMember(News(generation=record(3, 2, FAILOVER, other=1, me=3)))), ME)
+        await_beginning(
+            cast(Any, FakeMember(AgentMessages(generation=record(3, 2, FAILOVER, other=1, me=3)))), ME
+        )
 
 
 def test_workers_that_missed_the_beginning_are_counted() -> None:
@@ -136,7 +142,7 @@ def test_a_checkpoint_of_the_job_and_a_loop_that_begins_at_its_first_batch_do_no
     values = {"JOB_ID": "j", "WORKER_ID": ME, "AGENT_ID": "a", "SESSION_SOCKET": "s", "BIND_HOST": "h"}
     for name, value in {**values, "SLOT": "0", "SLOTS": "1", "CHECKPOINT_DIR": "/shared"}.items():
         monkeypatch.setenv(f"BAGUA_{name}", value)
-    world = ScriptWorld(cast(Any, SimpleNamespace(member=FakeMember(News()), launched=True)))
+    world = ScriptWorld(cast(Any, SimpleNamespace(member=FakeMember(AgentMessages()), launched=True)))
     with pytest.raises(ValueError, match=r"--checkpoint-dir.*ElasticDataLoader"):
         world.begin(elastic=False)
     world.begin(elastic=True)

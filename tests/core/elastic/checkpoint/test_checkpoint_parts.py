@@ -18,18 +18,18 @@ from bagua_contract.records import StateName
 from bagua_core.checkpoint import main
 from bagua_core.communication import traffic
 from bagua_core.elastic.checkpoint import catalogue, layout, part_file, restore
-from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.catalogue import RunState
 from bagua_core.elastic.checkpoint.checkpointer import Checkpointer, Settings
 from bagua_core.elastic.checkpoint.local_storage import EDGES, LocalStorage
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from bagua_core.elastic.checkpoint.reading import READERS, read_each
 from tests.core.elastic.state.trainings import Training, wire_form
 
-PLACE = Place(1, StateName(1, 4, 0))
+PLACE = RunState(1, StateName(1, 4, 0))
 Part = tuple[Header, torch.Tensor]
 
 
-def part_of(training: Training, place: Place, part: int, parts: int) -> Part:
+def part_of(training: Training, place: RunState, part: int, parts: int) -> Part:
     stripe = layout.stripe(training.registry.capture(), part, parts)
     data = torch.empty(stripe.size_bytes, dtype=torch.uint8)
     stripe.read_into(data)
@@ -49,17 +49,17 @@ def part_of(training: Training, place: Place, part: int, parts: int) -> Part:
     return header, data
 
 
-def write(root: Path, place: Place, part: Part) -> None:
+def write(root: Path, place: RunState, part: Part) -> None:
     part_file.write(LocalStorage(root), place.directory_name, *part, lambda edge: None)
 
 
-def whole(root: Path, training: Training, place: Place = PLACE, parts: int = 3) -> list[Path]:
+def whole(root: Path, training: Training, place: RunState = PLACE, parts: int = 3) -> list[Path]:
     for part in range(parts):
         write(root, place, part_of(training, place, part, parts))
     return sorted((root / place.directory_name).iterdir())
 
 
-def read(root: Path, training: Training, place: Place = PLACE) -> restore.Restored:
+def read(root: Path, training: Training, place: RunState = PLACE) -> restore.Restored:
     return restore.read(LocalStorage(root), place, training.registry.fingerprint())
 
 
@@ -130,7 +130,7 @@ def test_a_missing_part_and_one_of_another_checkpoint(tmp_path: Path) -> None:
 def test_a_writer_killed_at_any_edge_leaves_no_wrong_checkpoint(tmp_path: Path, edge: str) -> None:
     training = Training("sgd", 1)
     training.train(1, seed=5)
-    older = Place(1, StateName(1, 2, 0))
+    older = RunState(1, StateName(1, 2, 0))
     whole(tmp_path, training, older)
     training.train(1, seed=6)
     for part in (0, 2):
@@ -252,8 +252,8 @@ def test_a_model_of_as_many_parameters_may_be_the_same_one(tmp_path: Path, own: 
 def test_which_may_go(tmp_path: Path) -> None:
     training = Training("sgd", 1)
 
-    def place(run: int, step: int) -> Place:
-        return Place(run, StateName(1, step, 0))
+    def place(run: int, step: int) -> RunState:
+        return RunState(run, StateName(1, step, 0))
 
     for step in (2, 4, 6):
         whole(tmp_path, training, place(1, step), parts=1)
@@ -271,7 +271,7 @@ def test_which_may_go(tmp_path: Path) -> None:
 def test_a_later_run_undoes_what_came_after_its_start(tmp_path: Path) -> None:
     training = Training("sgd", 1)
     for step in (2, 4, 6):
-        whole(tmp_path, training, Place(1, StateName(1, step, 0)), parts=1)
+        whole(tmp_path, training, RunState(1, StateName(1, step, 0)), parts=1)
     catalogue.write_run(LocalStorage(tmp_path), catalogue.Run(2, 4), "another")
     found = catalogue.find(LocalStorage(tmp_path))
     assert [f.place.name.step for f in found if f.is_complete] == [4, 2]
@@ -280,10 +280,10 @@ def test_a_later_run_undoes_what_came_after_its_start(tmp_path: Path) -> None:
 
 
 def test_names_of_directories() -> None:
-    place = Place(12, StateName(3, 1_234_567_890, 2))
-    assert Place.of(place.directory_name) == place
+    place = RunState(12, StateName(3, 1_234_567_890, 2))
+    assert RunState.of(place.directory_name) == place
     for name in ("", "run-0001.json", "step", place.directory_name + "x", "." + place.directory_name):
-        assert Place.of(name) is None
+        assert RunState.of(name) is None
 
 
 def test_parts_are_read_at_the_same_time_and_the_first_error_is_raised() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from bagua_core.elastic.checkpoint import catalogue, layout
-from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.catalogue import RunState
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.part_file import STATE
 from bagua_core.elastic.checkpoint.restore import CheckpointMismatch
@@ -401,4 +401,4 @@ def test_the_pause_is_the_copy_of_the_stripe() -> None:
 
 def test_places_are_ordered_by_run_first() -> None:
     name = Rank(Path("/nonexistent/never"), None).name
-    assert Place(2, name) > Place(1, name)
+    assert RunState(2, name) > RunState(1, name)

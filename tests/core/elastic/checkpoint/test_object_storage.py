@@ -17,7 +17,7 @@ from bagua_contract import checkpoint_dir
 from bagua_contract.records import StateName
 from bagua_core import checkpoint
 from bagua_core.elastic.checkpoint import catalogue, object_storage, part_file, restore
-from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.catalogue import RunState
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.object_storage import ObjectStorage
 from bagua_core.elastic.checkpoint.restore import CheckpointsUnreadable
@@ -29,7 +29,7 @@ from tests.lab.object_store import BUCKET, ObjectStore, variables
 from tests.lab.wait import HANG_S
 
 ROOT = Path(__file__).resolve().parents[4]
-OLDER = Place(1, StateName(1, 2, 0))
+OLDER = RunState(1, StateName(1, 2, 0))
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +62,11 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return storage_of(request.getfixturevalue("url"))
 
 
-def write(storage: Storage, part: Part, place: Place = PLACE) -> None:
+def write(storage: Storage, part: Part, place: RunState = PLACE) -> None:
     part_file.write(storage, place.directory_name, *part, lambda edge: None)
 
 
-def whole(storage: Storage, training: Training, place: Place = PLACE) -> None:
+def whole(storage: Storage, training: Training, place: RunState = PLACE) -> None:
     for part in range(2):
         write(storage, part_of(training, place, part, 2), place)
 
@@ -115,7 +115,7 @@ def test_any_world_goes_on_from_any_other(storage: Storage) -> None:
 def test_a_removal_that_was_interrupted_leaves_nothing_that_counts(storage: Storage) -> None:
     training = Training("sgd", 1)
     for step in (2, 4, 6):
-        whole(storage, training, Place(1, StateName(1, step, 0)))
+        whole(storage, training, RunState(1, StateName(1, step, 0)))
     (doomed,) = catalogue.removable(catalogue.find(storage))
     first = min(storage.entries(doomed.directory_name))
     assert first.startswith("part-00000-")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bagua_core.elastic.checkpoint import catalogue, part_file, restore
-from bagua_core.elastic.checkpoint.catalogue import Place, Run, UnreadableRun
+from bagua_core.elastic.checkpoint.catalogue import Run, RunState, UnreadableRun
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from tests.core.elastic.checkpoint.test_checkpoint_parts import PLACE, part_of, read, whole
@@ -149,5 +149,5 @@ def test_a_header_of_odd_values_is_corrupt(tmp_path: Path, changed: dict[str, An
 
 
 def test_what_is_whole_still_decodes(tmp_path: Path) -> None:
-    header, _ = part_of(Training("adam", 0), Place(3, PLACE.name), 1, 4)
+    header, _ = part_of(Training("adam", 0), RunState(3, PLACE.name), 1, 4)
     assert Header.decode(header.encode()[8:]) == header

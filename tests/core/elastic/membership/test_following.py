@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua_contract.records import Generation, GenerationKind
-from bagua_core.elastic.membership.following import Decision, FollowingSituation, Move, decide, is_superseded
+from bagua_core.elastic.membership.following import FollowingSituation, Move, NextMove, decide, is_superseded
 from tests.core.elastic.records import generation, loss
 
 ME = "me"
@@ -200,7 +200,7 @@ MINE = RECORDS.filter(lambda g: g.placement_of(ME) is not None)
     )
 )
 def test_whatever_the_situation(situation: FollowingSituation) -> None:
-    decision: Decision = decide(situation)
+    decision: NextMove = decide(situation)
     if decision.move is Move.ENTER:
         target = decision.generation
         assert target is not None and target.placement_of(ME) is not None

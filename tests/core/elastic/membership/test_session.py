@@ -17,7 +17,7 @@ import pytest
 from bagua_contract import session_pb2
 from bagua_contract.records import PROTOCOL_VERSION, GenerationKind, SuspicionKind
 from bagua_core.elastic.membership import session as module
-from bagua_core.elastic.membership.session import EXIT_CODE_AGENT_LOST, News, Session, SessionError
+from bagua_core.elastic.membership.session import EXIT_CODE_AGENT_LOST, AgentMessages, Session, SessionError
 from tests.core.elastic.agents import DEADLINE_S, Agent
 from tests.core.elastic.records import generation
 
@@ -45,7 +45,7 @@ def attach(agent: Agent) -> Iterator[Callable[[str], Session]]:
         session.close()
 
 
-def await_news(session: Session, claim: Callable[[News], bool]) -> News:
+def await_news(session: Session, claim: Callable[[AgentMessages], bool]) -> AgentMessages:
     with session._changed:
         assert session._changed.wait_for(lambda: claim(session.news), DEADLINE_S), session.news
     return session.news
@@ -56,7 +56,7 @@ def await_news(session: Session, claim: Callable[[News], bool]) -> News:
 
 def test_hello_and_welcome(agent: Agent, attach: Callable[[str], Session]) -> None:
     session = attach("w0")
-    assert session.news == News(welcome=True, nonce="nonce-1")
+    assert session.news == AgentMessages(welcome=True, nonce="nonce-1")
     [hello] = agent.said_by("w0")
     assert (hello.hello.worker_id, hello.hello.pid) == ("w0", os.getpid())
 

@@ -12,7 +12,7 @@ from bagua_contract.checkpoint_every import CheckpointEvery
 from bagua_contract.records import StateName
 from bagua_core.elastic.checkpoint import restore
 from bagua_core.elastic.checkpoint.assembly import Reader
-from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.catalogue import RunState
 from bagua_core.elastic.checkpoint.checkpointer import Checkpointer, Moment, Settings
 from bagua_core.elastic.checkpoint.layout import NAMES
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
@@ -55,7 +55,7 @@ def read(root: Path, training: Training, shard: int = 0, shards: int = 1) -> res
     registry = training.registry
     restored = restore.read(
         LocalStorage(root),
-        Place(1, NAME),
+        RunState(1, NAME),
         registry.fingerprint(),
         Reader(wanted_layouts(registry), shard, shards),
     )

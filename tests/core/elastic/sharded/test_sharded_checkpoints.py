@@ -14,7 +14,7 @@ from bagua_core import checkpoint
 from bagua_core.elastic.checkpoint import catalogue, part_file, restore
 from bagua_core.elastic.checkpoint.assembly import Assembly
 from bagua_core.elastic.checkpoint.boxes import Box
-from bagua_core.elastic.checkpoint.catalogue import Place
+from bagua_core.elastic.checkpoint.catalogue import RunState
 from bagua_core.elastic.checkpoint.local_storage import LocalStorage
 from bagua_core.elastic.checkpoint.part_file import CorruptPart, Header
 from tests.core.elastic.sharded import checkpoints, gloo_ranks
@@ -23,7 +23,7 @@ from tests.core.elastic.sharded.models import OPTIMIZERS, Training, same
 
 WRITE = "tests.core.elastic.sharded.write_scenarios"
 READ = "tests.core.elastic.sharded.read_scenarios"
-PLACE = Place(1, NAME)
+PLACE = RunState(1, NAME)
 
 
 @pytest.fixture(scope="module")
