@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bagua_agent.autotune.study import Study
+from bagua_agent.autotune.study_records import Study
 from bagua_agent.base.errors import UserError
 from bagua_agent.base.plain_text import plain_line
 

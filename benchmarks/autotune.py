@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua_agent.autotune.space import Facts, space_of
-from bagua_agent.autotune.study import BUDGET, Phase
+from bagua_agent.autotune.study_records import BUDGET, Phase
 from bagua_agent.base.plain_text import counted
 from bagua_contract.step_settings import StepSettings
 from benchmarks import autotune_proposal, result_file

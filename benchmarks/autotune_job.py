@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bagua_agent.autotune.records import decode_measured, decode_study
-from bagua_agent.autotune.study import Measured, Phase, Study
+from bagua_agent.autotune.study_records import Measured, Phase, Study
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua_agent.autotune.prediction import Load, step_s
-from bagua_agent.autotune.study import Study
+from bagua_agent.autotune.study_records import Study
 from bagua_contract.step_settings import SWITCHABLE, StepSettings
 from benchmarks import result_file
 from benchmarks.autotune_job import NotWithin, TunedJob

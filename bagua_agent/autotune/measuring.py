@@ -6,7 +6,7 @@ which connections and caches are new, do not count for its rate. What trying cos
 
 from __future__ import annotations
 
-from bagua_agent.autotune.study import Measured
+from bagua_agent.autotune.study_records import Measured
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation
 from bagua_contract.time_use import TimeUse

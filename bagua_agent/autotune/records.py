@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bagua_agent.autotune.proposal import Proposal
-from bagua_agent.autotune.study import Measured, Options, Phase, Study, Trial
+from bagua_agent.autotune.study_records import Measured, Options, Phase, Study, Trial
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.step_settings import SWITCHABLE, StepSettings
 

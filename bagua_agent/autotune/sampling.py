@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from bagua_agent.autotune.space import Space, trials_of
-from bagua_agent.autotune.study import Study
+from bagua_agent.autotune.study_records import Study
 from bagua_agent.base.errors import InfrastructureLost, UserError
 from bagua_agent.workers.process.bounded_run import run_bounded
 from bagua_contract.step_settings import StepSettings

@@ -13,151 +13,23 @@ measured faster than the script's, in two trials of each where the number of tri
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, replace
 
-from bagua_agent.autotune.proposal import NO_WORKERS, Proposal, Workers, propose
+from bagua_agent.autotune.proposal import NO_WORKERS, Workers, propose
 from bagua_agent.autotune.space import Point, Space
-from bagua_contract import membership_pb2 as pb
+from bagua_agent.autotune.study_account import counted
+from bagua_agent.autotune.study_records import BUDGET, Measured, Options, Phase, Study, Trial
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 
-BUDGET = 0.05  # of the time of training
 UNSPENT_S = 600.0  # most time of training before a drift whose budget the next study may use
 LEAST_STEPS = 3  # before a rate says anything
 NETWORK_STEPS = 8  # of a generation, after which workers have measured the network (bucket_times.py)
 EARLY_SHARE = 0.2  # of the confidence time, after which a trial that is clearly slower ends
 CLEARLY_SLOWER = 0.9
-BETTER_BY = 1.02  # what counts as an improvement; less may be noise
 PATIENCE = 12  # trials in a row without one
 DRIFT = 1.25  # a rate that is so many times another says that the network has changed
 PINNED = ", pinned: "  # in the words of a world, before the settings that people pinned
 DRIFTS = 4  # in so many windows in a row, which agree with each other: a busy host's rates swing, and do not
-
-
-class Phase(Enum):
-    WARMING = pb.Study.WARMING  # the settings in force, until training runs evenly
-    TRYING = pb.Study.TRYING  # a trial is in force, or on its way
-    RESTING = pb.Study.RESTING  # the best settings are in force until the budget allows another trial
-    SETTLED = pb.Study.SETTLED  # nothing more is tried while the throughput stays
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options as the user gave them. algorithms: that may be tried; others never are."""
-
-    level: int = 0
-    max_samples: int = 60
-    confidence_s: float = 5.0
-    warmup_s: float = 30.0
-    algorithms: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The measurement of global rank 0 in a generation: steps, without its first ones, and their time together.
-
-    switch_s: what entering the generation took. gradient_bytes, order: see space.Facts. computing_s: of `seconds`
-    without waits for other workers. buckets: bytes and seconds of each bucket's plain sum over all workers, in the
-    order of launch, of this generation or the last one in which they were measured; empty: never. warms_up: an
-    optimizer of QAdam's is in its warm-up, in which QAdam compresses nothing. before_steps, before_s: steps of the
-    worker before these, since it became global rank 0, and their time with that of the switches between them.
-    """
-
-    generation: int
-    steps: int
-    seconds: float
-    switch_s: float = 0.0
-    gradient_bytes: int = 0
-    order: tuple[int, ...] = ()
-    computing_s: float = 0.0
-    buckets: tuple[tuple[int, float], ...] = ()
-    warms_up: bool = False
-    before_steps: int = 0
-    before_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """The measurement of some settings. ended_s: trained_s of the study at its end."""
-
-    settings: StepSettings
-    steps: int
-    seconds: float
-    ended_s: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """The rate in steps a second."""
-        return self.steps / self.seconds if self.seconds > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    number: int = 0  # grows with each study of the job
-    world: str = ""
-    phase: Phase = Phase.WARMING
-    current: StepSettings = AS_SCRIPTED  # that the job should have now
-    trials: tuple[Trial, ...] = ()
-    trained_s: float = 0.0  # time of training that was measured in this study
-    lost_s: float = 0.0  # of it: what slower trials and changes of settings cost
-    change_s: float = 0.0  # what the last change of settings cost
-    unspent_s: float = 0.0  # time of training before this study, whose budget it may use too
-    # of the last measurement that was counted
-    generation: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    before_steps: int = 0
-    before_s: float | None = 0.0  # None: an older agent has written the study
-    # with the current settings, since they came into force or since the last look at drift
-    window_steps: int = 0
-    window_s: float = 0.0
-    drifts: tuple[
-        float, ...
-    ] = ()  # rates of the last windows, while they are all above or below the best trial's
-    known: Mapping[str, StepSettings] = field(default_factory=dict)  # what studies of other worlds settled on
-    forgets: int = 0  # requests to forget that it knows
-    proposal: Proposal | None = None  # of another algorithm, for these workers
-
-    @property
-    def budget_s(self) -> float:
-        """What trying may cost in all."""
-        return BUDGET * (self.trained_s + self.unspent_s)
-
-    @property
-    def results(self) -> dict[StepSettings, Trial]:
-        """The newest trial of each settings."""
-        return {trial.settings: trial for trial in self.trials}
-
-    @property
-    def best(self) -> Trial | None:
-        """The fastest trial; one that is hardly faster than the script's own gives way to it."""
-        if not self.trials:
-            return None
-        results = self.results.values()
-        found = max(results, key=lambda trial: trial.rate)
-        scripted = next((t for t in results if t.settings.is_empty), None)
-        if scripted is not None and found.rate < scripted.rate * BETTER_BY:
-            return scripted
-        return found
-
-    @property
-    def scripted_rate(self) -> float:
-        """The rate with the script's settings; 0: not measured."""
-        return next((t.rate for t in self.results.values() if t.settings.is_empty), 0.0)
-
-    @property
-    def tried(self) -> frozenset[StepSettings]:
-        return frozenset(trial.settings for trial in self.trials)
-
-    @property
-    def since_better(self) -> int:
-        """The number of trials since the last one that was an improvement."""
-        best, since = 0.0, 0
-        for trial in self.trials:
-            since = 0 if trial.rate > best * BETTER_BY else since + 1
-            best = max(best, trial.rate)
-        return since
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +83,7 @@ def step(study: Study, s: Situation) -> StudyStep:
         return _begin(study, s.world, f"the world is {s.world}", warm=False)
     if s.measured is None or not s.in_force:
         return StudyStep(study, f"waiting for steps with {study.current}")
-    study = _counted(study, s.measured)
+    study = counted(study, s.measured)
     if study.phase is Phase.WARMING:
         if study.trained_s < s.options.warmup_s:
             return StudyStep(study, f"warming up: {study.trained_s:.1f} of {s.options.warmup_s:g} s")
@@ -261,52 +133,6 @@ def _unpinned(world: str) -> str:
 def _forgetful(study: Study) -> Study:
     """Returns the study without anything that was measured."""
     return replace(study, world="", current=AS_SCRIPTED, trials=(), known={})
-
-
-def _counted(study: Study, m: Measured) -> Study:
-    """Returns the study with what was trained since the last measurement."""
-    if m.generation < study.generation:
-        return study  # late
-    fresh = m.generation > study.generation
-    steps = m.steps if fresh else m.steps - study.steps
-    seconds = m.seconds if fresh else m.seconds - study.seconds
-    if steps < 0 or seconds < 0:  # another worker is rank 0 by now, and counts from its own beginning
-        steps, seconds = 0, 0.0
-    best, lost_s, change_s, between_s = study.best, study.lost_s, study.change_s, 0.0
-    if fresh:
-        between_s, change_s = _change(study, m)
-    if fresh and best is not None:
-        lost_s += change_s
-    if best is not None and study.current != best.settings:
-        lost_s += max(0.0, seconds - steps / best.rate)
-    return replace(
-        study,
-        generation=m.generation,
-        steps=m.steps,
-        seconds=m.seconds,
-        before_steps=m.before_steps,
-        before_s=m.before_s,
-        trained_s=study.trained_s + seconds + between_s,
-        lost_s=lost_s,
-        change_s=change_s,
-        window_steps=study.window_steps + steps,
-        window_s=study.window_s + seconds,
-    )
-
-
-def _change(study: Study, m: Measured) -> tuple[float, float]:
-    """Returns the time between the last measurement that was counted and the first steps of `m`, of a newer generation,
-    and what that change cost: its time without what the best trial would have needed for its steps. It contains the
-    steps after the decision on other settings, the switch, and the steps before the first report with them."""
-    best = study.best
-    if study.before_s is None:
-        return m.switch_s, m.switch_s
-    steps = m.before_steps - study.before_steps - study.steps
-    seconds = m.before_s - study.before_s - study.seconds
-    # before the first trial it may be older than the study; it is negative if another worker is rank 0 by now
-    if best is None or steps < 0 or seconds < m.switch_s:
-        return m.switch_s, m.switch_s
-    return seconds, max(m.switch_s, seconds - steps / best.rate)
 
 
 def _try(study: Study, s: Situation) -> StudyStep:

@@ -25,7 +25,8 @@ from bagua_agent.autotune.records import (
     options_of,
 )
 from bagua_agent.autotune.space import Facts, Space, space_of
-from bagua_agent.autotune.study import PINNED, Measured, Situation, Study, step
+from bagua_agent.autotune.study import PINNED, Situation, step
+from bagua_agent.autotune.study_records import Measured, Study
 from bagua_agent.autotune.tuned_records import Tuned, TunedFor, model_of, network_of, recalled
 from bagua_agent.autotune.tuned_store import keep_tuned, read_tuned
 from bagua_agent.base.background import Background, Failed, OperationEnd

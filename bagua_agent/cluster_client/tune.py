@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import DecodeError
 
 from bagua_agent.autotune.records import decode_study
-from bagua_agent.autotune.study import Study
+from bagua_agent.autotune.study_records import Study
 from bagua_agent.autotune.tuned_records import model_of
 from bagua_agent.autotune.tuned_store import forget_tuned
 from bagua_agent.base.errors import InfrastructureLost, OutcomeUnknown, UserError

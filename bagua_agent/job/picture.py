@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from bagua_agent.autotune.study import Study
+from bagua_agent.autotune.study_records import Study
 from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.metrics.job_picture import JobPicture, WorkerPicture

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from bagua_agent.autotune.space import LEAST_EXPONENT
-from bagua_agent.autotune.study import Phase, Study, Trial
+from bagua_agent.autotune.study_records import Phase, Study, Trial
 from bagua_contract.step_settings import StepSettings
 from bagua_core.communication.reduction.buckets import DEFAULT_BUCKET_CAP_MB
 from benchmarks import autotune, autotune_worker, kept_plots

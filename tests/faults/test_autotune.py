@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bagua_agent.autotune.records import decode_study
-from bagua_agent.autotune.study import BETTER_BY, BUDGET, Phase, Study
+from bagua_agent.autotune.study_records import BETTER_BY, BUDGET, Phase, Study
 from bagua_agent.autotune.tuned_records import PREFIX, Tuned
 from bagua_agent.etcd.keys import JobKeys
 from bagua_contract.step_settings import AS_SCRIPTED

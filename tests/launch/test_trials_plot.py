@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_agent.autotune.study import Study, Trial
+from bagua_agent.autotune.study_records import Study, Trial
 from bagua_agent.base.errors import UserError
 from bagua_contract.step_settings import StepSettings
 from bagua_launch.trials_plot import plot_trials, points_of

@@ -11,7 +11,7 @@ import pytest
 
 from bagua_agent.autotune import tuned_records
 from bagua_agent.autotune.records import encode_study
-from bagua_agent.autotune.study import Phase, Study, Trial
+from bagua_agent.autotune.study_records import Phase, Study, Trial
 from bagua_agent.autotune.tuned_records import PREFIX, Tuned, TunedFor
 from bagua_agent.autotune.tuned_store import keep_tuned, read_tuned
 from bagua_agent.base.errors import InfrastructureLost, UserError

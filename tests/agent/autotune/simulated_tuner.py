@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from bagua_agent.autotune.records import decode_study
-from bagua_agent.autotune.study import Phase, Study
+from bagua_agent.autotune.study_records import Phase, Study
 from bagua_agent.autotune.tuner import Tuner
 from bagua_agent.etcd.client import KeyValue
 from bagua_agent.etcd.keys import JobKeys

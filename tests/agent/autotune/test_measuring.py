@@ -8,7 +8,7 @@ import pytest
 
 from bagua_agent.autotune.measuring import Measuring
 from bagua_agent.autotune.records import decode_measured, encode_measured
-from bagua_agent.autotune.study import Measured
+from bagua_agent.autotune.study_records import Measured
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2
 from bagua_contract.records import Generation, GenerationKind, Placement

@@ -10,7 +10,8 @@ from torch import nn
 
 from bagua_agent.autotune.measuring import Measuring
 from bagua_agent.autotune.records import encode_study
-from bagua_agent.autotune.study import Measured, Options, Phase, Situation, Study, step
+from bagua_agent.autotune.study import Situation, step
+from bagua_agent.autotune.study_records import Measured, Options, Phase, Study
 from bagua_contract import session_pb2
 from bagua_contract.step_settings import StepSettings
 from bagua_core.algorithms import Attachment

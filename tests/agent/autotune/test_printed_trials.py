@@ -10,7 +10,7 @@ import pytest
 from bagua_agent.autotune.prediction import Link
 from bagua_agent.autotune.proposal import Proposal
 from bagua_agent.autotune.space import Facts
-from bagua_agent.autotune.study import Options, Study
+from bagua_agent.autotune.study_records import Options, Study
 from bagua_contract.step_settings import StepSettings
 from tests.agent.autotune.test_study import SimulatedJob
 from tests.docs.page_blocks import ROOT
@@ -37,7 +37,7 @@ def said_of_study(number: int, world: str, facts: Facts, rates: dict[StepSetting
 
 @pytest.fixture(autouse=True)
 def _switches_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bagua_agent.autotune.study.BUDGET", 1.0)
+    monkeypatch.setattr("bagua_agent.autotune.study_records.BUDGET", 1.0)
     monkeypatch.setattr("tests.agent.autotune.test_study.SWITCH_S", 0.0)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bagua_agent.autotune.proposal import Proposal, Workers, propose
-from bagua_agent.autotune.study import Phase
+from bagua_agent.autotune.study_records import Phase
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.step_settings import StepSettings, frozen_note
 from tests.agent.autotune.simulated_tuner import FINGERPRINT, MemoryStore, SimulatedTuner

@@ -9,7 +9,7 @@ import pytest
 
 from bagua_agent.autotune import sampling
 from bagua_agent.autotune.space import Facts, space_of
-from bagua_agent.autotune.study import Phase, Study, Trial
+from bagua_agent.autotune.study_records import Phase, Study, Trial
 from bagua_agent.base.errors import UserError
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 

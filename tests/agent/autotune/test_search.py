@@ -14,7 +14,7 @@ import pytest
 from bagua_agent.autotune import sampler, sampling
 from bagua_agent.autotune.prediction import Link, Load, step_s
 from bagua_agent.autotune.space import Facts, space_of
-from bagua_agent.autotune.study import BUDGET, Options, Phase, Study, Trial
+from bagua_agent.autotune.study_records import BUDGET, Options, Phase, Study, Trial
 from bagua_agent.workers.process.bounded_run import BoundedRun
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 from tests.agent.autotune.test_study import REPORT_S, SWITCH_S, SimulatedJob

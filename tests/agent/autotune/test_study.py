@@ -9,18 +9,8 @@ import pytest
 
 from bagua_agent.autotune.records import decode_study, encode_study
 from bagua_agent.autotune.space import Facts, space_of
-from bagua_agent.autotune.study import (
-    BUDGET,
-    DRIFTS,
-    NETWORK_STEPS,
-    UNSPENT_S,
-    Measured,
-    Options,
-    Phase,
-    Situation,
-    Study,
-    step,
-)
+from bagua_agent.autotune.study import DRIFTS, NETWORK_STEPS, UNSPENT_S, Situation, step
+from bagua_agent.autotune.study_records import BUDGET, Measured, Options, Phase, Study
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 

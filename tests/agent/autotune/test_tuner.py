@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bagua_agent.autotune.study import Phase
+from bagua_agent.autotune.study_records import Phase
 from bagua_agent.autotune.tuned_records import PREFIX, Tuned, network_of
 from bagua_agent.autotune.tuner import Suggested
 from bagua_agent.base.errors import InfrastructureLost

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from bagua_agent.autotune import tuner
 from bagua_agent.autotune.space import Space
-from bagua_agent.autotune.study import Study
+from bagua_agent.autotune.study_records import Study
 from bagua_contract import membership_pb2
 from tests.agent.base.operation_place import Place
 
