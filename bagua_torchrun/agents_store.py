@@ -7,8 +7,7 @@ here for seconds at most, at a start and at the end. Workers do not use it: they
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from torch.distributed import DistStoreError
@@ -31,16 +30,8 @@ class AgentsStore(Store):
         super().__init__()  # the C++ part holds the timeout
         self._keys = keys
         self._prefix = prefix
-        self._check: Callable[[], None] | None = None
-
-    @contextmanager
-    def checked(self, check: Callable[[], None]) -> Iterator[None]:
-        """Calls check() within, whenever a key that is waited for is not there yet. What it raises ends the wait."""
-        self._check = check
-        try:
-            yield
-        finally:
-            self._check = None
+        # Called with the keys that a wait still misses, before each further reading. What it raises ends the wait.
+        self.while_waiting: Callable[[Sequence[str]], None] | None = None
 
     def set(self, key: str, value: str | bytes) -> None:
         try:
@@ -83,8 +74,8 @@ class AgentsStore(Store):
                 return
             if left_s <= 0:
                 raise DistStoreError(f"not in etcd after {limit.total_seconds():g} s: {', '.join(missing)}")
-            if self._check is not None:
-                self._check()
+            if self.while_waiting is not None:
+                self.while_waiting(missing)
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,12 @@ from datetime import UTC, datetime
 
 import pytest
 from torch.distributed import DistStoreError
-from torch.distributed.elastic.agent.server.api import _TERMINAL_STATE_SYNC_ID
+from torch.distributed.elastic.agent.server.api import (
+    _TERMINAL_STATE_SYNC_ID,
+    SimpleElasticAgent,
+    Worker,
+    WorkerSpec,
+)
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 from torch.distributed.elastic.utils.store import barrier
@@ -19,6 +25,7 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_torchrun.handler import NO_SHARED_STORE, handler_on
 from bagua_torchrun.settings import Settings, parse
+from bagua_torchrun.state_backend import HEADER
 from bagua_torchrun.watched_handler import WatchedHandler
 from tests.lab.wait import HANG_S, eventually
 
@@ -27,9 +34,14 @@ ALWAYS = 600  # attempts: a node that lives is not taken for dead, however slow 
 
 
 class Agent:
-    """What a torchrun agent does with its handler while its workers run. size: of its round; 0: it has none."""
+    """What a torchrun agent does with its handler while its workers run. size: of its round; 0: it has none.
 
-    def __init__(self, settings: Settings, nodes: str, attempts: int) -> None:
+    is_lost_unassigned: it ends once all nodes of its first round have arrived, before its workers have ranks.
+    """
+
+    def __init__(
+        self, settings: Settings, nodes: str, attempts: int, is_lost_unassigned: bool = False
+    ) -> None:
         least, _, most = nodes.partition(":")
         conf = {"keep_alive_interval": 1, "keep_alive_max_attempt": attempts, "last_call_timeout": 1}
         parameters = RendezvousParameters(
@@ -39,6 +51,8 @@ class Agent:
         self.handler = handler_on(self.store, settings, parameters)
         self.size, self.rounds, self.was_refused = 0, 0, False
         self.joined: RendezvousInfo | None = None
+        self.assigned: list[list[Worker]] = []  # of each round
+        self._is_lost_unassigned = is_lost_unassigned
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -48,12 +62,20 @@ class Agent:
             while not self._ends.is_set():
                 self.size = 0
                 self.joined = self.handler.next_rendezvous()
+                if self._is_lost_unassigned:
+                    return self.handler._stop_heartbeats()
+                self._assign_ranks(self.joined)
                 self.rounds += 1
                 self.size = self.joined.world_size
                 while not self._ends.wait(POLL_S) and not self.handler.num_nodes_waiting():
                     pass
         except RendezvousClosedError:
             self.was_refused = True
+
+    def _assign_ranks(self, joined: RendezvousInfo) -> None:
+        assign = inspect.unwrap(SimpleElasticAgent._assign_worker_ranks)
+        spec = WorkerSpec("worker", 2, self.handler, entrypoint="train.py")
+        self.assigned.append(assign(None, joined.store, joined.rank, joined.world_size, spec))
 
     def is_lost(self) -> None:
         """Ends without a word, as when its host is lost."""
@@ -143,7 +165,7 @@ def lost(settings: Settings, request: pytest.FixtureRequest) -> _NodeDesc:
     state.participants = {node: 0}
     state.last_heartbeats = {node: datetime.now(UTC)}
     with closing(Store(settings.store)) as store:
-        store.put(settings.state_key, pickle.dumps(state))
+        store.put(settings.state_key, HEADER + pickle.dumps(state))
     return node
 
 
@@ -153,6 +175,31 @@ def test_a_node_that_was_lost_before_its_round_was_complete_holds_up_no_other(
     """The first agent completes a round with it, and waits for the master's address or for its arrival."""
     first, second = started(2, "2:2", attempts=3)
     await_sizes(2, first, second)
+
+
+@pytest.mark.parametrize("lost_rank", [0, 1])
+def test_a_node_that_is_lost_before_ranks_are_assigned_costs_the_time_of_its_heartbeats(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, lost_rank: int
+) -> None:
+    """torch would wait 300 s for its number of workers or, for rank 0, for the ranks, and end the job."""
+    monkeypatch.setenv(NO_SHARED_STORE, "1")
+    agents = [
+        Agent(settings, "2:3", ALWAYS if rank == lost_rank else 3, is_lost_unassigned=rank == lost_rank)
+        for rank in (0, 1, 2)
+    ]
+    survivors = [one for one in agents if one is not agents[lost_rank]]
+    try:
+        await_sizes(2, *survivors)
+        assert agents[lost_rank].joined is not None and agents[lost_rank].joined.rank == lost_rank
+        first, last = zip(*((one.assigned[0], one.assigned[-1]) for one in survivors), strict=True)
+        of_all = {worker.global_rank for workers in first for worker in workers}
+        assert len(of_all) == 4 and not of_all & {2 * lost_rank, 2 * lost_rank + 1}
+        assert {worker.world_size for workers in first for worker in workers} == {6}
+        assert sorted(worker.global_rank for workers in last for worker in workers) == [0, 1, 2, 3]
+    finally:
+        for one in agents:
+            one.is_lost()
+            one.store.close()
 
 
 @pytest.mark.parametrize("notices", ["one", "all"])

@@ -16,7 +16,7 @@ from bagua_agent.base.errors import StoreUnavailable
 from bagua_agent.etcd.client import Compare, KeyValue
 from bagua_torchrun.outage_credit import Outage, OutageCredit, credited
 from bagua_torchrun.run_lease import LeasedKeys
-from bagua_torchrun.state_backend import StateBackend
+from bagua_torchrun.state_backend import HEADER, StateBackend
 
 INTERVAL_S, ATTEMPTS = 2.0, 3
 DEAD_AFTER_S = INTERVAL_S * ATTEMPTS
@@ -129,7 +129,7 @@ def in_a_round(etcd: Etcd, *agents: Agent) -> None:
     state.complete = True
     state.participants = {agent.node: rank for rank, agent in enumerate(agents)}
     state.last_heartbeats = {agent.node: agent.utc() for agent in agents}
-    etcd.value = pickle.dumps(state)
+    etcd.value = HEADER + pickle.dumps(state)
 
 
 def run_until(until_s: float, *agents: Agent) -> None:

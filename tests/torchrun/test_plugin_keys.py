@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 from torch.distributed import DistStoreError, PrefixStore
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousStateError,
+)
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousState
 from torch.distributed.elastic.utils.store import barrier, synchronize
 
@@ -18,10 +22,11 @@ from bagua_agent.base.errors import OutcomeUnknown, UserError
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_torchrun.agents_store import AgentsStore
+from bagua_torchrun.handler import handler_on
 from bagua_torchrun.outage_credit import OutageCredit
 from bagua_torchrun.run_lease import LeasedKeys
 from bagua_torchrun.settings import OURS, Settings, parse
-from bagua_torchrun.state_backend import StateBackend
+from bagua_torchrun.state_backend import HEADER, PROTOCOL, StateBackend
 from bagua_torchrun.torchrun_plugin import get_handler
 
 
@@ -90,6 +95,35 @@ def test_a_closed_run_does_not_come_back(store: Store, settings: Settings) -> No
     agent.set_state(state_of(closed=True))
     store.delete(settings.state_key)
     assert agent.get_state() is None and store.get(settings.state_key) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "named"),
+    [
+        (state_of(closed=False), "no protocol number"),
+        (HEADER.replace(b"%d" % PROTOCOL, b"%d" % (PROTOCOL + 1)) + b"state", f"protocol {PROTOCOL + 1}"),
+        (b"", "no protocol number"),
+    ],
+)
+def test_a_run_of_another_version_is_refused_and_stays_as_it_is(
+    store: Store, settings: Settings, found: bytes, named: str
+) -> None:
+    store.put(settings.state_key, found)
+    parameters = RendezvousParameters("bagua-etcd", "", "demo", 1, 2, "127.0.0.1")
+    handler = handler_on(store, settings, parameters)
+    with pytest.raises(RendezvousStateError, match=f"has {named}, and this version of Bagua has {PROTOCOL}"):
+        handler.next_rendezvous()
+    assert not handler.shutdown(), "torchrun calls it after an error, and would close the run"
+    read = store.get(settings.state_key)
+    assert read is not None and read.value == found
+
+
+def test_a_version_without_protocol_numbers_can_not_read_the_state(store: Store, settings: Settings) -> None:
+    backend(store, settings).set_state(state_of(closed=False))
+    read = store.get(settings.state_key)
+    assert read is not None
+    with pytest.raises(pickle.PickleError):  # torch turns it into an error of the agent
+        pickle.loads(read.value)
 
 
 class Doubtful(Store):
