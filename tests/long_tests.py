@@ -2,7 +2,8 @@
 
 The list was made from a run of the default suite in which every block of statements of the product was counted, in all
 processes, by test. Each block of a listed test is run by another test, and each file keeps a test in the default suite.
-A test that is dear and alone in what it runs is not listed: make it cheaper.
+A test that is dear and alone in what it runs is not listed: make it cheaper. Pages say which of their blocks and which
+examples only listed tests run (tests/docs/test_weekly.py).
 """
 
 from __future__ import annotations

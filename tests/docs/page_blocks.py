@@ -10,8 +10,9 @@ commands are jobs of one node. Before `run`, `long, ` says that it takes minutes
 it, `, script: EXAMPLE` says which file is the reader's train.py, `, ends: WORD` how the jobs end (test_page_commands.py
 lists the words), and `, needs: MODULE MODULE` which modules they import beside torch.
 Of both, of every YAML and PromQL block, and of texts with commands behind a prompt: `run by: TEST TEST`: these tests
-take all of the block's commands or its code from the page (printed.py). Of a text, `, lines of: FAULT` behind it: the
-test compares the block with what a real job prints at that fault.
+take all of the block's commands or its code from the page (printed.py). Before it, `long, ` says that some of it is
+taken only by tests which run once a week (weekly.py). Of a text, `, lines of: FAULT` behind it: the test compares the
+block with what a real job prints at that fault.
 A text has one of these marks: that one; or `printed by the commands above`: test_page_commands.py compares it with what
 the shell block above it prints; or `not run: REASON`.
 """
@@ -47,7 +48,9 @@ RUN = re.compile(
     r"(long, )?run(, script: (?P<script>[\w./]+))?(, ends: (?P<ends>\w+))?(, needs: (?P<needs>[\w.]+( [\w.]+)*))?"
 )
 PRINTED_ABOVE = "printed by the commands above"
-RUN_BY = re.compile(r"run by: (?P<tests>[\w./]+\.py( [\w./]+\.py)*)(, lines of: (?P<fault>[\w ]+))?")
+RUN_BY = re.compile(
+    r"(?:long, )?run by: (?P<tests>[\w./]+\.py( [\w./]+\.py)*)(, lines of: (?P<fault>[\w ]+))?"
+)
 PART_OF = re.compile(r"part of: (?P<example>examples/[\w./]+\.py)")
 GIVEN = re.compile(r"(?P<long>long, )?(?:workers: (?P<workers>[1-9]\d*), )?given: (?P<names>\w+(?:, \w+)*)")
 KINDS = ("python", "sh", "text", "yaml", "toml", "promql")
@@ -65,7 +68,8 @@ class Block:
     @property
     def runs(self) -> bool:
         """Whether the block runs by itself, in one process."""
-        return not self.workers and not self.mark.startswith(("not run: ", "run by: ", "part of: "))
+        mark = self.mark.removeprefix("long, ")
+        return not self.workers and not mark.startswith(("not run: ", "run by: ", "part of: "))
 
     @property
     def long(self) -> bool:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.fault_victims import leading_host, pick
-from tests.docs.printed import printed_lines, printed_text
+from tests.docs.printed import printed, printed_lines, printed_text
 from tests.docs.terminals import Since, Terminals, shows
 from tests.docs.test_pages_on_hosts import JOINS
 from tests.faults.conftest import MakeJob, MakeLab, job, make_lab
 from tests.faults.job import DEADLINE_S, ROOT, SCRIPT, Node
-from tests.faults.test_restart_mode import await_epochs, epochs
+from tests.faults.test_restart_mode import DDP, ONE_WORKER, await_epochs, epochs
 from tests.lab.network import Host, Lab
 from tests.lab.wait import eventually
 
@@ -149,9 +149,10 @@ def test_a_host_of_a_sharded_replica_is_killed(job: MakeJob, make_lab: MakeLab) 
 
 def test_a_script_for_torchrun_loses_a_host(job: MakeJob, make_lab: MakeLab, tmp_path: Path) -> None:
     lab = make_lab(3)
-    program = [str(ROOT / "examples" / "stock_ddp.py"), "--epochs", "1000", "--pause", "0.05"]
-    program += ["--checkpoint", str(tmp_path / "spiral.pt")]
-    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", program=program)
+    *options, script = printed("README.md", "examples/stock_ddp.py", {DDP: str(ROOT / DDP)})
+    program = [script, "--epochs", "1000", "--pause", "0.05", "--checkpoint", str(tmp_path / "spiral.pt")]
+    options += ONE_WORKER
+    one = job(endpoints=lab.etcd(lab.hosts[0]).endpoints, program=program, options=options)
     first = one.start(lab.hosts[1])
     await_epochs(first, 1)  # so that rank 0, which prints the epochs, is there
     one.start(lab.hosts[2])

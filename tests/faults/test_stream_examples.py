@@ -13,10 +13,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "streams"
 RECORDS, EPOCHS = 1200, 6
 
 
-@pytest.mark.parametrize("package", ["datasets", "webdataset", "litdata"])
-def test_a_worker_is_killed_and_a_third_joins(job: MakeJob, tmp_path: Path, package: str) -> None:
-    pytest.importorskip(package)
-    program = [str(EXAMPLES / f"from_{package}.py"), "--data", str(tmp_path / "waves")]
+@pytest.mark.parametrize("example", ["from_datasets.py", "from_webdataset.py", "from_litdata.py"])
+def test_a_worker_is_killed_and_a_third_joins(job: MakeJob, tmp_path: Path, example: str) -> None:
+    pytest.importorskip(example.removeprefix("from_").removesuffix(".py"))
+    program = [str(EXAMPLES / example), "--data", str(tmp_path / "waves")]
     one = job(program=program, samples=RECORDS, epochs=EPOCHS)
     node = one.start(slots=2, environment={"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"})
     one.finish(deadline_s=60)
