@@ -8,7 +8,8 @@ fails with it.
 
 All raise ValueError or TypeError before any peer is asked, MismatchedCollective if workers ask for different ones, and
 JobClosing outside steps if a worker is lost after the end of the training.
-Between two steps a worker that has not taken its first one has no peers, and the rank behind the others.
+Between two steps a worker that has not taken its first one has no peers, and the rank behind the others. At the top of
+an epoch it gets the results that the others had there.
 """
 
 from __future__ import annotations

@@ -349,6 +349,9 @@ class StepEngine(StepReductions, Protocol):
         """Reduces `tensor` over all workers; see bagua_core.allreduce. Within a step it is part of the step, and fails
         with it."""
 
+    def epoch_begins(self, epoch: int) -> None:
+        """Tells the engine that the loader yields `epoch` to the script, before the boundary of its first step."""
+
     def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
         """Ends the step before (commit, or roll back), follows a new generation if there is one, and begins the next
         step.

@@ -160,6 +160,7 @@ class ElasticDataLoader:
                 self._take_boundary()
             if self._epoch < count:
                 self._announced = self._epoch
+                self._attached_engine().epoch_begins(self._epoch)
                 yield self._epoch
                 if self._announced is not None:
                     raise RuntimeError(

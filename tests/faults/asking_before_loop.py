@@ -1,6 +1,7 @@
 """Asks for ranks and collectives before its loop. Writes what it got to <out>/before-SLOT-PID.json, then trains.
 
-Files in <out> change it: rank 0 "downloads" while `hold-download` is there; with `odd` rank 1 skips the barrier.
+What it gets at the top of an epoch is in <out>/epoch-EPOCH-SLOT-PID.json. Files in <out> change the script: rank 0
+"downloads" while `hold-download` is there; with `odd` rank 1 skips the barrier.
 """
 
 import argparse
@@ -60,7 +61,11 @@ optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 model = bagua.DistributedDataParallel(module, [optimizer])
 samples = torch.utils.data.TensorDataset(torch.ones(args.samples, 4))
 loader = bagua.ElasticDataLoader(samples, global_batch_size=12, seed=0)
-for _ in loader.epochs(args.epochs):
+for epoch in loader.epochs(args.epochs):
+    rank = bagua.get_rank()
+    named = bagua.broadcast_object(f"{place} in epoch {epoch}" if rank == 0 else None)
+    ones = int(bagua.allreduce(torch.ones(1)))
+    (args.out / f"epoch-{epoch}-{place}.json").write_text(json.dumps({"named": named, "ones": ones}))
     for (x,) in loader:
         optimizer.zero_grad()
         model(x).mean().backward()

@@ -87,6 +87,11 @@ def test_a_later_worker_is_never_rank_0_and_gets_what_the_first_ones_got(
     late, before = asking.told[2], asking.told[0]
     assert (late["shared"], late["total"], late["downloaded"]) == (before["shared"], 3, False)
     assert not first.says("did not happen")
+    for epoch in range(EPOCHS):
+        told = [json.loads(path.read_text()) for path in asking.out.glob(f"epoch-{epoch}-*.json")]
+        assert len({one["named"] for one in told}) == 1 and None not in {one["named"] for one in told}
+        assert len({one["ones"] for one in told}) == 1
+    assert asking.count("epoch-*.json") in (5, 6)  # the later worker joins in the first epoch or the second
     asking.check(3)
 
 

@@ -56,8 +56,8 @@ class MeetingServer:
 
     def publish(self, values: Mapping[bytes, bytes]) -> None:
         """Answers with these values from now on, also clients that wait for one, whatever a peer sets under their keys.
-        Any thread may call it."""
-        self._published = {**self._published, **values}
+        An empty value withdraws its key. Any thread may call it."""
+        self._published = {key: value for key, value in {**self._published, **values}.items() if value}
         self._wake_in.send(b"p")
 
     def close(self) -> None:

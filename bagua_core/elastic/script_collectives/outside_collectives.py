@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
@@ -24,10 +23,10 @@ from bagua_core.communication.communicator import (
     Communicator,
     ReduceOp,
 )
-from bagua_core.communication.step_interface import Rounds, StepReductions
 from bagua_core.elastic.membership.member import Member
 from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
+from bagua_core.elastic.script_collectives.epoch_results import EpochResults
 from bagua_core.elastic.script_collectives.members_changed import (
     JobClosing,
     MembersChanged,
@@ -46,6 +45,7 @@ from bagua_core.elastic.script_collectives.requests import (
     Result,
     Wait,
 )
+from bagua_core.elastic.script_collectives.steps import Steps
 from bagua_core.elastic.script_collectives.worker_groups import WorkerGroup
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.waiting import operations
@@ -59,31 +59,6 @@ class SourceHasNoState(UserError, RuntimeError):
     """A worker in its first step, which is still copying the job's state, was to tell the others something."""
 
 
-class Steps(StepReductions, Protocol):
-    """Defines the calls of a script's collective to the engine."""
-
-    @property
-    def rounds(self) -> Rounds | None:
-        """The leases of samples, where the round is the unit of commit; None elsewhere."""
-
-    @property
-    def virtual_shards(self) -> int:
-        """The most virtual shards of a batch in a deterministic job; 0 in any other. See StepEngine."""
-
-    @property
-    def newcomers(self) -> frozenset[int]:
-        """Ranks that copy the state beside the first step of the generation, and take part in nothing before it."""
-
-    def replica_place(self) -> tuple[int, int]:
-        """Returns the rank of this worker's replica and the number of replicas, as the script sees them."""
-
-    def joiner_left_out(self) -> None:
-        """Called when a collective of the step has left out what a worker in its first step brings."""
-
-    def operation_done(self, index: int) -> None:
-        """Commits collective `index` after the last step, which all members but joiners completed."""
-
-
 class CollectiveInRound(UserError, RuntimeError):
     """The script called a collective among the local steps of a round, in which each worker is at another place."""
 
@@ -94,12 +69,22 @@ class OutsideCollectives:
         self._state = state
         self._member = member
         self._before_loop = before_loop
+        self._epoch_results = EpochResults(member)
         self.answered_in_step = 0  # collectives within steps that succeeded, with other workers
 
     def allreduce(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         """Returns the reduction of `tensor` over all that take part. See bagua_core.allreduce. Raises TypeError for
         what has no average."""
         return self.request(Allreduce(tensor, op))[0]
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Notes that the loader yields `epoch` to the script. See StepEngine."""
+        self._epoch_results.begins(epoch)
+
+    def boundary(self) -> None:
+        """Publishes what workers that come later need of the collectives before this boundary."""
+        self._before_loop.boundary()
+        self._epoch_results.boundary(self.is_alone)
 
     def request(self, request: Request, group: WorkerGroup | None = None) -> Result:
         """Does what a script asks for, among all that take part or those of `group`.
@@ -119,6 +104,10 @@ class OutsideCollectives:
             if group is not None or isinstance(request, Message):
                 raise self._before_loop.refuse(request.asked(request.root))
             return self._before_loop.answer(request)
+        if group is None and self._epoch_results.is_open and self.is_alone:
+            result = self._of_members(request)
+            if result is not None:
+                return result
         if self.is_alone or (group is not None and group.workers is None):
             rank, size = self._place_alone(request.across_replicas)
             if group is not None:
@@ -133,7 +122,24 @@ class OutsideCollectives:
             return self._in_step(request, workers, None)
         if isinstance(request, Message):
             return self._send_or_receive(request, workers)
-        return self._operate(request, workers)
+        result = self._operate(request, workers)
+        if self._member.generation is not None:
+            self._epoch_results.completed(request, result)
+        return result
+
+    def _of_members(self, request: Request) -> Result | None:
+        """Returns the result that the members had of a joiner's request at the top of its epoch; None if this worker is
+        left with its own input. Raises LateWorkerError."""
+        member = self._member
+        while self.is_alone and (generation := member.generation) and (communicator := member.communicator):
+            absent = self._workers_in(self._steps.newcomers)
+            addresses = [m.store_address for r, m in enumerate(generation.members) if r not in absent]
+            try:
+                return self._epoch_results.answer(request, addresses, communicator.abort_flag)
+            except CollectiveAborted as error:
+                member.break_generation(error)
+                self._follow(request)
+        return None
 
     def group(self, ranks: Sequence[int] | None) -> WorkerGroup:
         """Returns the group of `ranks`. See bagua_core.new_group. Raises ValueError, LateWorkerError."""

@@ -151,14 +151,19 @@ class Engine(ScriptRanks):
         elif isinstance(stateful, GradScaler):
             gate_scaler(stateful, self)
 
+    def epoch_begins(self, epoch: int) -> None:
+        """Notes that the loader yields `epoch` to the script. See StepEngine."""
+        if self._outside is not None:
+            self._outside.epoch_begins(epoch)
+
     # -- the boundary
 
     def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
         """Ends the step before, follows a newer generation and returns the plan of the next step. Another call before
         that step has begun returns the plan in force by then. See StepEngine."""
         self.state.guard.check()
-        if self._before_loop is not None:
-            self._before_loop.boundary()
+        if self._outside is not None:
+            self._outside.boundary()
         if self.in_step:
             self._end_step_for(goes_on, confirmed)
         if self.inputs.seed is None:

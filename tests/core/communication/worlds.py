@@ -111,6 +111,9 @@ class FakeEngine:
     def register_state(self, name: str, stateful: Stateful) -> None:
         self.registered[name] = stateful
 
+    def epoch_begins(self, epoch: int) -> None:
+        """As an engine whose script calls no collectives."""
+
     def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
         raise NotImplementedError
 

@@ -67,6 +67,9 @@ class FakeEngine:
         for name, state in captured.items():
             self._registered[name].load_state_dict(state)
 
+    def epoch_begins(self, epoch: int) -> None:
+        """As an engine whose script calls no collectives."""
+
     def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
         assert self.source is not None
         self.boundaries += 1

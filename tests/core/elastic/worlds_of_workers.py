@@ -65,7 +65,7 @@ class Worker:
 
     @property
     def session(self) -> Any:
-        return SimpleNamespace(news=SimpleNamespace(nonce="nonce"))
+        return SimpleNamespace(news=SimpleNamespace(nonce="nonce-1"))
 
     def publish(self, values: dict[str, bytes]) -> None:
         """As a rendezvous: no worker joins later here."""

@@ -13,7 +13,7 @@ import torch
 from bagua_contract.records import Generation
 from bagua_core.communication.communicator import ReduceOp
 from bagua_core.communication.transports.meeting_store import GENERATIONS_KEPT, MeetingServer, MeetingStore
-from bagua_core.elastic.script_collectives import before_loop
+from bagua_core.elastic.script_collectives import kept_results
 from bagua_core.elastic.script_collectives.before_loop import BeforeLoop, LateWorkerError
 from bagua_core.elastic.script_collectives.requests import (
     Allgather,
@@ -126,7 +126,7 @@ def test_what_each_shard_has_of_its_own_is_refused(members: Members) -> None:
 
 
 def test_more_than_is_kept(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(before_loop, "MOST_KEPT_BYTES", 3 << 20)
+    monkeypatch.setattr(kept_results, "MOST_KEPT_BYTES", 3 << 20)
     first = members.first()
     large = torch.arange(1 << 19, dtype=torch.float32)  # 2 MiB: several parts
     for _ in range(2):
@@ -197,7 +197,7 @@ def test_one_that_asks_too_early_is_answered_once_it_is_published(members: Membe
 
 
 def test_the_number_of_answers_is_bounded(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(before_loop, "MOST_ANSWERS", 2)
+    monkeypatch.setattr(kept_results, "MOST_ANSWERS", 2)
     first = members.first()
     for _ in range(5):
         first.completed(barrier(), None, [torch.zeros(1)])
