@@ -126,3 +126,15 @@ def test_missing_and_ambiguous_names_are_found() -> None:
         "tests.absent"
     ]
     assert ambiguous_paths("`README.md`, `ranks.py`, `decentralized.py`") == ["decentralized.py"]
+
+
+def test_each_folder_at_the_top_is_in_the_readme() -> None:
+    """A run that writes into the tree, and a commit that takes this along, show here."""
+    layout = (ROOT / "README.md").read_text().partition("## Repository layout")[2].partition("\n## ")[0]
+    named = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", layout, re.MULTILINE)
+        for name in re.findall(r"`(\w+)/`", row)
+    }
+    folders = {path.partition("/")[0] for path in tracked() if "/" in path}
+    assert {name for name in folders if not name.startswith(".")} == named
