@@ -10,6 +10,7 @@ from typing import Any
 
 import promql_parser
 import pytest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
@@ -38,8 +39,8 @@ def all_shown() -> Iterator[str]:
         yield from shown_queries(path)
 
 
-def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, set[str]]]:
-    """Every series that an agent or a daemon can have: its labels' values by name."""
+def families(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metric]:
+    """Every metric that an agent or a daemon can have, as Prometheus reads it."""
     net = re.findall(
         r"\b([a-z_]+)[,;]",
         re.sub(r"//.*", "", COUNTERS_OF_NET.read_text()).split("struct Counters")[1].split("};")[0],
@@ -78,10 +79,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, set[str]]]:
     view = ClusterView()
     account.decided(view, plan(view, 0.0, ClusterPolicy()), 0.0)
     daemon = replace(picture_of(pb.Node(node_name="h1"), in_touch=True), queue=account.picture(0.0))
+    for text in endpoint.exposition(picture).decode(), daemon_exposition(daemon).decode():
+        for family in text_string_to_metric_families(text):
+            assert family.samples, f"{family.name} is of no picture here"
+            yield family
+
+
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, set[str]]]:
+    """Every series that an agent or a daemon can have: its labels' values by name."""
     found: dict[str, dict[str, set[str]]] = {}
-    text = endpoint.exposition(picture).decode(), daemon_exposition(daemon).decode()
-    for family in (family for served in text for family in text_string_to_metric_families(served)):
-        assert family.samples, f"{family.name} is of no picture here"
+    for family in families(monkeypatch):
         for sample in family.samples:
             labels = found.setdefault(sample.name, {})
             for label, value in sample.labels.items():
