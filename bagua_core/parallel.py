@@ -142,6 +142,7 @@ class DistributedDataParallel(nn.Module):
         engine.attach_model(self)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Returns what the module returns. With gradients enabled it begins a micro-batch of the step."""
         if self.is_detached:
             return self._forward_alone(*inputs, **keywords)
         if torch.is_grad_enabled():

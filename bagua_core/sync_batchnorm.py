@@ -51,6 +51,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected an input [samples, features, ...], not of {input.dim()} dimensions")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns the normalized input: [samples, channels, ...], in its shape and dtype."""
         self._check_input_dim(input)
         peers = self._peers() if self.training else None
         if peers is None:

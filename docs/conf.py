@@ -39,6 +39,7 @@ linkcheck_retries = 2
 autodoc_inherit_docstrings = False  # torch's docstrings describe torch
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
+autoclass_content = "both"  # many describe their arguments at __init__
 maximum_signature_line_length = 100
 
 

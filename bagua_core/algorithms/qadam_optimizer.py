@@ -89,6 +89,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
         self._counts: dict[Tensor, _Count] = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters, as torch's Optimizer does. Raises ValueError for a value out of range and for
+        complex parameters."""
         _check({**self.defaults, **param_group})
         super().add_param_group(param_group)
         for parameter in self.param_groups[-1]["params"]:
@@ -114,6 +116,10 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Steps all parameters that have a gradient. Returns what `closure` returned; None without one.
+
+        closure: computes the loss anew, and its gradients. Raises ValueError for gradients that are not dense.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -148,6 +154,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 of_parameter["step"] = count.float()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state of this optimizer or of torch's Adam. An element of a state of Adam counts as one that had a
+        gradient in each step, or in none if its second moment is 0. Raises ValueError for a state of other groups."""
         super().load_state_dict(state_dict)
         self.loads += 1
         for group in self.param_groups:

@@ -75,8 +75,9 @@ class CacheLoader:
         """Opens the cache.
 
         backend: "embedded" (this node's shared memory) or "redis".
-        dataset_name and fingerprint: a cache is found again under the same two only; change the fingerprint with
-        whatever changes the values. writer_buffer_size: values on their way to the store, in each process.
+        dataset_name, fingerprint: a cache is found again under the same two only; change the fingerprint with
+        whatever changes the values.
+        writer_buffer_size: values on their way to the store, in each process.
         pickle: keep values of other types too; only for a store that no other account can write.
 
         options: of "embedded": capacity_bytes (default: half of what is free), directory (an absolute path; default

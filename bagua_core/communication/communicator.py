@@ -147,7 +147,8 @@ class Pending(ABC):
         """
 
     @abstractmethod
-    def is_done(self) -> bool: ...
+    def is_done(self) -> bool:
+        """Tells whether `wait` would return without blocking, or raise."""
 
     def is_known_done(self) -> bool:
         """Tells observers whether the operation is done: as `is_done`, but from any thread and without moving the
@@ -256,10 +257,12 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending: ...
+    def send(self, tensor: torch.Tensor, destination: int, tag: int) -> Pending:
+        """Sends `tensor` to rank `destination`, which calls `receive` with the same tag and as many elements."""
 
     @abstractmethod
-    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending: ...
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
+        """Receives into `tensor` what rank `source` sends with this tag. Messages with one tag keep their order."""
 
     def swap(
         self, outgoing: Sequence[torch.Tensor], incoming: Mapping[int, Sequence[torch.Tensor]], tag: int

@@ -276,6 +276,7 @@ class ElasticDataLoader:
 
     @property
     def worker_process_ids(self) -> list[int]:
+        """The process ids of the loader's worker processes; empty without num_workers."""
         return self._prefetcher.worker_process_ids
 
     def _iterate(self, epoch: int | None, iteration: int) -> Iterator[Any]:
@@ -417,6 +418,7 @@ class ElasticDataLoader:
 
     @property
     def global_batch_size(self) -> int:
+        """The samples of a step of the whole job."""
         return self._global_batch_size
 
     def fingerprint(self) -> dict[str, str]:

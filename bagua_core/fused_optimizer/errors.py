@@ -1,4 +1,4 @@
-"""The errors that fusing an optimizer can raise."""
+"""Defines the exceptions of fuse_optimizer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from bagua_core.errors import UserError
 
 
 class FusedOptimizerError(UserError, ValueError):
-    """The optimizer cannot be fused as asked; the message says why and what to do instead."""
+    """Raised if the optimizer cannot be fused as asked; the message has the reason and an alternative."""
 
 
 class PerParameterError(FusedOptimizerError):
-    """The optimizer's step depends on where one parameter ends and the next begins, and strict=True was given."""
+    """Raised with strict=True if the optimizer's step depends on the boundaries between parameters."""

@@ -103,6 +103,7 @@ def _warn_of_attributes(optimizer: torch.optim.Optimizer) -> None:
 
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Tells whether fuse_optimizer has changed the step of `optimizer`."""
     return optimizer in _fused
 
 

@@ -16,8 +16,11 @@ MINMAX_HEADER_BYTES = 8  # low and step, fp32
 ONE_BIT_HEADER_BYTES = 4  # mean magnitude, fp32
 
 # Measured (docs/kernels.md): smaller blocks barely lower the error, larger ones barely lower the bytes.
-MINMAX_BLOCK = 2048  # headers are 0.4 % of the payload
-ONE_BIT_BLOCK = 4096  # 0.8 %
+MINMAX_BLOCK = 2048
+"""The default block of min-max uint8, in elements. Headers are 0.4 % of the payload."""
+
+ONE_BIT_BLOCK = 4096
+"""The default block of one bit, in elements. Headers are 0.8 % of the payload."""
 
 
 def minmax_payload_at(count: int, block_size: int = MINMAX_BLOCK) -> int:
@@ -26,7 +29,8 @@ def minmax_payload_at(count: int, block_size: int = MINMAX_BLOCK) -> int:
 
 
 def minmax_bytes(count: int, block_size: int = MINMAX_BLOCK) -> int:
-    """Returns the size, in bytes, of `count` values as min-max uint8. Raises KernelArgumentError."""
+    """Returns the size, in bytes, of `count` values as min-max uint8, in blocks of block_size elements. Raises
+    KernelArgumentError."""
     return minmax_payload_at(count, block_size) + _aligned(count)
 
 
@@ -36,7 +40,8 @@ def one_bit_payload_at(count: int, block_size: int = ONE_BIT_BLOCK) -> int:
 
 
 def one_bit_bytes(count: int, block_size: int = ONE_BIT_BLOCK) -> int:
-    """Returns the size, in bytes, of `count` values as one bit each. Raises KernelArgumentError."""
+    """Returns the size, in bytes, of `count` values as one bit each, in blocks of block_size elements. Raises
+    KernelArgumentError."""
     return one_bit_payload_at(count, block_size) + _aligned(-(-count // 8))
 
 

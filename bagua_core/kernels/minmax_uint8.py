@@ -20,7 +20,8 @@ def minmax_compress(values: Tensor, out: Tensor | None = None, *, block_size: in
 
     values: [count] or [rows, count]. out: uint8, [minmax_bytes] or [rows, minmax_bytes]; made if None. The error is at
     most half a step, (greatest - least) / 510, in every block; zero stays exactly zero in a block that has values on
-    both sides of it or equal to it. Raises KernelArgumentError.
+    both sides of it or equal to it. block_size: elements, a multiple of 64 from 64 to 8,192.
+    Raises KernelArgumentError.
     """
     arguments.check_values("values", values)
     rows = arguments.as_rows("values", values)
@@ -39,8 +40,8 @@ def minmax_decompress(
 ) -> Tensor:
     """Sets out = scale * x, or out + scale * x with `add`, where x are the decoded values. Returns out.
 
-    compressed: uint8, [minmax_bytes] or [rows, minmax_bytes]. out: values, [count] or [rows, count].
-    Raises KernelArgumentError.
+    compressed: uint8, [minmax_bytes] or [rows, minmax_bytes]. out: values, [count] or [rows, count]. block_size: that
+    of minmax_compress. Raises KernelArgumentError.
     """
     return decompress(Code.MINMAX, compressed, out, scale, add, block_size)
 
@@ -57,7 +58,7 @@ def minmax_reduce(
     out.
 
     compressed: uint8, [peers, minmax_bytes]. count: values in each. out: uint8, [minmax_bytes]; made if None.
-    Raises KernelArgumentError.
+    block_size: that of minmax_compress. Raises KernelArgumentError.
     """
     size_bytes = minmax_bytes(count, block_size)
     arguments.check_scale("scale", scale)
@@ -75,6 +76,7 @@ def minmax_reduce_values(
 ) -> Tensor:
     """Sets out = scale * (sum over peers), summed as fp32 in the order of the rows. Returns out.
 
-    compressed: uint8, [peers, minmax_bytes]. out: values, [count]. Raises KernelArgumentError.
+    compressed: uint8, [peers, minmax_bytes]. out: values, [count]. block_size: that of minmax_compress. Raises
+    KernelArgumentError.
     """
     return reduce_values(Code.MINMAX, compressed, out, scale, block_size)

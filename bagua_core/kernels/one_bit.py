@@ -30,8 +30,8 @@ def one_bit_compress(
 
     values: [count] or [rows, count]. error: float32 of that shape, zero before the first step. left: like `error`, for
     the new error; None: `error` itself. out: uint8, [one_bit_bytes] or [rows, one_bit_bytes]; made if None. A block
-    whose sum of magnitudes is not finite decodes to NaN and keeps its error (0 where that is not finite). Raises
-    KernelArgumentError.
+    whose sum of magnitudes is not finite decodes to NaN and keeps its error (0 where that is not finite). block_size:
+    elements, a multiple of 64 from 64 to 8,192. Raises KernelArgumentError.
     """
     arguments.check_values("values", values)
     rows = arguments.as_rows("values", values)
@@ -60,8 +60,8 @@ def one_bit_decompress(
 ) -> Tensor:
     """Sets out = scale * x, or out + scale * x with `add`, where x are the decoded values. Returns out.
 
-    compressed: uint8, [one_bit_bytes] or [rows, one_bit_bytes]. out: values, [count] or [rows, count].
-    Raises KernelArgumentError.
+    compressed: uint8, [one_bit_bytes] or [rows, one_bit_bytes]. out: values, [count] or [rows, count]. block_size: that
+    of one_bit_compress. Raises KernelArgumentError.
     """
     return decompress(Code.ONE_BIT, compressed, out, scale, add, block_size)
 
@@ -71,6 +71,7 @@ def one_bit_reduce_values(
 ) -> Tensor:
     """Sets out = scale * (sum over peers), summed as fp32 in the order of the rows. Returns out.
 
-    compressed: uint8, [peers, one_bit_bytes]. out: values, [count]. Raises KernelArgumentError.
+    compressed: uint8, [peers, one_bit_bytes]. out: values, [count]. block_size: that of one_bit_compress. Raises
+    KernelArgumentError.
     """
     return reduce_values(Code.ONE_BIT, compressed, out, scale, block_size)

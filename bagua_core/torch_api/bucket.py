@@ -24,6 +24,8 @@ from bagua_core.communication.reduction.operation_queue import OperationQueue
 from bagua_core.communication.topology.hierarchical_sum import HierarchicalSum
 from bagua_core.torch_api.errors import UnsupportedAlgorithmError
 
+__all__ = ["BaguaBucket"]
+
 MIN_MAX_UINT8 = "MinMaxUInt8"
 
 
@@ -114,10 +116,12 @@ class BaguaBucket:
         return self._bucket.flat[: self._bucket.plan.elements]
 
     def bytes(self) -> int:
+        """Returns the size of the gradients, in bytes."""
         flat = self.flattened_tensor()
         return flat.numel() * flat.element_size()
 
     def clear_ops(self) -> BaguaBucket:
+        """Removes all operations. Returns the bucket."""
         self.operations.clear()
         return self
 
@@ -125,7 +129,8 @@ class BaguaBucket:
         """Appends a call of python_function(name of the bucket). Returns the bucket.
 
         The function may change the gradients in place and call collectives, as long as all workers call the same. A
-        step that failed may be in the middle of it: then collectives return what they got.
+        step that failed may be in the middle of it: then collectives return what they got. group: ignored.
+        Raises UnsupportedAlgorithmError for a bucket that takes no operations.
         """
         self._for_operations()
         self.operations.append(PythonOp(python_function, self.name))
@@ -142,7 +147,12 @@ class BaguaBucket:
         """Appends the mean of the gradients over all workers, weighted by samples (average), or their sum. Returns the
         bucket.
 
-        scattergather: how it travels if it is compressed. compression: None or "MinMaxUInt8". Raises ValueError.
+        hierarchical: sum within each node first.
+        scattergather: must be True with a compression.
+        compression: None or "MinMaxUInt8".
+        group: ignored.
+
+        Raises ValueError, and UnsupportedAlgorithmError for a bucket that takes no operations.
         """
         if compression not in (None, MIN_MAX_UINT8):
             raise ValueError(f'compression={compression!r} is unknown; use "{MIN_MAX_UINT8}" or None')

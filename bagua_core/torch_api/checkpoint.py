@@ -20,6 +20,8 @@ from bagua_core.communication.communicator import ReduceOp
 from bagua_core.torch_api.communication import barrier, get_rank
 from bagua_core.torch_api.script_world import say, this_script
 
+__all__ = ["load_checkpoint", "save_checkpoint"]
+
 TRACKER = "latest_checkpointed_iteration.txt"
 STATES = "mp_rank_00_model_states.pt"
 
@@ -37,6 +39,10 @@ def save_checkpoint(
     other, and saves nothing if its rank is not 0: before its first step, or if the job went on without it. After the
     end of the training the workers that are left raise JobClosing instead, and the states may not be saved. Where the
     algorithm lets replicas differ, what is saved is rank 0's. Raises OSError, JobClosing.
+
+    iteration: the number in the name of the checkpoint's folder.
+    checkpoints_path: a directory that every later rank 0 can write; the folder is made in it.
+    model, optimizer, lr_scheduler: their state_dict() is saved; None: no such part.
     """
     parts = {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
     is_saved = False
@@ -74,7 +80,12 @@ def load_checkpoint(
     """Loads the newest checkpoint and returns its iteration; 0 if there is none. All workers must call it, between two
     steps.
 
-    strict: as in Module.load_state_dict. Raises ValueError, OSError, and what torch.load raises.
+    checkpoints_path: as in save_checkpoint; every worker reads it.
+    model, optimizer, lr_scheduler: they load their states; None: the checkpoint's is ignored.
+    strict: as in Module.load_state_dict.
+
+    Raises ValueError for a checkpoint without a state that is asked for, or with experts in files of their own;
+    OSError, and what torch.load raises.
     """
     tracker = Path(checkpoints_path) / TRACKER
     if not tracker.is_file():

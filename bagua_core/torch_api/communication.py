@@ -72,6 +72,12 @@ __all__ = [
 ]
 
 _Value = TypeVar("_Value")
+_COMM = """
+comm: a communicator or group; None or comm.WORLD: all workers.
+
+Raises PeerLostError if a worker of a group that new_group() made is lost, TypeError for another `comm`, and ValueError
+if a tensor has another number of elements than was received.
+"""
 
 
 def init_process_group(
@@ -154,7 +160,7 @@ def _with_comm(method: Callable[..., None]) -> Callable[..., None]:
             method(member, **arguments)
 
     call.__name__ = call.__qualname__ = method.__name__
-    call.__doc__ = method.__doc__
+    call.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n{_COMM}"
     call.__signature__ = whole  # type: ignore[attr-defined]
     return call
 
@@ -184,7 +190,9 @@ barrier = _with_comm(GroupCommunicator.barrier)
 
 
 def broadcast_object(obj: _Value, src: int = 0, comm: Comm = None) -> _Value:
-    """Returns a copy of rank src's value: numbers, strings, containers, tensors; no pickle travels
-    (StateCodecError)."""
+    """Returns a copy of rank src's `obj`: numbers, strings, containers, tensors. No pickle is sent.
+
+    comm: as for broadcast. Raises StateCodecError for a value of another type, PeerLostError.
+    """
     member = member_of(comm)
     return obj if member is None else member.broadcast_object(obj, src)

@@ -19,12 +19,19 @@ from bagua_core.torch_api.process_group import BaguaProcessGroup
 from bagua_core.torch_api.script_world import Script, this_script
 from bagua_core.torch_api.wrapping import Wrapped, check_group, check_ignored, register, reified, release
 
+__all__ = ["DistributedDataParallel"]
+
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
     """Trains `module` on all workers of the job together.
 
     device_ids: None, or the one device that inputs are moved to.
+    output_device: None, or that device.
+    dim: 0; a batch is not split inside a worker.
+    broadcast_buffers: every training forward begins with rank 0's buffers.
+    process_group: None, or a group of all workers.
     bucket_cap_mb: None for BAGUA_DEFAULT_BUCKET_SIZE, which is 25 MiB.
+    find_unused_parameters: parameters that took part on no rank keep a .grad of None.
     optimizers: those that step on its parameters; if none are given, those that the script makes.
     algorithm: as in with_bagua.
     check_reduction, gradient_as_bucket_view: there is nothing to switch on, gradients always lie in buckets.
@@ -72,6 +79,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         register(self, self._handle)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Returns what the module returns. In training mode with gradients it begins a step of the job, or continues
+        it. Raises RuntimeError if the module was wrapped again since."""
         if self._device is not None:
             inputs, keywords = _moved((inputs, keywords), self._device)
         handle = self._handle

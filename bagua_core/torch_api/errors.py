@@ -12,7 +12,6 @@ __all__ = [
     "NotLaunchedError",
     "NotOfferedError",
     "UnsupportedAlgorithmError",
-    "not_offered",
 ]
 
 
@@ -41,4 +40,5 @@ class NotOfferedError(UserError, ImportError):
 
 
 def not_offered(what: str, instead: str) -> NotOfferedError:
+    """Returns the error for the name `what`. instead: the alternative for a script."""
     return NotOfferedError(f"{what} is not offered by bagua_core.torch_api: {instead}")

@@ -18,6 +18,8 @@ from bagua_core.communication.communicator import ReduceOp
 from bagua_core.torch_api.errors import CommunicatorAborted
 from bagua_core.torch_api.script_world import this_script
 
+__all__ = ["GroupCommunicator"]
+
 _Value = TypeVar("_Value")
 
 
@@ -40,12 +42,15 @@ class GroupCommunicator:
         return self._group
 
     def rank(self) -> int:
+        """Returns this worker's place in the group."""
         return self._place()[0]
 
     def nranks(self) -> int:
+        """Returns the number of members."""
         return self._place()[1]
 
     def device_id(self) -> int:
+        """Returns the index of this worker's device on its node, as get_local_rank()."""
         return this_script().engine.local_rank
 
     def abort(self) -> None:
@@ -54,6 +59,7 @@ class GroupCommunicator:
         self._is_aborted = True
 
     def check_abort(self) -> bool:
+        """Tells whether abort() was called."""
         return self._is_aborted
 
     def _place(self) -> tuple[int, int]:
@@ -68,7 +74,7 @@ class GroupCommunicator:
     def allreduce(
         self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
     ) -> None:
-        """Writes `op` over all members' send_tensor to recv_tensor."""
+        """Writes `op` over all members' send_tensor, elementwise, to recv_tensor, which has as many elements."""
         self._fill(recv_tensor, collectives.allreduce(send_tensor, op, self.group))
 
     def allreduce_inplace(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
@@ -78,7 +84,8 @@ class GroupCommunicator:
     def reduce(
         self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM
     ) -> None:
-        """Writes `op` over all members' send_tensor to recv_tensor on rank `dst` alone."""
+        """Writes `op` over all members' send_tensor, elementwise, to recv_tensor on rank `dst` alone, where it has as
+        many elements."""
         result = collectives.reduce(send_tensor, dst, op, self.group)
         if result is not None:
             self._fill(recv_tensor, result)
@@ -90,7 +97,11 @@ class GroupCommunicator:
     def reduce_scatter(
         self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM
     ) -> None:
-        """Writes this member's part of `op` over all members' send_tensor to recv_tensor."""
+        """Writes this member's part of `op` over all members' send_tensor to recv_tensor.
+
+        send_tensor: as many equal parts as members, by rank.
+        recv_tensor: the elements of one part.
+        """
         self._fill(recv_tensor, collectives.reduce_scatter(self._rows(send_tensor), op, self.group))
 
     def reduce_scatter_inplace(self, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
@@ -100,7 +111,7 @@ class GroupCommunicator:
     def allreduce_coalesced_inplace(
         self, tensors: Sequence[torch.Tensor], op: ReduceOp = ReduceOp.SUM
     ) -> None:
-        """Calls allreduce_inplace for each of `tensors`, in one message for each data type."""
+        """Writes `op` over all members' tensors to each of `tensors`, in one message for each data type."""
         _coalesced(tensors, lambda flat: self.allreduce_inplace(flat, op))
 
     # -- moving tensors
@@ -110,14 +121,15 @@ class GroupCommunicator:
         self._fill(tensor, collectives.broadcast(tensor, src, self.group))
 
     def broadcast_coalesced(self, tensors: Sequence[torch.Tensor], src: int = 0) -> None:
-        """Broadcasts each of `tensors` in place, in one message for each data type."""
+        """Writes rank src's `tensors` to `tensors` on every member, in one message for each data type."""
         _coalesced(tensors, lambda flat: self.broadcast(flat, src))
 
     def broadcast_object(self, obj: _Value, src: int = 0) -> _Value:
+        """Returns a copy of rank src's `obj`; see the function of this name."""
         return collectives.broadcast_object(obj, src, self.group)
 
     def allgather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
-        """Writes all members' send_tensor, by rank, to recv_tensor."""
+        """Writes all members' send_tensor, by rank, to recv_tensor, which has the elements of all together."""
         self._fill(recv_tensor, collectives.allgather(send_tensor, self.group))
 
     def allgather_inplace(self, tensor: torch.Tensor) -> None:
@@ -125,7 +137,8 @@ class GroupCommunicator:
         self.allgather(self._rows(tensor)[self.rank()], tensor)
 
     def gather(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int) -> None:
-        """Writes all members' send_tensor, by rank, to recv_tensor on rank `dst` alone."""
+        """Writes all members' send_tensor, by rank, to recv_tensor on rank `dst` alone, where it has the elements of
+        all together."""
         result = collectives.gather(send_tensor, dst, self.group)
         if result is not None:
             self._fill(recv_tensor, result)
@@ -141,7 +154,11 @@ class GroupCommunicator:
         self.gather(room.view(members, count)[rank], room, dst)
 
     def scatter(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int) -> None:
-        """Writes this member's part of rank src's send_tensor, which is ignored elsewhere, to recv_tensor."""
+        """Writes this member's part of rank src's send_tensor, which is ignored elsewhere, to recv_tensor.
+
+        send_tensor: on rank `src` as many equal parts as members, by rank.
+        recv_tensor: the elements of one part.
+        """
         parts = self._rows(send_tensor) if self.rank() == src else None
         self._fill(recv_tensor, collectives.scatter(recv_tensor.reshape(-1), parts, src, self.group))
 
@@ -156,7 +173,8 @@ class GroupCommunicator:
         self.scatter(parts, torch.empty_like(parts[:count]), src)
 
     def alltoall(self, send_tensor: torch.Tensor, recv_tensor: torch.Tensor) -> None:
-        """Sends part r of send_tensor to rank r, and writes what came from rank r to part r of recv_tensor."""
+        """Sends part r of send_tensor to rank r, and writes what came from rank r to part r of recv_tensor. Both have
+        as many equal parts as members."""
         self._fill(recv_tensor, collectives.alltoall(self._rows(send_tensor), self.group))
 
     def alltoall_inplace(self, tensor: torch.Tensor) -> None:
@@ -172,8 +190,8 @@ class GroupCommunicator:
         recv_counts: Sequence[int],
         recv_displs: Sequence[int],
     ) -> None:
-        """Sends send_counts[r] elements from send_displs[r] on to rank r; writes recv_counts[r] from there at
-        recv_displs[r].
+        """Sends send_counts[r] elements of send_tensor from send_displs[r] on to rank r; writes recv_counts[r] from
+        there to recv_tensor at recv_displs[r].
 
         Displacements may have one entry more, the end of the last part, as in the original's examples.
         Raises ValueError if other counts arrive.
@@ -192,7 +210,11 @@ class GroupCommunicator:
                 room[at : at + n] = part
 
     def alltoall_v_inplace(self, tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int]) -> None:
-        """Runs alltoall_v within `tensor`: what comes from a rank replaces what goes there."""
+        """Runs alltoall_v within `tensor`: what comes from a rank replaces what goes there.
+
+        counts: elements for and from each rank.
+        displs: where they begin in `tensor`.
+        """
         self.alltoall_v(tensor, counts, displs, tensor, counts, displs)
 
     # -- between two workers, and all

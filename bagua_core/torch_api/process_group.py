@@ -73,6 +73,7 @@ class BaguaProcessGroup:
         return found.rank() if isinstance(found, GroupCommunicator) else -1
 
     def size(self) -> int:
+        """Returns the number of members."""
         return len(self.ranks)
 
     def get_global_communicator(self) -> Any:
@@ -167,8 +168,12 @@ def new_group(ranks: Sequence[int] | None = None, stream: Any = None) -> BaguaPr
 
 
 def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
-    """Returns the group for one that torch.distributed.new_group() returned. Raises ValueError for one that torch made
-    by itself and does not know any more."""
+    """Returns the group for one that torch.distributed.new_group() returned.
+
+    stream: ignored, as by new_group.
+
+    Raises ValueError for a group that torch made by itself and does not know any more.
+    """
     if isinstance(group, BaguaProcessGroup):
         return group
     if group is None:
@@ -177,8 +182,13 @@ def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
 
 
 def get_communicator(group_name: str, comm_name: str) -> Any:
-    """Returns a communicator of the group with this name. comm_name: "global", "inter" or "intra". Raises
-    ValueError."""
+    """Returns a communicator of a group.
+
+    group_name: the group's attribute of this name.
+    comm_name: "global", "inter" or "intra", as in BaguaProcessGroup.get_global_communicator and its siblings.
+
+    Raises ValueError for an unknown name.
+    """
     if comm_name not in ("global", "inter", "intra"):
         raise ValueError(f'comm_name={comm_name!r} is unknown; use "global", "inter" or "intra"')
     found = _groups.get(group_name)

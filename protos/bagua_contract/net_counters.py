@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+__all__ = ["NoCountersError", "parse", "processes", "read"]
+
 _LINK = "/memfd:bagua-net-counters (deleted)"
 _MAGIC = b"BNETCNT1"
 _HEAD = struct.Struct("=8sQ")  # magic, number of counters; their values and their names follow
@@ -20,7 +22,7 @@ PROC = Path("/proc")
 
 
 class NoCountersError(RuntimeError):
-    """A process has no counters of Bagua-Net, or they can't be read; the message says why."""
+    """Raised if a process has no counters of Bagua-Net, or they can't be read; the message has the reason."""
 
 
 def read(pid: int) -> dict[str, int]:
@@ -37,7 +39,7 @@ def read(pid: int) -> dict[str, int]:
 
 
 def parse(content: bytes) -> dict[str, int]:
-    """Returns the counters in the plugin's shared memory, by name. Raises NoCountersError."""
+    """Returns the counters in `content` of the plugin's shared memory, by name. Raises NoCountersError."""
     if len(content) < _HEAD.size or content[: len(_MAGIC)] != _MAGIC:
         raise NoCountersError("its counters are of another version of Bagua-Net")
     count = _HEAD.unpack_from(content)[1]

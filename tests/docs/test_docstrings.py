@@ -4,6 +4,7 @@ each argument is."""
 from __future__ import annotations
 
 import enum
+import functools
 import importlib.util
 import inspect
 import re
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import bagua_core as bagua
+from tests.docs.public_names import shown
 
 PATH = Path(__file__).resolve().parents[2] / "docs" / "docstrings.py"
 _spec = importlib.util.spec_from_file_location("docstrings", PATH)
@@ -21,7 +23,7 @@ assert _spec and _spec.loader
 docstrings = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(docstrings)
 
-MADE_BY_BAGUA = (Exception, enum.Enum, bagua.algorithms.Attachment)  # a script makes none of these
+MADE_BY_BAGUA = (BaseException, enum.Enum, bagua.algorithms.Attachment)  # a script makes none of these
 
 
 @pytest.mark.parametrize(
@@ -80,13 +82,17 @@ def test_indented_text_is_a_literal_block() -> None:
 
 
 def public() -> list[tuple[str, object]]:
-    """Functions and classes of bagua_core and bagua_core.algorithms that a script calls."""
-    named = [(name, getattr(place, name)) for place in (bagua, bagua.algorithms) for name in place.__all__]
-    called = [(name, thing) for name, thing in named if inspect.isfunction(thing) or inspect.isclass(thing)]
+    """Functions and classes of the reference that a script calls, each once."""
+    called = {
+        thing: f"{module}.{name}"
+        for (module, name), thing in shown().items()
+        if inspect.isfunction(thing) or (inspect.isclass(thing) and thing.__module__.startswith("bagua_"))
+    }
     return [
         (name, thing)
-        for name, thing in called
-        if not inspect.isclass(thing) or not issubclass(thing, MADE_BY_BAGUA)
+        for thing, name in called.items()
+        if not inspect.isclass(thing)
+        or not (issubclass(thing, MADE_BY_BAGUA) or getattr(thing, "_is_protocol", False))
     ]
 
 
@@ -101,6 +107,10 @@ def test_docstrings_say_what_each_argument_is(name: str, thing: Any) -> None:
     refers = re.match(r"See (\w+)", text)
     if refers:
         text += getattr(bagua, refers[1]).__doc__
+    # as in "a bagua_core.CacheLoader, whose other arguments it takes"
+    for named in re.findall(r"bagua_core\.([\w.]*\w)", thing.__doc__ or ""):
+        other = functools.reduce(lambda place, part: getattr(place, part, None), named.split("."), bagua)
+        text += (other.__doc__ or "") + (other.__init__.__doc__ or "") if inspect.isclass(other) else ""
     parameters = set(inspect.signature(thing).parameters) - {"self", "engine"}
     if inspect.isclass(thing) and issubclass(thing, torch.nn.modules.batchnorm._BatchNorm):
         parameters -= set(inspect.signature(torch.nn.BatchNorm1d).parameters)  # "as torch.nn.BatchNorm1d"

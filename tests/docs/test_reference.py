@@ -1,7 +1,7 @@
 """docs/reference/ shows every public name with its docstring, and every option of every program with its help.
 
-Public names are those in `__all__` of a public module. Programs are those that pyproject.toml installs, and each
-`python -m` of the packages that a page names.
+Public names are those in `__all__` of a module (public_names.py). Programs are those that pyproject.toml installs,
+and each `python -m` of the packages that a page names.
 """
 
 from __future__ import annotations
@@ -19,76 +19,77 @@ from types import ModuleType
 import click
 import pytest
 
-import bagua_core as bagua
 from bagua_agent.service.main import cli as agent_cli
 from bagua_launch.main import cli as launch_cli
 from bagua_launch.original_flags import Original, described
-from tests.docs.page_blocks import PAGES
+from tests.docs.page_blocks import PAGES, blocks
+from tests.docs.public_names import FRAMEWORKS, listed_in_source, public_modules, sections, shown
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/reference/api.md"
-DIRECTIVE = re.compile(r"^\.\. auto(module|class):: ([\w.]+)\n((?:   :.*\n)*)", re.MULTILINE)
-IMPORTED = ("bagua_core", "bagua_core.algorithms", "bagua_core.torch_api")
-# Frameworks take seconds to import, so what they offer is read from the source.
-FRAMEWORKS = ("bagua_core.integrations.lightning", "bagua_core.integrations.huggingface")
-# Of the original's modules whose names are in bagua_core.torch_api too, or that hold what no script calls.
-WITHOUT_SECTION = {"communication", "checkpoint", "data_parallel", "moe", "utils"}
 
 
-def sections() -> dict[str, str]:
-    """The options of each directive, by the module or class that it shows."""
-    return {found[2]: found[3] for found in DIRECTIVE.finditer(PAGE.read_text())}
-
-
-def listed_in_source(module: str) -> set[str]:
-    """`__all__` of a module that is not imported."""
-    tree = ast.parse((ROOT / module.replace(".", "/") / "__init__.py").read_text())
-    (value,) = (
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
-    )
-    return set(ast.literal_eval(value))
-
-
-@pytest.mark.parametrize("name", IMPORTED)
+@pytest.mark.parametrize("name", public_modules())
 def test_each_public_name_of_a_module_is_shown(name: str) -> None:
-    """automodule without a list takes `__all__`, and leaves out modules and what has no docstring."""
-    module, shown = importlib.import_module(name), sections()
-    assert re.search(r":members:\n", shown[name]) and ":imported-members:" in shown[name]
-    excluded = set(", ".join(re.findall(r":exclude-members: (.+)", shown[name])).split(", ")) - {""}
-    assert all(getattr(module, of_both) is getattr(bagua, of_both) for of_both in excluded), "shown above"
+    module, on_page = importlib.import_module(name), shown()
     for public in module.__all__:
         thing = getattr(module, public)
+        places = [place for place, other in on_page if other == public and on_page[place, other] is thing]
         if isinstance(thing, ModuleType):
-            assert public in WITHOUT_SECTION or f"{name}.{public}" in shown, f"{public} has no section"
+            assert hasattr(thing, "__all__"), (
+                f"{thing.__name__} has no __all__, so its public names are unknown"
+            )
         elif inspect.isclass(thing) or inspect.isroutine(thing):
+            assert any(found is thing for found in on_page.values()), f"{name}.{public} has no section"
             assert inspect.getdoc(thing), f"{name}.{public} has no docstring, so it is not shown"
         else:
-            assert re.search(rf'^{public}\b.*\n"""', inspect.getsource(module), re.MULTILINE), public
+            sources = [inspect.getsource(importlib.import_module(place)) for place in places]
+            found = [source for source in sources if re.search(rf'^{public}\b.*\n"""', source, re.MULTILINE)]
+            assert found, f"{name}.{public} has no section that shows its docstring"
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_each_public_name_of_a_framework_is_shown(name: str) -> None:
-    shown = sections()
-    classes = {place.rpartition(".")[2] for place in shown if place.rpartition(".")[0] == name}
-    members = re.findall(r":members: (.+)", shown.get(name, ""))
+    on_page = sections()
+    classes = {place.rpartition(".")[2] for place in on_page if place.rpartition(".")[0] == name}
+    members = re.findall(r":members: (.+)", on_page.get(name, ""))
     assert classes | set(", ".join(members).split(", ") if members else []) == listed_in_source(name)
 
 
-def test_what_the_worked_examples_import_is_shown() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
-    imported = [
-        found for block in blocks for found in re.findall(r"^from (bagua_core\S*) import (.+)$", block, re.M)
-    ]
-    assert len(imported) > 3
-    shown = sections()
-    for module, names in imported:
-        assert module in shown, f"{module} has no section"
-        listed = re.search(r":members:(.*)", shown[module])
-        assert listed, module
-        of_module = set(listed[1].strip().split(", ")) - {""} or set(importlib.import_module(module).__all__)
-        assert set(names.split(", ")) <= of_module, module
+def test_members_of_shown_classes_have_docstrings() -> None:
+    """autodoc leaves out those without; what overrides a member of a class of ours need not repeat its docstring."""
+    without = []
+    for (_, name), thing in shown().items():
+        if not inspect.isclass(thing) or not thing.__module__.startswith("bagua_"):
+            continue
+        bases = [base for base in thing.__mro__ if base.__module__.startswith("bagua_")]
+        for member, value in vars(thing).items():
+            is_shown = isinstance(value, (property, classmethod, staticmethod)) or inspect.isfunction(value)
+            if member.startswith("_") or not is_shown:
+                continue
+            if not any(inspect.getdoc(vars(base)[member]) for base in bases if member in vars(base)):
+                without.append(f"{thing.__module__}.{name}.{member}")
+    assert without == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_imports_is_shown(page: Path) -> None:
+    on_page = list(shown().values())
+    for block in blocks(page):
+        nodes = ast.walk(ast.parse(block.text)) if block.language == "python" else []
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names if alias.name.startswith("bagua_")]
+                assert set(modules) <= set(public_modules()), f"{page}:{block.line}"
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bagua_"):
+                assert node.module
+                for alias in node.names:
+                    place = f"{page}:{block.line}: {node.module}.{alias.name}"
+                    if node.module in FRAMEWORKS:
+                        assert alias.name in listed_in_source(node.module), place
+                        continue
+                    thing = getattr(importlib.import_module(node.module), alias.name)
+                    is_public = isinstance(thing, ModuleType) and hasattr(thing, "__all__")
+                    assert is_public or any(found is thing for found in on_page), place
 
 
 def test_what_is_shown_exists() -> None:
@@ -96,6 +97,10 @@ def test_what_is_shown_exists() -> None:
         if place.startswith(FRAMEWORKS):
             continue
         assert importlib.import_module(place).__doc__, place
+
+
+def test_the_site_shows_the_arguments_that_constructors_describe() -> None:
+    assert 'autoclass_content = "both"' in (ROOT / "docs/conf.py").read_text()
 
 
 COMMANDS = (ROOT / "docs/reference/commands.md").read_text()

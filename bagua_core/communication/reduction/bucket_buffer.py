@@ -20,9 +20,12 @@ ranks froze or unfroze some, the sums of reported_loss.py, and step_tail.py's pr
 
 
 class Bucket:
-    """A bucket: a flat buffer for the gradients of some parameters. parameters: all of the reducer's, in registration
-    order; only the plan's members are used. tail: the numbers behind the gradients that are summed as they are, or
-    None."""
+    """A bucket: a flat buffer for the gradients of some parameters.
+
+    parameters: all of the reducer's, in registration order; only the plan's members are used.
+    with_tail: whether numbers behind the gradients are summed with them.
+    tail: these numbers, or None.
+    """
 
     def __init__(self, plan: BucketPlan, parameters: Sequence[torch.Tensor], with_tail: bool) -> None:
         if with_tail and not carries_tail(plan):

@@ -17,6 +17,8 @@ from bagua_core.communication.reduction.bucket_buffer import Bucket
 
 
 class BucketOperation(ABC):
+    """The base class of what happens to a full bucket. A subclass defines `launch`, and of the rest what it needs."""
+
     carries_pair: ClassVar[bool] = False
     """Whether `launch` sums the whole bucket, the switch pair at its end included, exactly over all ranks. If False the
     reducer sends the pair in a message of its own. A subclass that defines `launch` has False unless it says True

@@ -50,6 +50,11 @@ class Reducer(Contributions):
     find_unused_parameters one that took part on no rank keeps a .grad of None, so that no optimizer touches it, which
     costs one small message a step. average False: the mean times the number of workers that take part, which for
     equal shares is the sum of their gradients. A frozen parameter keeps a .grad of None. Close it to remove its hooks.
+
+    parameters: of the model; those that need no gradient are left out. engine: the attachment's.
+    bucket_cap_bytes, first_bucket_bytes: the most of a bucket, and of the one that fills first.
+    operation: on each full bucket; None: the sum.
+    Raises ValueError if no parameter needs a gradient.
     """
 
     def __init__(
@@ -132,9 +137,11 @@ class Reducer(Contributions):
 
     @property
     def is_closed(self) -> bool:
+        """Whether close() was called."""
         return self._hooks.are_removed
 
     def close(self) -> None:
+        """Removes the hooks from the parameters; see Exchange."""
         self._hooks.remove()
 
     # -- which parameters are trained

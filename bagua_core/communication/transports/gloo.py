@@ -402,7 +402,11 @@ def build_gloo(
     (default: timeout_s) for each beside the time-outs of the store, and no longer than until the generation is given
     up; see gloo_connect.py.
 
-    timeout_s bounds every operation of the group. Raises CollectiveFailed, CollectiveAborted.
+    global_rank, world_size: of this worker in the generation.
+    bind_host: this worker's address, by which peers reach it.
+    timeout_s: bounds every operation of the group.
+    abort_flag: gives the generation up.
+    Raises CollectiveFailed, CollectiveAborted.
     """
     limit_s = timeout_s if connect_timeout_s is None else connect_timeout_s
     gloo: Any = dist.ProcessGroupGloo

@@ -32,6 +32,7 @@ class WorkerGroup:
 
     @property
     def size(self) -> int:
+        """The number of members."""
         return len(self.ranks)
 
     @staticmethod

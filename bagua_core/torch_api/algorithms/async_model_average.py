@@ -8,10 +8,12 @@ from bagua_core import algorithms as core
 from bagua_core.algorithms.async_model_average import AsyncExchange
 from bagua_core.torch_api.algorithms.base import BuiltIn
 
+__all__ = ["AsyncModelAverageAlgorithm"]
+
 
 class AsyncModelAverageAlgorithm(BuiltIn):
-    """Declares bagua_core.algorithms.AsyncModelAverage; see there. Nothing needs to be ended by hand: a round under way
-    when the script ends is given up, and the replicas are averaged."""
+    """Declares bagua_core.algorithms.AsyncModelAverage, whose arguments it takes. Nothing needs to be ended by hand: a
+    round under way when the script ends is given up, and the replicas are averaged."""
 
     equal_states = False
 

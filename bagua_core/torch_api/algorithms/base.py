@@ -19,6 +19,8 @@ from bagua_core.torch_api.bucket import BaguaBucket
 from bagua_core.torch_api.errors import UnsupportedAlgorithmError
 from bagua_core.torch_api.process_group import BaguaProcessGroup
 
+__all__ = ["Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry"]
+
 THE_RUNTIMES = ("init_tensors", "tensors_to_buckets", "init_backward_hook")
 
 
@@ -26,7 +28,7 @@ class AlgorithmImpl:
     """An algorithm's implementation for one model. A script's own overrides `init_operations` and the hooks it needs.
 
     `init_tensors`, `tensors_to_buckets` and `init_backward_hook` are the runtime's: what is shared is the gradients,
-    in buckets that fill in the order of the backward.
+    in buckets that fill in the order of the backward. process_group: the group of all workers.
     """
 
     def __init__(self, process_group: BaguaProcessGroup) -> None:
@@ -81,6 +83,7 @@ class Algorithm:
     _registered: ClassVar[dict[str, Callable[..., Algorithm]]] = {}
 
     def reify(self, process_group: BaguaProcessGroup) -> AlgorithmImpl:
+        """Returns a new implementation for one model. process_group: the group of all workers."""
         raise NotImplementedError(f"{type(self).__name__} has no reify")
 
     def core(self) -> core.Algorithm | None:
@@ -163,6 +166,7 @@ class _Registry:
         return Algorithm._registered[name]
 
     def available_algorithms(self) -> list[str]:
+        """Returns the registered names, in the order of their registration."""
         return list(Algorithm._registered)
 
     def __contains__(self, name: object) -> bool:
@@ -173,6 +177,8 @@ class _Registry:
 
 
 GlobalAlgorithmRegistry = _Registry()
+"""The algorithms that Algorithm.init finds: `register(name, algorithm)` refuses a name that is taken, `get(name)`
+returns what was registered, `available_algorithms()` lists the names."""
 
 
 class BuiltIn(Algorithm):

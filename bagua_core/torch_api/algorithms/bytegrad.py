@@ -7,8 +7,16 @@ from bagua_core.torch_api.algorithms.base import AlgorithmImpl, BuiltIn, ScriptM
 from bagua_core.torch_api.bucket import MIN_MAX_UINT8, BaguaBucket
 from bagua_core.torch_api.process_group import BaguaProcessGroup
 
+__all__ = ["ByteGradAlgorithm", "ByteGradAlgorithmImpl"]
+
 
 class ByteGradAlgorithmImpl(AlgorithmImpl):
+    """The implementation of ByteGradAlgorithm through hooks, to derive from. It appends one compressed operation to
+    each bucket.
+
+    process_group: the group of all workers. hierarchical, average: as in ByteGradAlgorithm.
+    """
+
     def __init__(
         self, process_group: BaguaProcessGroup, hierarchical: bool = True, average: bool = True
     ) -> None:
@@ -26,7 +34,7 @@ class ByteGradAlgorithmImpl(AlgorithmImpl):
 
 
 class ByteGradAlgorithm(BuiltIn):
-    """Declares bagua_core.algorithms.ByteGrad; see there."""
+    """Declares bagua_core.algorithms.ByteGrad, whose arguments it takes."""
 
     def __init__(self, hierarchical: bool = True, average: bool = True) -> None:
         self.hierarchical = hierarchical

@@ -6,10 +6,12 @@ from bagua_core import algorithms as core
 from bagua_core.communication.topology.peer_selection import PeerSelection
 from bagua_core.torch_api.algorithms.base import BuiltIn
 
+__all__ = ["DecentralizedAlgorithm", "LowPrecisionDecentralizedAlgorithm"]
+
 
 class DecentralizedAlgorithm(BuiltIn):
-    """Declares bagua_core.algorithms.Decentralized; see there. peer_selection_mode: "all", "shift_one", or a
-    function."""
+    """Declares bagua_core.algorithms.Decentralized, whose arguments it takes; `peer_selection` is named
+    peer_selection_mode here."""
 
     equal_states = False
 
@@ -27,7 +29,7 @@ class DecentralizedAlgorithm(BuiltIn):
 
 
 class LowPrecisionDecentralizedAlgorithm(BuiltIn):
-    """Declares bagua_core.algorithms.LowPrecisionDecentralized; see there."""
+    """Declares bagua_core.algorithms.LowPrecisionDecentralized, whose arguments it takes."""
 
     equal_states = False
 

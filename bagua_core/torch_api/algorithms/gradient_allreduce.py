@@ -7,8 +7,16 @@ from bagua_core.torch_api.algorithms.base import AlgorithmImpl, BuiltIn, ScriptM
 from bagua_core.torch_api.bucket import BaguaBucket
 from bagua_core.torch_api.process_group import BaguaProcessGroup
 
+__all__ = ["GradientAllReduceAlgorithm", "GradientAllReduceAlgorithmImpl"]
+
 
 class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
+    """The implementation of GradientAllReduceAlgorithm through hooks, to derive from. It appends one operation to each
+    bucket.
+
+    process_group: the group of all workers. hierarchical, average: as in GradientAllReduceAlgorithm.
+    """
+
     def __init__(
         self, process_group: BaguaProcessGroup, hierarchical: bool = False, average: bool = True
     ) -> None:
@@ -21,7 +29,7 @@ class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
 
 
 class GradientAllReduceAlgorithm(BuiltIn):
-    """Declares bagua_core.algorithms.GradientAllreduce; see there."""
+    """Declares bagua_core.algorithms.GradientAllreduce, whose arguments it takes."""
 
     def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
         self.hierarchical = hierarchical

@@ -10,7 +10,7 @@ __all__ = ["QAdamAlgorithm", "QAdamOptimizer"]
 
 
 class QAdamAlgorithm(BuiltIn):
-    """Declares bagua_core.algorithms.QAdam; see there."""
+    """Declares bagua_core.algorithms.QAdam, whose arguments it takes; its first is `q_adam_optimizer` here."""
 
     def __init__(self, q_adam_optimizer: QAdamOptimizer, hierarchical: bool = True, bits: int = 8) -> None:
         self._core = core.QAdam(q_adam_optimizer, hierarchical=hierarchical, bits=bits)

@@ -7,9 +7,11 @@ from typing import Any
 from bagua_core.cache import cache_loader
 from bagua_core.torch_api.contrib.utils.store import Store
 
+__all__ = ["CacheLoader"]
+
 
 class CacheLoader(cache_loader.CacheLoader):
-    """A bagua_core.CacheLoader, whose other arguments it takes too, with Redis as the default backend."""
+    """A bagua_core.CacheLoader, whose other arguments it takes too (kwargs), with Redis as the default backend."""
 
     def __init__(
         self, backend: str = "redis", dataset_name: str = "", writer_buffer_size: int = 1, **kwargs: Any

@@ -7,9 +7,11 @@ from typing import Any
 from bagua_core.cache import cached_dataset
 from bagua_core.cache.cache_plan import DEFAULT_BUFFER_SIZE
 
+__all__ = ["CachedDataset"]
+
 
 class CachedDataset(cached_dataset.CachedDataset):
-    """A bagua_core.CachedDataset, whose other arguments it takes too, with Redis as the default backend."""
+    """A bagua_core.CachedDataset, whose other arguments it takes too (kwargs), with Redis as the default backend."""
 
     def __init__(
         self,

@@ -21,6 +21,8 @@ from bagua_core.data.balancing.epoch_batches import Limits
 from bagua_core.data.balancing.replica_order import samples_per_replica, side_by_side, within_budget
 from bagua_core.torch_api import communication
 
+__all__ = ["LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSampler"]
+
 
 class LoadBalancingDistributedSampler(Sampler[int]):
     """Yields the indices of one replica; whatever the others draw at the same place is about as complex.
@@ -50,6 +52,8 @@ class LoadBalancingDistributedSampler(Sampler[int]):
 
         complexity_fn: of a sample, at least 0; called when the first index is drawn, once for every sample.
         num_replicas, rank: of torch's default process group, or the job's workers, or 1 and 0.
+        shuffle: another order in each epoch, which follows from `seed` and the epoch.
+        drop_last: leave out the samples that do not fill a place on every replica, else some are used twice.
         random_level: 0 (best balance) to 1 (hardly any); how much chance has in which samples come together.
         complexities, cache_dir, cache_key: see bagua_core.Balance.
 

@@ -13,6 +13,8 @@ from torch import nn
 from bagua_core import collectives, sync_batchnorm
 from bagua_core.torch_api.script_world import this_script
 
+__all__ = ["SyncBatchNorm"]
+
 
 class SyncBatchNorm(sync_batchnorm.SyncBatchNorm):
     """A bagua_core.SyncBatchNorm that also takes the samples of all workers outside steps."""

@@ -18,6 +18,8 @@ from torch import nn
 
 from bagua_core.torch_api.communication import get_world_size
 
+__all__ = ["MoE", "is_moe_param"]
+
 POLICIES = (None, "None", "Jitter", "RSample")
 JITTER = 1e-2
 
@@ -90,7 +92,8 @@ class MoE(nn.Module):
     hidden_size: of inputs [..., hidden_size] and outputs.
     k: 1 or 2 experts take a token.
     capacity_factor: an expert takes k * tokens / experts times this, min_capacity at least (k = 1); what no expert has
-    room for comes out as zero.
+    room for comes out as zero. eval_capacity_factor: the same in eval mode.
+    output_dropout_prob: probability with which an element of the output is zeroed in training.
     noisy_gate_policy: None, "Jitter" or "RSample", in training.
     disable_alltoall: ignored, there is none.
     Raises ValueError.
@@ -128,7 +131,12 @@ class MoE(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, used_token: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the output, the loss that balances the experts, and how many tokens chose each expert first."""
+        """Returns the output, the loss that balances the experts, and how many tokens chose each expert first.
+
+        hidden_states: [..., hidden_size], the shape of the output too.
+        used_token: one number a token, 0 for those that no expert takes.
+        The loss is a scalar, the counts are [experts].
+        """
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         routes = self._route(tokens, used_token)
         combined = torch.zeros_like(tokens)

@@ -9,6 +9,8 @@ from bagua_core.cache.cache_loader import CacheLoader
 from bagua_core.cache.cache_plan import plan
 from bagua_core.torch_api.contrib.utils.store import Store
 
+__all__ = ["RedisStore"]
+
 
 class RedisStore(Store):
     """Holds values by key in Redis, sharded over `hosts`.
