@@ -22,6 +22,7 @@ from benchmarks.plots import Figure, keep_plots
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+ROW_LEVELS = 3  # of a kept JSON file: the document, its values, their rows
 
 
 def circumstances() -> dict[str, Any]:
@@ -104,6 +105,23 @@ def part_of(chosen: Sequence[str], known: Iterable[str]) -> list[str]:
     return [] if set(known) <= set(some) else some
 
 
+def json_rows(value: Any, levels: int = ROW_LEVELS) -> str:
+    """Returns `value` as JSON in few lines. A list or an object that lies `levels` deep, or holds plain values only, is
+    one line."""
+    indent = " " * (ROW_LEVELS - levels)
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    if levels == 0 or not any(isinstance(part, (dict, list, tuple)) for part in below):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        names = (k if isinstance(k, str) else json.dumps(k) for k in value)
+        parts = [f"{json.dumps(n)}: {json_rows(v, levels - 1)}" for n, v in zip(names, below, strict=True)]
+        ends = "{}"
+    else:
+        parts, ends = [json_rows(part, levels - 1) for part in value], "[]"
+    lines = ",\n".join(f"{indent} {part}" for part in parts)
+    return f"{ends[0]}\n{lines}\n{indent}{ends[1]}"
+
+
 class NoPlotError(Exception):
     """A benchmark's result was written, and the benchmark has no plot."""
 
@@ -133,7 +151,7 @@ def keep(
         stem = f"{whole_name}-{day}-{number}"
     paths = [RESULTS / f"{stem}.md", RESULTS / f"{stem}.json"]
     paths[0].write_text(f"# {whole_name}, {day}\n\n{in_words(about)}\n\n{words}\n")
-    paths[1].write_text(json.dumps({"about": about, "values": values}, indent=1) + "\n")
+    paths[1].write_text(json_rows({"about": about, "values": values}) + "\n")
     kept = json.loads(paths[1].read_text())["values"]
     found = kept_plots.figures_of(name, kept) if figures is None else figures
     if not found:

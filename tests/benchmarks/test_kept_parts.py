@@ -68,6 +68,43 @@ def test_a_result_without_a_plot_is_written_and_refused(
     assert json.loads((tmp_path / "some-2026-01-02.json").read_text())["values"] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        {
+            "about": {"date": "x", "hosts": [1]},
+            "values": [{"row": 1, "all": [{"s": [1.5, None]}]}, {"row": 2, "all": []}],
+        },
+        [1, (2, 3), {"a": {"b": {"c": {"d": [1, {"e": 2}]}}}}],
+        {"1": {2: [True], None: {"f": float("inf")}}, 'quoted "\n': {}},
+        {},
+        "plain",
+    ],
+)
+def test_a_kept_file_has_a_line_for_each_row_and_the_values_that_were_measured(value: Any) -> None:
+    text = result_file.json_rows(value)
+    assert json.loads(text) == json.loads(json.dumps(value))
+    assert text.count("\n") <= json.dumps(value, indent=1).count("\n")
+
+
+def test_a_row_is_one_line_and_so_is_what_lies_deeper() -> None:
+    rows = [{"name": "a", "median_s": 1.0}, {"name": "b", "all_s": [{"first": [1.0, 2.0]}]}]
+    lines = result_file.json_rows({"about": {"date": "x"}, "values": rows}).splitlines()
+    assert json.loads(lines[3].rstrip(",")) == rows[0]
+    assert lines[4:8] == ["  {", '   "name": "b",', '   "all_s": [{"first": [1.0, 2.0]}]', "  }"]
+
+
+def test_kept_files_are_written_in_rows() -> None:
+    paths = sorted(result_file.RESULTS.glob("*.json"))
+    assert paths
+    others = [
+        path.name
+        for path in paths
+        if path.read_text() != result_file.json_rows(json.loads(path.read_text())) + "\n"
+    ]
+    assert not others, "write them again with result_file.json_rows"
+
+
 def test_plots_of_a_part_are_those_of_its_benchmark() -> None:
     names = ("uneven_workers", "uneven_workers_round_step", "scaling_calibration", "sharded_faults")
     kinds = [kind_of(Path(f"{name}-2026-01-02-2.json")) for name in names]
