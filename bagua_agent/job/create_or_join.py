@@ -18,9 +18,10 @@ from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
 from bagua_agent.etcd.keys import JobKeys, Removal
 from bagua_agent.history import job_history
+from bagua_agent.job.new_identity import make_identity
 from bagua_agent.lost_store.recreation import nonce_of
 from bagua_agent.node.script.script_mode import Mode
-from bagua_agent.rpc.job_identity import JobIdentity, make_identity
+from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import PROTOCOL_VERSION, read_message
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import resource
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import grpc
 
 from bagua_agent.base.errors import UserError
+from bagua_agent.rpc import key_pair
 from bagua_contract import grpc_channel
 
-_NAME = "agents.bagua.internal"  # in every job's certificate, in the place of a host
 _END_OF_CERTIFICATE = b"-----END CERTIFICATE-----\n"
-_BEGINNING, _NEVER = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 _MS_FOR_A_HANDSHAKE = 5000  # of any client
 _MOST_CONNECTIONS = 16384  # one takes 25 KiB
 
@@ -47,33 +45,6 @@ class JobIdentity:
 
     def __repr__(self) -> str:
         return f"JobIdentity({self.job_id!r})"  # the key is for no log
-
-
-def make_identity(job_id: str) -> JobIdentity:
-    """Makes a new identity, on P-256."""
-    # Here, since it takes 0.1 s to import and only the first agent of a job needs it.
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_BEGINNING)
-        .not_valid_after(_NEVER)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(_NAME)]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    key_pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return JobIdentity(job_id, certificate.public_bytes(serialization.Encoding.PEM), key_pem)
 
 
 def listen(server: grpc.Server, address: str, identity: JobIdentity) -> int:
@@ -114,7 +85,7 @@ def open_channel(address: str, identity: JobIdentity, most_received_bytes: int |
     """Opens a channel to another agent of the job; calls on it fail as UNAVAILABLE if the server is not one."""
     options: list[tuple[str, str | int]] = [
         ("grpc.enable_http_proxy", 0),
-        ("grpc.ssl_target_name_override", _NAME),
+        ("grpc.ssl_target_name_override", key_pair.NAME),
     ]
     if most_received_bytes is not None:
         options.append(("grpc.max_receive_message_length", most_received_bytes))

@@ -24,9 +24,11 @@ class BoundedRun:
     output: str  # of stdout and stderr
 
 
-def run_bounded(command: Sequence[str], within_s: float, account: Account | None = None) -> BoundedRun:
-    """Runs the command to its end and returns its result. Raises OSError if it can't be started, TimeoutError if it
-    takes longer."""
+def run_bounded(
+    command: Sequence[str], within_s: float, account: Account | None = None, *, own_group: bool = False
+) -> BoundedRun:
+    """Runs the command to its end and returns its result. own_group: signals to this process's group, as of Ctrl-C,
+    don't reach it. Raises OSError if it can't be started, TimeoutError if it takes longer."""
     deadline_s = time.monotonic() + within_s
     process = subprocess.Popen(
         command,
@@ -34,6 +36,7 @@ def run_bounded(command: Sequence[str], within_s: float, account: Account | None
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd="/",
+        process_group=0 if own_group else None,
         **(account.process_arguments if account else {}),
     )
     assert process.stdout is not None

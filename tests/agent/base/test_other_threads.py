@@ -16,12 +16,12 @@ import pytest
 
 from bagua_agent.base import small_http
 from bagua_agent.etcd.client import KeyValue
+from bagua_agent.job.new_identity import make_identity
 from bagua_agent.node.torchrun.health_server import health_server
 from bagua_agent.observation import agent_calls
 from bagua_agent.rpc import session_server
 from bagua_agent.rpc.control_client import probe
 from bagua_agent.rpc.control_server import ControlServer
-from bagua_agent.rpc.job_identity import make_identity
 from bagua_agent.service.node.node_server import NodeServer
 from bagua_agent.workers import stacks
 from bagua_contract import control_pb2, node_pb2, node_pb2_grpc, session_pb2

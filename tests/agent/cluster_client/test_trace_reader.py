@@ -17,8 +17,8 @@ from bagua_agent.config.job_config import StoreCredentials
 from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.job.new_identity import make_identity
 from bagua_agent.rpc.control_server import ControlServer
-from bagua_agent.rpc.job_identity import make_identity
 from bagua_agent.rpc.trace_relay import TraceRelay
 from bagua_contract import membership_pb2 as pb
 from bagua_contract import session_pb2, trace_pb2

@@ -20,7 +20,7 @@ from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.job.assembly import Agent, Joining, NodeParts, assemble
 from bagua_agent.job.create_or_join import JobFound
-from bagua_agent.rpc.job_identity import make_identity
+from bagua_agent.job.new_identity import make_identity
 from bagua_contract import membership_pb2 as pb
 from bagua_contract.records import Generation, GenerationKind, Placement
 from tests.lab.wait import HANG_S

@@ -15,13 +15,13 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.job import subscription
 from bagua_agent.job.messages import StoreChanged
+from bagua_agent.job.new_identity import make_identity
 from bagua_agent.job.subscription import JobSubscription
 from bagua_agent.large_jobs import whole_records
 from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import stored
 from bagua_agent.large_jobs.whole_records import WholeRecords
-from bagua_agent.rpc.job_identity import make_identity
 from bagua_contract.records import Generation, GenerationKind, Placement
 
 KEYS = JobKeys("job")

@@ -14,13 +14,13 @@ from bagua_agent.etcd.endpoints import parse_endpoint
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.job.new_identity import make_identity
 from bagua_agent.large_jobs import whole_records
 from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import StoredRecord, stored
 from bagua_agent.large_jobs.whole_records import WholeRecords
 from bagua_agent.rpc.control_server import ControlServer
-from bagua_agent.rpc.job_identity import make_identity
 from bagua_contract.records import Generation, GenerationKind, Placement
 from tests.lab.wait import eventually
 

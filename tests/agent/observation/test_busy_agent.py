@@ -13,13 +13,13 @@ import pytest
 from bagua_agent.dashboard.page_data import page_data
 from bagua_agent.etcd.client import KeyValue
 from bagua_agent.etcd.keys import JobKeys
+from bagua_agent.job.new_identity import make_identity
 from bagua_agent.observation import agent_calls
 from bagua_agent.observation.agent_calls import AgentBusy, JobAgents
 from bagua_agent.observation.job_collectives import read_collectives
 from bagua_agent.observation.series import JobSeries
 from bagua_agent.observation.verdict import verdict
 from bagua_agent.rpc.control_server import MOST_LOOKING, ControlServer
-from bagua_agent.rpc.job_identity import make_identity
 from bagua_agent.rpc.node_answers import NoAnswers
 from bagua_contract import control_pb2
 from bagua_contract import membership_pb2 as pb

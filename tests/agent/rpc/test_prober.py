@@ -15,9 +15,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from bagua_agent.job.new_identity import make_identity
 from bagua_agent.rpc.control_client import probe, probe_through
 from bagua_agent.rpc.control_server import ControlServer
-from bagua_agent.rpc.job_identity import JobIdentity, make_identity
+from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_contract import control_pb2, control_pb2_grpc
 from tests.lab.wait import HANG_S
 

@@ -19,7 +19,7 @@ from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.job.create_or_join import remove_unused_identity
-from bagua_agent.rpc.job_identity import make_identity
+from bagua_agent.job.new_identity import make_identity
 from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2

@@ -12,11 +12,11 @@ from bagua_agent.etcd.client import Store
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.mirror import Change
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
+from bagua_agent.job.new_identity import make_identity
 from bagua_agent.large_jobs.kept_records import KeptRecords
 from bagua_agent.large_jobs.limits import Limits
 from bagua_agent.large_jobs.record_parts import stored
 from bagua_agent.large_jobs.whole_records import WholeRecords
-from bagua_agent.rpc.job_identity import make_identity
 from bagua_agent.security.certificate_files import issued_in, utc_now
 from bagua_agent.security.etcd_role_writer import apply
 from bagua_contract.records import Generation, GenerationKind, Placement
