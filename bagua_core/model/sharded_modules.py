@@ -34,11 +34,32 @@ def drop_gathered(modules: list[Any]) -> None:
         module.reshard()
 
 
+def _parameter_groups(module: Any) -> list[Any]:
+    """Returns the groups of parameters whose gradients a sharded module reduces together."""
+    state = module._get_fsdp_state()
+    found = getattr(state, "_fsdp_param_groups", None)
+    if found is None:  # a torch in which a module has one at most
+        found = [state._fsdp_param_group]
+    return [group for group in found if group is not None]
+
+
+def workers_averaged(module: nn.Module) -> dict[str, int]:
+    """Returns, by name, the number of workers over which torch's sharding averages a parameter's gradients. It lacks
+    parameters that torch's sharding does not reduce, such as those that tensor parallelism alone has cut."""
+    sizes = {
+        id(parameter.sharded_param): group.mesh_info.mesh.size()
+        for sharded in sharded_modules(module)
+        for group in _parameter_groups(sharded)
+        for parameter in group.fsdp_params
+    }
+    return {name: sizes[id(p)] for name, p in module.named_parameters() if id(p) in sizes}
+
+
 def _unsynchronized(modules: list[Any]) -> Iterator[tuple[Any, str]]:
     """Yields where gradients of backwards with set_requires_gradient_sync(False) lie: objects, and the names of
     attributes."""
     for module in modules:
-        for group in getattr(module._get_fsdp_state(), "_fsdp_param_groups", ()):
+        for group in _parameter_groups(module):
             for parameter in group.fsdp_params:
                 places = (
                     (parameter, "unsharded_accumulated_grad"),

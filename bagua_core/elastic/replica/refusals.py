@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from bagua_core.errors import UserError
+from bagua_core.model.sharded_modules import workers_averaged
 from bagua_core.model.sharded_tensors import is_sharded
 
 ALGORITHMS = ("gradient_allreduce", "bytegrad", "local_sgd", "streaming_diloco")
@@ -37,10 +38,15 @@ def check_model(described: str, parameters: Iterable[torch.Tensor], size: int) -
         )
 
 
-def check_divided(modules: Iterable[torch.nn.Module]) -> None:
-    """Refuses trained parameters that are not sharded, and layers that synchronize statistics. modules: of models whose
-    replicas divide their samples. Raises NotForReplicas."""
+def check_divided(modules: Iterable[torch.nn.Module], places: int) -> None:
+    """Refuses trained parameters whose gradients are not averaged over the workers with samples of their own, and
+    layers that synchronize statistics.
+
+    modules: of models whose replicas divide their samples. places: workers of a replica that get samples of their own.
+    Raises NotForReplicas.
+    """
     for module in modules:
+        averaged = workers_averaged(module)
         for name, layer in module.named_modules():
             # its exchange is among the workers with the same shard, and counts by the samples of whole replicas
             if "SyncBatchNorm" in type(layer).__name__:
@@ -55,6 +61,14 @@ def check_divided(modules: Iterable[torch.nn.Module]) -> None:
                     f"parameter {name} is trained and not sharded, so the workers of a replica would change it by "
                     "different samples; shard it by fully_shard, freeze it, or give all workers of a replica the same "
                     "samples by ElasticDataLoader(divide_in_replica=False)"
+                )
+            if parameter.requires_grad and averaged.get(name) != places:
+                over = f"over {averaged[name]} workers" if name in averaged else "over no workers"
+                raise NotForReplicas(
+                    f"parameter {name} is trained and fully_shard averages its gradients {over}, but {places} workers "
+                    "of a replica get samples of their own; workers that share the tensors of a layer (tensor "
+                    "parallelism) need the same samples: ElasticDataLoader(divide_in_replica=False), or "
+                    "divide_in_replica=mesh of the dimension over which fully_shard was called"
                 )
 
 

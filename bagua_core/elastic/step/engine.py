@@ -110,8 +110,8 @@ class Engine(ScriptRanks):
 
     def attach_source(self, source: DataSource) -> None:
         """Makes `source` the loader that defines the job's steps. Raises SecondLoaderError, NotForReplicas."""
-        if source.place_in_replica[1] > 1:
-            refusals.check_divided(m.module for m in self.inputs.models)
+        if (places := source.place_in_replica[1]) > 1:
+            refusals.check_divided((m.module for m in self.inputs.models), places)
         self.inputs.attach_source(source, has_begun=self.in_step or self.state.name.step > 0)
         self.rounds = source.rounds
         self._lines.source = source
@@ -121,8 +121,8 @@ class Engine(ScriptRanks):
         refusals.check_assembled(self.replica_size_asked, self.replica_size > 1)
         if self.replica_size > 1:
             refusals.check_model(model.algorithm_name, model.module.parameters(), self.replica_size)
-            if self.inputs.place_in_replica[1] > 1:
-                refusals.check_divided([model.module])
+            if (places := self.inputs.place_in_replica[1]) > 1:
+                refusals.check_divided([model.module], places)
         self.inputs.attach_model(model)
 
     def share_in_replica(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -84,12 +84,28 @@ def test_a_part_scales_every_gradient_of_what_the_outputs_were_made_of() -> None
         scale_gradients(set(), 0.5)
 
 
+@pytest.mark.parametrize(
+    ("averaged", "over"), [({}, "over no workers"), ({"weight": 2}, "over 2 workers"), ({"weight": 4}, "")]
+)
+def test_samples_are_divided_where_gradients_are_averaged(
+    monkeypatch: pytest.MonkeyPatch, averaged: dict[str, int], over: str
+) -> None:
+    monkeypatch.setattr(refusals, "is_sharded", lambda _: True)
+    monkeypatch.setattr(refusals, "workers_averaged", lambda _: averaged)
+    layer = torch.nn.Linear(2, 2, bias=False)
+    if not over:
+        refusals.check_divided([layer], 4)
+        return
+    with pytest.raises(refusals.NotForReplicas, match=rf"parameter weight .* {over}, but 4 workers"):
+        refusals.check_divided([layer], 4)
+
+
 def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(refusals.NotForReplicas, match=r"parameter weight is trained and not sharded"):
-        refusals.check_divided([torch.nn.Linear(2, 2)])
+        refusals.check_divided([torch.nn.Linear(2, 2)], 2)
     with pytest.raises(refusals.NotForReplicas, match=r"layer 0 is a SyncBatchNorm.*use torch.nn.BatchNorm"):
-        refusals.check_divided([torch.nn.Sequential(SyncBatchNorm(2, affine=False))])
-    refusals.check_divided([torch.nn.Sequential(torch.nn.BatchNorm1d(2, affine=False))])
+        refusals.check_divided([torch.nn.Sequential(SyncBatchNorm(2, affine=False))], 2)
+    refusals.check_divided([torch.nn.Sequential(torch.nn.BatchNorm1d(2, affine=False))], 2)
     refusals.check_scaled(1)
     with pytest.raises(refusals.NotForReplicas, match="2 models"):
         refusals.check_scaled(2)

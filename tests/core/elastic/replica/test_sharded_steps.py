@@ -118,6 +118,18 @@ def test_a_partial_gradient_is_summed_in_the_replica(start: Start) -> None:
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_samples_of_their_own_are_refused_to_workers_that_compute_one_forward(start: Start) -> None:
+    """Tensor parallelism alone does not average the gradients of a replica's workers."""
+    leader = start(1, 2, epochs=1, step_s=0.0, parallel=True)
+    leader.await_true(
+        lambda: (
+            all("NotForReplicas: parameter 0.weight" in log.read_text() for log in leader.out.glob("log-*"))
+            and len(list(leader.out.glob("log-*"))) == 2
+        ),
+        "both workers refuse it",
+    )
+
+
 def test_the_end_of_a_shard_is_reported_while_its_mate_computes(start: Start) -> None:
     """The steps last an hour, so no collective meets the loss."""
     leader = start(1, 2, epochs=1, step_s=3600.0)
