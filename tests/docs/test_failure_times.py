@@ -1,5 +1,5 @@
 """The times in the first table of docs/guide/what-happens.md are medians of the results that they link to. A time
-of one trial is called so wherever it is printed."""
+of one trial is called so wherever it is printed. Each row has lines of the terminal, or a sentence about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import fault_rows as rows
 from benchmarks.result_file import RESULTS
-from tests.docs.page_blocks import ROOT
+from tests.docs.page_blocks import ROOT, blocks
 
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \|", re.MULTILINE)
 TIME = re.compile(r"\[([\d.]+) s\]\([./]*benchmarks/results/([a-z_]+)([\d-]+)\.md\)")
@@ -65,6 +65,26 @@ FAULTS: dict[str, list[Values]] = {
     "every worker with the state is lost": [_fault(rows.STATE_LOST)],
     "a script for torchrun loses a host": [_restart("bagua", "kill_s"), _restart("torchrun", "kill_s")],
 }
+LINES = {  # the block of the terminal that each row has; in quotes the sentence that says why it has none
+    "a worker is killed": "a worker is killed",
+    "the script raises, within `--max-restarts`": "the script raises and starts again",
+    "the script raises, beyond it": "the script raises",
+    "an agent is killed": "an agent is killed",
+    "all processes of a host are killed": "a host is killed",
+    "the leading agent's host is killed": "the leader is killed",
+    "a host falls silent (power)": '"A host that loses its power shows the same on the others."',
+    "a host's link is cut": "a link is cut",
+    "a node gets SIGTERM or Ctrl-C": "a node leaves",
+    "a node joins": "a node joins",
+    "one of three members of etcd is killed": '"Of one of three members the terminal shows nothing"',
+    "etcd is gone and comes back": "etcd is away",
+    "fewer nodes than the least number, then enough": "too few nodes",
+    "a worker hangs": "a worker hangs",
+    "ranks call different collectives": "ranks disagree",
+    "every worker with the state is lost": "every state is lost",
+    "a host of a sharded model's replica is killed": "a host of a replica is killed",
+    "a script for torchrun loses a host": "a script for torchrun loses a host",
+}
 SHARDED = "a host of a sharded model's replica is killed"  # of two models, in the benchmark's own words
 
 
@@ -80,6 +100,15 @@ def _printed() -> dict[str, list[tuple[str, str]]]:
 
 def test_every_fault_of_the_page_is_compared() -> None:
     assert _printed().keys() == {*FAULTS, SHARDED}
+
+
+def test_every_fault_of_the_page_has_its_lines() -> None:
+    page = ROOT / "docs/guide/what-happens.md"
+    shown = {block.lines_of for block in blocks(page)} - {""}
+    assert _printed().keys() == LINES.keys()
+    said = {lines.strip('"') for lines in LINES.values() if lines.startswith('"')}
+    assert all(sentence in page.read_text() for sentence in said)
+    assert shown == {*LINES.values(), "the only node is stopped"} - {f'"{sentence}"' for sentence in said}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.printed import printed_lines
 from tests.docs.printed_lines import GAP, missing
-from tests.docs.terminals import Since, Terminals, shows
+from tests.docs.terminals import STRIKES, Since, Terminals, shows
 from tests.faults.conftest import MakeJob, job
 from tests.faults.job import DEADLINE_S, ROOT, START_S
 from tests.lab.launched import launch
@@ -71,8 +71,8 @@ class OneNode:
         self.job = make(program=[str(script), str(directory)], options=options)
         self.start()
 
-    def start(self) -> list[str]:
-        self.node = self.job.start(slots=2)
+    def start(self, *options: str) -> list[str]:
+        self.node = self.job.start(slots=2, options=options)
         self.node.await_line("is in force")
         return [self.node.log]
 
@@ -143,6 +143,11 @@ def test_faults_of_workers_and_scripts(job: MakeJob, tmp_path: Path) -> None:
     shows(printed_lines("docs/guide/what-happens.md", "every state is lost"), one.lose_state)
     shows(printed_lines("docs/guide/what-happens.md", "the only node is stopped"), one.stop)
     shows(printed_lines("docs/guide/what-happens.md", "the script raises"), lambda: one.fail("raise", 1))
+    one.start("--max-restarts", str(STRIKES))
+    shows(
+        printed_lines("docs/guide/what-happens.md", "the script raises and starts again"),
+        lambda: one.lose(lambda: one.ask("raise", 1)),
+    )
     ended = one.fail("disagree", 0)
     shows(printed_lines("docs/guide/what-happens.md", "ranks disagree"), lambda: ended)
     shows(printed_lines("docs/collectives.md", "ranks disagree"), lambda: ended)
