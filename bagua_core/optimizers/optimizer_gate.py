@@ -22,7 +22,13 @@ from bagua_core.model.optimizer_steps import optimizer_steps_of
 from bagua_core.model.scaler_state import unchanged_scale
 from bagua_core.optimizers.closure_calls import calls_closure_once
 from bagua_core.optimizers.closures import Evaluated, closure_of
-from bagua_core.optimizers.repeated_closure import Before, RepeatedClosure, StepAbandoned, job_loss
+from bagua_core.optimizers.repeated_closure import (
+    Before,
+    RepeatedClosure,
+    StepAbandoned,
+    check_has_job_loss,
+    job_loss,
+)
 from bagua_core.optimizers.scheduler_calls import watch_schedulers
 from bagua_core.optimizers.script_checks import checks_of, gated_step
 
@@ -82,6 +88,8 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
             # Before the loop: it moves nothing, and quiets a scheduler's warning
             return original(*args, **kwargs)
         repeats = closure is not None and not calls_closure_once(type(self))
+        if repeats and engine.in_step:
+            check_has_job_loss(self, engine.micro_batch)
         is_called = closure is not None and not (repeats and _calls_first(engine))
         loss = closure() if closure is not None and is_called else None
         if engine.step_failed:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bagua_core.communication.communicator import CollectiveFailed
-from bagua_core.communication.step_interface import StepEngine
+from bagua_core.communication.step_interface import MicroBatch, StepEngine
 from bagua_core.errors import BaguaError, UserError
 from bagua_core.model.sharded_tensors import version
 from bagua_core.optimizers.state_copy import OptimizerStateCopy
@@ -70,6 +70,17 @@ class RepeatedClosure:
         if self._engine.step_failed:
             raise StepAbandoned
         return self.loss
+
+
+def check_has_job_loss(optimizer: torch.optim.Optimizer, micro_batch: MicroBatch) -> None:
+    """Refuses a step in which the workers of a replica have samples of their own: job_loss would lack the samples of
+    all other shards. Raises RepeatedClosureError."""
+    if (micro_batch.part, micro_batch.own) != (1.0, 1.0):
+        raise RepeatedClosureError(
+            f"{type(optimizer).__name__} may call its closure several times and decides by the mean loss, which is "
+            "formed among the workers with one shard, but each worker of a replica has its own samples; use an "
+            "optimizer that calls its closure once"
+        )
 
 
 def job_loss(loss: Any, engine: StepEngine) -> Any:

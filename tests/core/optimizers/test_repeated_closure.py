@@ -366,3 +366,15 @@ def test_a_step_that_failed_before_gives_the_script_its_loss(kind: type[torch.op
     before = weights_of(worker.net)
     assert float(worker.step()) > 0
     assert torch.equal(weights_of(worker.net), before)
+
+
+@pytest.mark.parametrize(("part", "own"), [(1.0, 0.5), (2.0, 1.0), (0.0, 0.0)])
+def test_the_loss_of_one_shard_is_not_given_where_a_replica_divides_its_samples(
+    part: float, own: float
+) -> None:
+    """The mean over the workers with one shard lacks the samples of the others."""
+    worker = Worker(None, max_iter=1)
+    worker.engine.current = MicroBatch(0.5, True, part=part, own=own)
+    with pytest.raises(RepeatedClosureError, match=r"LBFGS may call its closure several times.*own samples"):
+        worker.step()
+    assert worker.calls == 0
