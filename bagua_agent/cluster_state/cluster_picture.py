@@ -159,8 +159,10 @@ class ClusterPicture:
         for change in changes:
             self.was_set_back |= change.mod_revision < newest_before
             self._newest_revision = max(self._newest_revision, change.mod_revision)
+            decides = True  # also a record that can't be read: what it replaced counts no more
             with self._odd.passing_over(change.key):
-                matters |= self._take(change, now_s)
+                decides = self._take(change, now_s)
+            matters |= decides
         return matters
 
     def _take(self, change: Change, now_s: float) -> bool:
@@ -187,12 +189,13 @@ class ClusterPicture:
         return False
 
     def _take_node(self, name: str, change: Change, now_s: float) -> None:
+        # An unreadable record counts as none: it need not be the daemon's, nor end with its lease. A daemon that
+        # lives writes its own over it.
         known = self._nodes.get(name)
-        if change.value is not None:
-            self._nodes[name] = read_node(change.value, name)
-            return
         if known is not None and known.present:
             self._nodes[name] = replace(known, present=False, absent_since_s=now_s)
+        if change.value is not None:
+            self._nodes[name] = read_node(change.value, name)
 
     def forget_node(self, name: str) -> None:
         """Forgets a node that is lost and has no orders: it need not be remembered."""
