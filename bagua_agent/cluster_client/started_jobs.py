@@ -61,7 +61,7 @@ def request_stop(store: Store, job_id: str) -> str:
         raise UserError(f"job {job_id!r} has no node that could stop; {job.reason}")
     lease = store.lease_grant(STOP_KEPT_S)
     same_job = [mod_revision_is(keys.spec, spec.mod_revision), absent(keys.result)]
-    if not store.transact(same_job, [Put(keys.stop, b"stop", lease.lease_id)]).succeeded:
+    if not store.transact(same_job, [Put(keys.stop, b"stop", lease.lease_id)], repeatable=True).succeeded:
         raise UserError(
             f"job {job_id!r} changed meanwhile; look at `bagua-launch status {job_id}` and try again"
         )

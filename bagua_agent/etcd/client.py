@@ -280,10 +280,16 @@ class Store:
         deletes: Sequence[str] = (),
         timeout_s: float | None = None,
         delete_ranges: Sequence[KeyRange] = (),
+        repeatable: bool = False,
     ) -> Transaction:
         """Does all of puts and deletes if all comparisons hold, else nothing. Sent again only if it certainly
-        was not done. delete_ranges: one operation each, however many keys lie in them. Raises OutcomeUnknown,
-        LeaseLost."""
+        was not done, or if it is repeatable. delete_ranges: one operation each, however many keys lie in them.
+
+        repeatable: it does no harm twice, and the caller takes an answer that no longer succeeds, since an earlier
+        attempt was done, for no failure.
+
+        Raises LeaseLost, and OutcomeUnknown where it is not repeatable.
+        """
         operations = len(puts) + len(deletes) + len(delete_ranges)
         if max(len(compares), operations) > MOST_OPERATIONS_IN_A_TRANSACTION:
             raise InternalError(f"a transaction of {operations} operations; split it")
@@ -312,9 +318,7 @@ class Store:
             return Transaction(answer.succeeded, answer.header.revision)
 
         keys = ", ".join(sorted({*(p.key for p in puts), *deletes, *map(str, delete_ranges)}))
-        answer = self._failover.call(
-            f"transaction on {keys}", attempt, timeout_s, repeatable=False, is_write=True
-        )
+        answer = self._failover.call(f"transaction on {keys}", attempt, timeout_s, repeatable, is_write=True)
         self._failover.wrote()
         return answer
 

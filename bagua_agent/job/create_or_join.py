@@ -193,7 +193,7 @@ def remove_unused_identity(store: Store, keys: JobKeys, *conditions: Compare) ->
     The leader removes it with the result. This is for jobs that end without one. Raises InfrastructureLost, UserError.
     """
     unused = [*conditions, none_below(keys.agents)]
-    return store.transact(unused, deletes=keys.removed(Removal.WITH_RESULT)).succeeded
+    return store.transact(unused, deletes=keys.removed(Removal.WITH_RESULT), repeatable=True).succeeded
 
 
 def key_pair_is_current(store: Store, keys: JobKeys, nonce: str, identity: JobIdentity) -> bool:
@@ -300,4 +300,4 @@ def _make_room(store: Store, keys: JobKeys, ended: KeyValue) -> None:
             )
     # One transaction makes room, of whichever agent is first.
     once = [mod_revision_is(keys.result, ended.mod_revision), none_below(keys.agents)]
-    store.transact(once, delete_ranges=keys.ranges)
+    store.transact(once, delete_ranges=keys.ranges, repeatable=True)

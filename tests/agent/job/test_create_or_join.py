@@ -15,6 +15,7 @@ from bagua_agent.base.errors import InfrastructureLost, JobIsOver, UserError
 from bagua_agent.config.etcd_credentials import store_config
 from bagua_agent.config.job_config import CommandKind, JobConfig, StoreCredentials, WorkerCommand
 from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, Transaction
+from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.keys import JobKeys
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.job import create_or_join as module
@@ -417,6 +418,8 @@ class ReplacedMeanwhile(Store):
         puts: Sequence[Put] = (),
         deletes: Sequence[str] = (),
         timeout_s: float | None = None,
+        delete_ranges: Sequence[KeyRange] = (),
+        repeatable: bool = False,
     ) -> Transaction:
         self._inner.put(KEYS.spec, self._theirs.SerializeToString())
         return self._inner.transact(compares, puts, deletes, timeout_s)

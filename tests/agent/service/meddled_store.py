@@ -25,10 +25,11 @@ class Meddled(Store):
         deletes: Sequence[str] = (),
         timeout_s: float | None = None,
         delete_ranges: Sequence[KeyRange] = (),
+        repeatable: bool = False,
     ) -> Transaction:
         self.transactions += 1
         self.before()
-        done = super().transact(compares, puts, deletes, timeout_s, delete_ranges)
+        done = super().transact(compares, puts, deletes, timeout_s, delete_ranges, repeatable)
         self.after()
         return done
 

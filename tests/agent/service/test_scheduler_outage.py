@@ -40,13 +40,14 @@ class TroubleWithOrders(Store):
         deletes: Sequence[str] = (),
         timeout_s: float | None = None,
         delete_ranges: Sequence[KeyRange] = (),
+        repeatable: bool = False,
     ) -> Transaction:
         if any(put.key.startswith(cluster_keys.ORDERS) for put in puts):
             trouble = next(self.troubles, None)
             if trouble is not None:
                 self.met += 1
                 raise trouble
-        return super().transact(compares, puts, deletes, timeout_s, delete_ranges)
+        return super().transact(compares, puts, deletes, timeout_s, delete_ranges, repeatable)
 
 
 @pytest.fixture
@@ -99,8 +100,9 @@ class LateElection(TroubleWithOrders):
         deletes: Sequence[str] = (),
         timeout_s: float | None = None,
         delete_ranges: Sequence[KeyRange] = (),
+        repeatable: bool = False,
     ) -> Transaction:
-        done = super().transact(compares, puts, deletes, timeout_s, delete_ranges)
+        done = super().transact(compares, puts, deletes, timeout_s, delete_ranges, repeatable)
         if not self.answers and any(put.key == cluster_keys.SCHEDULER for put in puts):
             self.answers = True
             raise StoreUnavailable("no answer, as the test wants")
