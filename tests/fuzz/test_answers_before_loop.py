@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from bagua_contract.records import Generation, GenerationKind
 from bagua_core.communication.transports.meeting_store import MeetingServer
-from bagua_core.elastic.script_collectives import before_loop
-from bagua_core.elastic.script_collectives.before_loop import Answer, BeforeLoop, _decoded, _encoded
+from bagua_core.elastic.script_collectives import kept_results
+from bagua_core.elastic.script_collectives.before_loop import BeforeLoop
+from bagua_core.elastic.script_collectives.kept_results import Answer, _decoded, _encoded
 from bagua_core.elastic.state.state_codec import StateCodecError
 
 HOST = "127.0.0.1"
@@ -52,7 +53,7 @@ def server() -> Iterator[MeetingServer]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(before_loop, "ANSWER_WITHIN_S", 0.2)
+    monkeypatch.setattr(kept_results, "ANSWER_WITHIN_S", 0.2)
 
 
 def late_worker() -> BeforeLoop:
@@ -72,7 +73,7 @@ def test_whole_answers_are_taken(server: MeetingServer) -> None:
     put(server, "whole", b"1", WHOLE)
     late = late_worker()
     assert late._trains(holders_at("whole", f"{HOST}:{server.port}"))
-    assert [(a.asked, a.why) for a in late._answers] == [(a.asked, a.why) for a in ANSWERS]
+    assert [(a.asked, a.why) for a in late._kept.answers] == [(a.asked, a.why) for a in ANSWERS]
     assert late.place() == (1, 2)
 
 
@@ -117,7 +118,7 @@ def test_a_member_that_gives_something_else_is_passed_over(
     put(server, "good", b"1", WHOLE)
     late = late_worker()
     if not late._trains(holders_at("odd", f"{HOST}:{server.port}")):
-        assert late._answers == [] and late.place() is None
+        assert late._kept.answers == [] and late.place() is None
     assert late._trains(holders_at("good", f"{HOST}:{server.port}")), "it goes on"
 
 

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bagua_agent.job.new_identity import make_identity
 from bagua_agent.rpc import control_server, job_identity
 from bagua_agent.rpc.control_client import probe, probe_through
 from bagua_agent.rpc.control_server import ControlServer
-from bagua_agent.rpc.job_identity import listen, make_identity, open_channel
+from bagua_agent.rpc.job_identity import listen, open_channel
 from bagua_contract import control_pb2
 
 JOB = make_identity("job")
