@@ -259,7 +259,7 @@ def _hang_orders(node: NodeParts, joining: Joining, job: JoinedJob) -> HangOrder
 
 
 def _tuner(node: NodeParts, joining: Joining, job: JoinedJob, leadership: Leadership) -> Tuner:
-    tuner = Tuner(job, leadership.write_study, node.inbox.put, node.config.autotune_verbose)
+    tuner = Tuner(job, leadership.writes.write_study, node.inbox.put, node.config.autotune_verbose)
     joining.opened.callback(tuner.stop)
     return tuner
 

@@ -71,7 +71,7 @@ class JobMembership:
         self._control_address = control_address
         self._stored = stored
         self._stands_after_s = stands_after_s
-        self._leader_watch = LeaderWatch(leadership, policy.probe_window_s, self._leader_is_dead)
+        self._leader_watch = LeaderWatch(leadership.probes, policy.probe_window_s, self._leader_is_dead)
         self.store_answers = True  # the watch of etcd is up
         self._told_dead = ""  # the leader whose end was told
         self._host_watch = HostWatch(job.agent_id)
@@ -135,7 +135,7 @@ class JobMembership:
         match action:
             case do.WriteGeneration():
                 self._job.terminal.forget("wait")  # a later wait for the same nodes is another
-                self._leadership.write_generation(
+                self._leadership.writes.write_generation(
                     action.generation,
                     self._job.seen.generation_revision
                     if action.expected_previous_number
@@ -148,21 +148,21 @@ class JobMembership:
                 exit_code = action.exit_code if failure is None else shell_exit_code(failure.exit_code)
                 casualties = self._casualties(action.failure)
                 unwritten = self._job.seen.unwritten(self._job.keys.result)
-                self._leadership.write_result(
+                self._leadership.writes.write_result(
                     unwritten, action.outcome, exit_code, action.reason, failure, casualties
                 )
             case do.ProbeAgents():
                 for question in action.questions:
-                    self._leadership.ask(question, action.sequence)
+                    self._leadership.probes.ask(question, action.sequence)
             case do.RefuseMember():
-                self._leadership.refuse(action.worker_id, action.difference)
+                self._leadership.writes.refuse(action.worker_id, action.difference)
             case do.WriteHangOrder():
-                self._leadership.write_hang_order(action.order)
+                self._leadership.writes.write_hang_order(action.order)
             case do.WriteReplicas():
-                self._leadership.write_replicas(action.replicas, action.forgotten)
+                self._leadership.writes.write_replicas(action.replicas, action.forgotten)
             case do.RemoveDeadAgent():
                 ids = self._members_of(action.agent_id)
-                self._leadership.remove_agent(action.agent_id, action.join_revision, ids)
+                self._leadership.writes.remove_agent(action.agent_id, action.join_revision, ids)
             case do.WakeAt():
                 self._job.timers.set(
                     "machine", action.time_s, lambda now_s: self.advance(ev.TimePassed(now_s=now_s))
@@ -208,11 +208,11 @@ class JobMembership:
             self._job.timers.set("election", now_s + wait_s, self._stand_again)
         else:
             self._stands_not_before_s = float("-inf")
-            self._leadership.stand(self._job.agent_id, self._control_address)
+            self._leadership.election.stand(self._job.agent_id, self._control_address)
 
     def _step_down(self, now_s: float) -> None:
         if self._state.leading:
-            self._leadership.lost()
+            self._leadership.election.lost()
             self.advance(ev.LeadershipLost(now_s=now_s))
 
     def suspect_leader(self, now_s: float) -> None:
@@ -255,7 +255,7 @@ class JobMembership:
             self.on_cut_off(self._host_watch.cut_off)
         if due:
             self._touching_since_s = now_s
-            self._leadership.touch({agent_id: addresses[agent_id] for agent_id in due})
+            self._leadership.probes.touch({agent_id: addresses[agent_id] for agent_id in due})
         else:
             self._job.timers.set("hosts", now_s + ROUND_S, self._watch_hosts)
 
@@ -295,7 +295,7 @@ class JobMembership:
             self._job.terminal.tell(
                 f"the leader, {name}, {leader.how}: its keys are removed and another is elected{when}"
             )
-        self._leadership.remove_dead_leader(
+        self._leadership.election.remove_dead_leader(
             leader.agent_id,
             leader.create_revision,
             leader.agent_revision,
@@ -306,7 +306,7 @@ class JobMembership:
         """Handles the outcome of something that `Leadership` was asked for."""
         match report:
             case Elected() if now_s < self._stands_not_before_s:
-                self._leadership.resign()  # won by an attempt that was under way when this node resigned
+                self._leadership.election.resign()  # won by an attempt that was under way when this node resigned
             case Elected() if self._state.leading and report.create_revision == self._leads_since:
                 pass  # a second answer about the same key
             case Elected():
@@ -346,7 +346,7 @@ class JobMembership:
             "so that another one can",
         )
         self._stands_not_before_s = now_s + STAND_AFTER_RESIGNING_S
-        self._leadership.resign()
+        self._leadership.election.resign()
         self._step_down(now_s)
         self._job.timers.set("election", self._stands_not_before_s, self._stand_again)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from bagua_agent.job_state.decode import LeaderKey
-from bagua_agent.leadership.leadership import Leadership
+from bagua_agent.leadership.probes import Probes
 from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership.actions import Question
 from bagua_agent.membership.failures.detection import judge_probe
@@ -36,10 +36,8 @@ class DeadLeader:
 class LeaderWatch:
     """Probes a leader in doubt. on_death(leader) is called for each confirmed death."""
 
-    def __init__(
-        self, leadership: Leadership, probe_window_s: float, on_death: Callable[[DeadLeader], None]
-    ) -> None:
-        self._leadership = leadership
+    def __init__(self, probes: Probes, probe_window_s: float, on_death: Callable[[DeadLeader], None]) -> None:
+        self._probes = probes
         self._ask_again_s = 2 * probe_window_s
         self._on_death = on_death
         self._leader: LeaderKey | None = None
@@ -67,7 +65,7 @@ class LeaderWatch:
         relay = _RELAY if relay_address else ""
         self._probe = Probe(leader.agent_id, leader.create_revision, self._sequence, now_s, relay)
         self._agent_revision = agent_revision
-        self._leadership.ask(
+        self._probes.ask(
             Question(leader.agent_id, leader.control_address, relay, relay_address), self._sequence
         )
 

@@ -1,7 +1,7 @@
 """A leader's picture of a two-worker job, built through the real path: key and value, StoreEvents, machine.
 
 `Watcher.read` is what the agent's loop does with a changed key, without its IO: whatever the machine wants done is
-turned into keys and values as Leadership does it, so that an id or a number that can't be written is found here.
+turned into keys and values as FencedWrites does it, so that an id or a number that can't be written is found here.
 """
 
 from __future__ import annotations

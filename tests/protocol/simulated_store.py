@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.leadership.leader_probe import DeadLeader, LeaderWatch
-from bagua_agent.leadership.leadership import Leadership
+from bagua_agent.leadership.probes import Probes
 from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership import events as ev
 from bagua_agent.membership.actions import (
@@ -225,7 +225,7 @@ class Simulation:
             return
         agent_id, create_revision = self.leader
         if node.watch is None:
-            asks = cast(Leadership, _Asks(self, node))
+            asks = cast(Probes, _Asks(self, node))
             window_s = self.policy.probe_window_s
             node.watch = LeaderWatch(asks, window_s, lambda dead: self._found_dead(node, dead))
         node.watch.leader_is(LeaderKey(agent_id, agent_id, create_revision))
@@ -379,7 +379,7 @@ class Simulation:
 
 
 class _Asks:
-    """The part of Leadership that a LeaderWatch uses, at one simulated agent."""
+    """The part of Probes that a LeaderWatch uses, at one simulated agent."""
 
     def __init__(self, store: Simulation, node: Node) -> None:
         self._store = store

@@ -80,7 +80,8 @@ def test_every_thread_of_the_agent_is_of_this_kind_or_says_why_not() -> None:
     assert bare == set(OTHERS)
     ours = {name for name, path in sources().items() if calls(path) & {"Background", "background_thread"}}
     assert {
-        "leadership/leadership.py",
+        "leadership/leader_writes.py",
+        "leadership/probes.py",
         "base/retrying_writes.py",
         "node/hang_orders.py",
         "service/blocking_work.py",

@@ -45,7 +45,7 @@ from bagua_agent.history import history_writer
 from bagua_agent.history.history_writer import HistoryWriter
 from bagua_agent.job.loop_watch import LoopWatch
 from bagua_agent.job_state.console import JobTerminal
-from bagua_agent.leadership import leadership
+from bagua_agent.leadership import probes
 from bagua_agent.leadership.leadership import Leadership
 from bagua_agent.leadership.reports import Report
 from bagua_agent.membership.actions import Question, ResultOutcome
@@ -77,15 +77,15 @@ from tests.agent.base.tuner_operations import asking_a_sampler, reading_what_was
 from tests.lab.wait import eventually
 
 LEADER_WRITES: tuple[Callable[[Leadership], object], ...] = (
-    lambda leads: leads.stand("a", "host:1"),
-    lambda leads: leads.remove_dead_leader("b", 1, 7, ["b.0"]),
-    lambda leads: leads.write_generation(
+    lambda leads: leads.election.stand("a", "host:1"),
+    lambda leads: leads.election.remove_dead_leader("b", 1, 7, ["b.0"]),
+    lambda leads: leads.writes.write_generation(
         Generation(1, 0, GenerationKind.FAILOVER, (), "nonce"), 0, absent("result"), {}
     ),
-    lambda leads: leads.write_result(absent("result"), ResultOutcome.SUCCEEDED, 0, "done", None),
-    lambda leads: leads.refuse("w", "another model"),
-    lambda leads: leads.write_hang_order(None),
-    lambda leads: leads.remove_agent("b", 1, ["b.0"]),
+    lambda leads: leads.writes.write_result(absent("result"), ResultOutcome.SUCCEEDED, 0, "done", None),
+    lambda leads: leads.writes.refuse("w", "another model"),
+    lambda leads: leads.writes.write_hang_order(None),
+    lambda leads: leads.writes.remove_agent("b", 1, ["b.0"]),
 )
 
 
@@ -108,19 +108,19 @@ def leader_writes(place: Place) -> None:
 
 
 def leader_probes(place: Place) -> None:
-    place.patch(leadership, "probe", place.fail)
-    place.patch(leadership, "probe_through", place.fail)
+    place.patch(probes, "probe", place.fail)
+    place.patch(probes, "probe_through", place.fail)
     made = leads(place)
-    made.ask(Question("b", "10.0.0.1:1", "c", "10.0.0.2:1"), 1)
+    made.probes.ask(Question("b", "10.0.0.1:1", "c", "10.0.0.2:1"), 1)
     place.one_event()  # of the direct question
     place.one_event()  # of the relayed one
     made.stop()
 
 
 def touches(place: Place) -> None:
-    place.patch(leadership, "reach_all", place.fail)
+    place.patch(probes, "reach_all", place.fail)
     made = leads(place)
-    made.touch({"b": "10.0.0.1:1"})
+    made.probes.touch({"b": "10.0.0.1:1"})
     place.one_event()
     made.stop()
 

@@ -151,7 +151,7 @@ def rows_removed(*ways: Removal) -> set[str]:
 
 def test_a_dead_leader_loses_the_keys_whose_rows_state_it() -> None:
     leader = Leader()
-    leader.leadership.remove_dead_leader("x", 4, 5, ["x"])
+    leader.leadership.election.remove_dead_leader("x", 4, 5, ["x"])
     assert leader.deletions() == rows_removed(
         Removal.WITH_LEADER, Removal.WITH_AGENT, Removal.WITH_AGENTS_WORKERS
     )
@@ -159,11 +159,11 @@ def test_a_dead_leader_loses_the_keys_whose_rows_state_it() -> None:
 
 def test_a_dead_agent_loses_the_keys_whose_rows_state_it() -> None:
     leader = Leader()
-    leader.leadership.remove_agent("x", 5, ["x"])
+    leader.leadership.writes.remove_agent("x", 5, ["x"])
     assert leader.deletions() == rows_removed(Removal.WITH_AGENT, Removal.WITH_AGENTS_WORKERS)
 
 
 def test_a_result_removes_the_keys_whose_rows_state_it() -> None:
     leader = Leader()
-    leader.leadership.write_result(absent(KEYS.result), ResultOutcome.SUCCEEDED, 0, "", None)
+    leader.leadership.writes.write_result(absent(KEYS.result), ResultOutcome.SUCCEEDED, 0, "", None)
     assert leader.deletions() == rows_removed(Removal.WITH_RESULT)

@@ -54,6 +54,7 @@ class Agent:
             spec=pb.JobSpec(mode=mode, replica_size=replica_size), view=JobView(), leader=LEADER
         )
         self.timers = Timers()
+        self.election = self.writes = self.probes = self
         job = SimpleNamespace(
             agent_id="me",
             seen=seen,

@@ -55,7 +55,7 @@ class Confirmer:
 
     def remove(self, leader_revision: int, agent_revision: int) -> None:
         """Until the transaction was done or refused."""
-        self.leadership.remove_dead_leader("a", leader_revision, agent_revision, ["a.0"])
+        self.leadership.election.remove_dead_leader("a", leader_revision, agent_revision, ["a.0"])
         eventually(lambda: self.reports, DEADLINE_S, "an outcome")
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_removed_for_what_stood_before(confirmer: Confirmer, anew: st
     asked_with = confirmer.revision(KEYS.leader), confirmer.revision(KEYS.agent("a"))
     confirmer.put_anew(anew)
     before = confirmer.standing()
-    confirmer.leadership.remove_dead_leader("a", *asked_with, ["a.0"])
+    confirmer.leadership.election.remove_dead_leader("a", *asked_with, ["a.0"])
     eventually(lambda: confirmer.reports, DEADLINE_S, "the transaction is refused")
     assert confirmer.standing() == before
     assert confirmer.reports == [

@@ -8,7 +8,7 @@ import pytest
 
 from bagua_agent.job_state.decode import LeaderKey
 from bagua_agent.leadership.leader_probe import DeadLeader, LeaderWatch
-from bagua_agent.leadership.leadership import Leadership
+from bagua_agent.leadership.probes import Probes
 from bagua_agent.leadership.reports import ProbeResult
 from bagua_agent.membership.actions import Question
 from bagua_agent.membership.view import ProbeVerdict
@@ -21,7 +21,7 @@ WINDOW_S = 0.5
 AGENT_REVISION = 7
 
 
-class FakeLeadership:
+class FakeProbes:
     def __init__(self) -> None:
         self.asked: list[tuple[Question, int]] = []
 
@@ -31,16 +31,16 @@ class FakeLeadership:
 
 class Watched:
     def __init__(self, leader: LeaderKey | None = LEADER) -> None:
-        self.leadership = FakeLeadership()
+        self.probes = FakeProbes()
         self.deaths: list[DeadLeader] = []
         self.asked_at_s = 0.0
-        self.watch = LeaderWatch(cast(Leadership, self.leadership), WINDOW_S, self.deaths.append)
+        self.watch = LeaderWatch(cast(Probes, self.probes), WINDOW_S, self.deaths.append)
         self.watch.leader_is(leader)
 
     def suspect(self, relay: str, now_s: float, agent_revision: int = AGENT_REVISION) -> None:
-        before = len(self.leadership.asked)
+        before = len(self.probes.asked)
         self.watch.suspect(relay, agent_revision, now_s)
-        if len(self.leadership.asked) > before:
+        if len(self.probes.asked) > before:
             self.asked_at_s = now_s
 
     @property
@@ -55,7 +55,7 @@ class Watched:
         after_s: float = WINDOW_S,
     ) -> None:
         """To the last question: directly, then through the relay. None: that answer has not come."""
-        last = self.leadership.asked[-1][1] if sequence is None else sequence
+        last = self.probes.asked[-1][1] if sequence is None else sequence
         for verdict, relayed in zip(verdicts, (False, True), strict=False):
             if verdict is not None:
                 assert self.watch.took(
@@ -66,7 +66,7 @@ class Watched:
 def test_a_suspicion_asks_the_leader_directly_and_through_a_third() -> None:
     watched = Watched()
     watched.suspect(RELAY, 100.0)
-    [(question, sequence)] = watched.leadership.asked
+    [(question, sequence)] = watched.probes.asked
     assert (question.agent_id, question.control_address) == ("leader", "10.0.0.1:1")
     assert question.relay_address == RELAY and question.relay_agent_id
     assert sequence < 0, "the membership machine's own questions have others"
@@ -75,7 +75,7 @@ def test_a_suspicion_asks_the_leader_directly_and_through_a_third() -> None:
 def test_without_a_relay_it_asks_directly() -> None:
     watched = Watched()
     watched.suspect("", 100.0)
-    assert watched.leadership.asked[0][0].relay_agent_id == ""
+    assert watched.probes.asked[0][0].relay_agent_id == ""
 
 
 @pytest.mark.parametrize(
@@ -109,16 +109,16 @@ def test_suspicions_in_a_row_ask_once_and_later_again() -> None:
     watched = Watched()
     for now_s in (100.0, 100.1, 100.9):
         watched.suspect(RELAY, now_s)
-    assert len(watched.leadership.asked) == 1
+    assert len(watched.probes.asked) == 1
     watched.suspect(RELAY, 100.0 + 2 * WINDOW_S)
-    assert len(watched.leadership.asked) == 2
-    assert watched.leadership.asked[0][1] != watched.leadership.asked[1][1]
+    assert len(watched.probes.asked) == 2
+    assert watched.probes.asked[0][1] != watched.probes.asked[1][1]
 
 
 def test_silence_does_not_add_up_over_questions() -> None:
     watched = Watched()
     watched.suspect(RELAY, 100.0)
-    first = watched.leadership.asked[0][1]
+    first = watched.probes.asked[0][1]
     watched.answers(UNANSWERED)
     watched.suspect(RELAY, 102.0)
     watched.answers(None, UNANSWERED, sequence=first)  # the relay's answer to the first, late
@@ -149,13 +149,13 @@ def test_a_new_leader_can_be_asked_at_once() -> None:
     watched.suspect(RELAY, 100.0)
     watched.watch.leader_is(OTHER)
     watched.suspect(RELAY, 100.1)
-    assert [question.agent_id for question, _ in watched.leadership.asked] == ["leader", "other"]
+    assert [question.agent_id for question, _ in watched.probes.asked] == ["leader", "other"]
 
 
 def test_without_another_leader_no_agent_is_asked() -> None:
     watched = Watched(None)
     watched.suspect(RELAY, 100.0)
-    assert watched.leadership.asked == []
+    assert watched.probes.asked == []
 
 
 def test_answers_to_the_membership_machine_are_left_to_it() -> None:

@@ -232,7 +232,7 @@ def test_the_second_answer_to_one_election_changes_nothing(node: Node) -> None:
     node.worker_ready()
     node.hear()
     node.said.clear()
-    node.leadership.stand(AGENT, "host:1")
+    node.leadership.election.stand(AGENT, "host:1")
     node.hear()
     assert node.membership.leading and node.said == []
     assert node.etcd.transactions == [(node.keys.generation,)]
@@ -244,7 +244,7 @@ def test_a_dead_agent_of_any_size_is_removed_its_own_key_last(node: Node, worker
     ids = [f"b.{n}" for n in range(workers)]
     expected = {node.keys.agent("b"), *(f(w) for w in ids for f in (node.keys.member, node.keys.suspicion))}
     node.etcd.stands |= expected
-    node.leadership.remove_agent("b", 7, ids)
+    node.leadership.writes.remove_agent("b", 7, ids)
     node.hear()
     assert not expected & node.etcd.stands
     assert node.etcd.transactions[-1][-1] == node.keys.agent("b")
@@ -252,13 +252,13 @@ def test_a_dead_agent_of_any_size_is_removed_its_own_key_last(node: Node, worker
 
 
 WRITES: dict[str, Callable[[Leadership, JobKeys], None]] = {
-    "removal of a dead leader": lambda leads, keys: leads.remove_dead_leader("b", 1, 7, ["b.0"]),
-    "result": lambda leads, keys: leads.write_result(
+    "removal of a dead leader": lambda leads, keys: leads.election.remove_dead_leader("b", 1, 7, ["b.0"]),
+    "result": lambda leads, keys: leads.writes.write_result(
         Compare(keys.result, "MOD", 0), ResultOutcome.SUCCEEDED, 0, "done", None
     ),
-    "refusal": lambda leads, keys: leads.refuse("b.0", "another model"),
-    "hang order": lambda leads, keys: leads.write_hang_order(None),
-    "removal of an agent": lambda leads, keys: leads.remove_agent("b", 7, ["b.0"]),
+    "refusal": lambda leads, keys: leads.writes.refuse("b.0", "another model"),
+    "hang order": lambda leads, keys: leads.writes.write_hang_order(None),
+    "removal of an agent": lambda leads, keys: leads.writes.remove_agent("b", 7, ["b.0"]),
 }
 
 
@@ -279,7 +279,7 @@ def test_an_election_that_is_won_after_the_resignation_is_given_back(node: Node)
     node.lead()
     node.etcd.failures = [DENIED]
     node.worker_ready()
-    node.leadership.stand(AGENT, "host:1")  # waits behind the write that will be refused
+    node.leadership.election.stand(AGENT, "host:1")  # waits behind the write that will be refused
     node.hear()
     assert not node.membership.leading
     node.hear()
