@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_core.communication.nccl import nccl_library
 from bagua_core.communication.transport_choice import (
     AUTO,
     GLOO,
@@ -21,6 +24,7 @@ from bagua_core.communication.transport_choice import (
     choose,
 )
 from bagua_core.communication.transports.gpu_transport import NcclTransport
+from tests.docs.printed import printed_text
 
 NCCL = "nccl"
 TRANSPORTS = [NcclTransport()]
@@ -88,6 +92,25 @@ def test_one_that_cannot_takes_all_to_gloo_and_people_are_told(odd: Statement, w
     choice = choose([able("h 0"), odd, able("h 2")], TRANSPORTS)
     assert not choice.transport and choice.is_notable and not choice.is_refused
     assert re.search(words, choice.reason), choice.reason
+
+
+class WithoutCupy:
+    """A finder of modules that finds no CuPy."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.partition(".")[0] == "cupy":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+
+def test_the_page_prints_what_rank_0_says_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cupy"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [WithoutCupy(), *sys.meta_path])
+    nccl_library.load.cache_clear()
+    without = Statement(AUTO, True, {NCCL: NcclTransport().ability([torch.device("cuda", 0)])})
+    choice = choose([able("h 0"), able("h 1"), without], TRANSPORTS)
+    assert choice.is_notable
+    assert printed_text("docs/gpu.md", "travel by Gloo") == f"bagua: {choice.reason}\n"
 
 
 def test_ranks_may_share_a_gpu_where_nccl_lets_all_of_them() -> None:
