@@ -306,7 +306,8 @@ class JobTerminal:
             self.tell(f"left out {left_out} lines about what workers here said: they came too fast")
         self.tell(shortened(text, LONGEST_WORKER_LINE))
 
-    def tell_progress(self, now_s: float, text: str) -> None:
+    def tell_progress(self, now_s: float, text: Callable[[], str]) -> None:
+        """Prints the progress if a line of it is due; `text` makes it only then: reports come more often."""
         if now_s - self._progress_at_s >= PROGRESS_EVERY_S:
             self._progress_at_s = now_s
-            self.tell(text)
+            self.tell(text())

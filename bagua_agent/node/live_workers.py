@@ -344,21 +344,23 @@ class LiveWorkers:
     def _progress(self, worker_id: str, progress: session_pb2.Progress, now_s: float) -> None:
         self._progress_of[worker_id] = progress
         if progress.generation and worker_id == min(self._workers.worker_ids, default=worker_id):
-            record = self._job.seen.view.record(progress.generation)
-            members = () if record is None else record.members
-            here = sum(m.agent_id == self._job.agent_id for m in members)
-            # A worker's numbers are of its own share of the batch. Of other nodes' numbers a step's last reduction
-            # carries the loss; the others are asked for by `top` and the page alone.
-            reports = [p for p in self._progress_of.values() if p.generation == progress.generation]
-            reporting = sum(bool(p.metrics) for p in reports)
-            # a record that is not known here any more may list other nodes
-            world_size = len(members) or 1
-            whose, loss = (
-                console.whose_metrics(reporting, here, world_size),
-                console.job_loss(progress, world_size),
-            )
-            text = console.progress(progress, console.mean_metrics(reports), whose, loss)
-            self._job.terminal.tell_progress(now_s, text)
+            self._job.terminal.tell_progress(now_s, lambda: self._progress_line(progress))
+
+    def _progress_line(self, progress: session_pb2.Progress) -> str:
+        record = self._job.seen.view.record(progress.generation)
+        members = () if record is None else record.members
+        here = sum(m.agent_id == self._job.agent_id for m in members)
+        # A worker's numbers are of its own share of the batch. Of other nodes' numbers a step's last reduction
+        # carries the loss; the others are asked for by `top` and the page alone.
+        reports = [p for p in self._progress_of.values() if p.generation == progress.generation]
+        reporting = sum(bool(p.metrics) for p in reports)
+        # a record that is not known here any more may list other nodes
+        world_size = len(members) or 1
+        whose, loss = (
+            console.whose_metrics(reporting, here, world_size),
+            console.job_loss(progress, world_size),
+        )
+        return console.progress(progress, console.mean_metrics(reports), whose, loss)
 
     def _suspects(self, worker_id: str, suspected: session_pb2.Suspected, now_s: float) -> None:
         job = self._job

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -219,12 +220,19 @@ def test_the_same_text_on_a_topic_is_said_once() -> None:
     assert [line.split("| ")[1] for line in said] == ["1", "1", "2", "1"]
 
 
-def test_progress_is_held_back() -> None:
+def test_progress_is_held_back_and_its_text_is_not_made_for_nothing() -> None:
     said: list[str] = []
+    made: list[str] = []
     terminal = JobTerminal(said.append, "h")
+
+    def text(now_s: float) -> str:
+        made.append(f"{now_s:g}")
+        return made[-1]
+
     for now_s in (100.0, 100.5, 100.0 + PROGRESS_EVERY_S, 101.0 + PROGRESS_EVERY_S):
-        terminal.tell_progress(now_s, f"{now_s:g}")
+        terminal.tell_progress(now_s, partial(text, now_s))
     assert [line.split("| ")[1] for line in said] == ["100", f"{100 + PROGRESS_EVERY_S:g}"]
+    assert made == ["100", f"{100 + PROGRESS_EVERY_S:g}"]
 
 
 def test_a_straggler_in_one_line() -> None:
