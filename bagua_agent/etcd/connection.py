@@ -22,7 +22,7 @@ from bagua_agent.etcd.failures import CallFailed, Failure, Trouble, classify
 from bagua_agent.etcd.login import Login, Metadata
 from bagua_agent.etcd.stubs import RenewalStub, WatchStub, etcd3
 from bagua_contract import etcd_pb2 as pb
-from bagua_contract.grpc_channel import open_channel
+from bagua_contract.grpc_channel import WITHOUT_PROBING, open_channel
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+    *WITHOUT_PROBING,
 )
 # etcd ends such a stream when its member has had no leader for three election timeouts. Without it, a member that lost
 # its peers keeps a watch open for ever and answers its progress requests, while it learns of no change.

@@ -23,6 +23,7 @@ from bagua_agent.rpc.first_message import first_of
 from bagua_agent.rpc.message_pace import MessagePace
 from bagua_agent.rpc.trace_relay import TraceRelay
 from bagua_contract import membership_pb2, session_pb2, session_pb2_grpc, trace_pb2
+from bagua_contract.grpc_channel import WITHOUT_PROBING
 from bagua_contract.records import PROTOCOL_VERSION, Generation
 from bagua_contract.replica import Replica
 
@@ -68,7 +69,7 @@ class SessionServer(session_pb2_grpc.WorkerSessionServicer):
         # A stream keeps one thread for what comes in; respawned workers overlap with the ones that end.
         self._server = grpc.server(
             ThreadPoolExecutor(2 * slots + 2 + _THREADS_FOR_STRANGERS, thread_name_prefix="bagua-session"),
-            options=[("grpc.max_receive_message_length", LARGEST_MESSAGE_BYTES)],
+            options=[("grpc.max_receive_message_length", LARGEST_MESSAGE_BYTES), *WITHOUT_PROBING],
         )
         session_pb2_grpc.add_WorkerSessionServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self._server.add_insecure_port(f"unix:{socket_path}")

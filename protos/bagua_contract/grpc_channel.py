@@ -14,6 +14,9 @@ import grpc
 Options = Sequence[tuple[str, str | int]]
 
 _WITHOUT_RETRIES = (("grpc.enable_retries", 0),)
+# For an end of a connection that receives small messages at a slow pace. gRPC measures the bandwidth with a ping after
+# almost each of them, and sizes a stream's window by it, from 4 MiB on; here the window stays at 4 MiB.
+WITHOUT_PROBING: Options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 4 << 20))
 
 
 def open_channel(
