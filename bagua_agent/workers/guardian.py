@@ -16,7 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
-from bagua_agent.base.errors import InternalError
+from bagua_agent.base.errors import InternalError, host_error
 from bagua_agent.base.process_end import wait_for_end
 
 log = logging.getLogger(__name__)
@@ -157,9 +157,15 @@ class Guardian:
         self._lock = threading.Lock()
 
     def start(self) -> None:
+        """Starts the process. Raises InfrastructureLost if this host has no process, memory or descriptor left for it:
+        an agent that can't be guarded ends before it has a part in a job, so its end loses nothing."""
         with self._lock:
             if not self._started:
-                self._process = self._launch()
+                try:
+                    self._process = self._launch()
+                except OSError as error:
+                    what = "this node's agent can't start the process that ends its workers if the agent is killed"
+                    raise host_error(error, what, f"see that {sys.executable} can be run") from error
                 self._started = True
 
     @property

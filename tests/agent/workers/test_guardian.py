@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bagua_agent.base.errors import InternalError
+from bagua_agent.base.errors import InfrastructureLost, InternalError
 from bagua_agent.workers.guardian import Guardian
 from tests.agent.workers.worker_lab import Workers, is_running, wait_until
 
@@ -111,6 +111,14 @@ def test_a_killed_guardian_is_replaced_and_knows_everything(workers: Workers, gu
 def refuse() -> None:
     """Stands for a start of a process on a host that is short of memory."""
     raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def test_a_guardian_that_cannot_be_started_at_first_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guardian, "_launch", staticmethod(refuse))
+    guardian = Guardian()
+    with pytest.raises(InfrastructureLost, match=r"can't start the process .*: Resource temporarily unavailable"):
+        guardian.start()
+    guardian.stop()
 
 
 def test_a_killed_guardian_that_cannot_be_replaced_at_once_is_replaced_later(
