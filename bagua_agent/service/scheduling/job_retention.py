@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from bagua_agent.base.errors import OutcomeUnknown, StoreFull
 from bagua_agent.cluster.cluster_policy import ClusterPolicy
@@ -32,6 +33,8 @@ from bagua_agent.history.job_history import ENDED, read_event
 from bagua_agent.service.scheduling.job_removal import remove_job
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST_AT_ONCE = 50  # jobs or removals; the others follow at the next pass
 PASS_AGAIN_S = 1.0  # when there were more, or a removal was overtaken
@@ -56,7 +59,7 @@ def ended_by_hand(standing: Mapping[str, KeyValue]) -> list[EndedJob]:
 
 class JobRetention:
     """Removes what is beyond retention, for one scheduler. fence: that it still is the scheduler. mirror: of all keys,
-    the source of `picture`."""
+    the source of `picture`. progress: called before each of many writes."""
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class JobRetention:
         fence: Compare,
         policy: ClusterPolicy,
         say: Callable[[str], None],
+        progress: Callable[[], object],
         clock_unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
@@ -74,6 +78,7 @@ class JobRetention:
         self._fence = fence
         self._policy = policy
         self._say = say
+        self._progress = progress
         self._clock_unix_s = clock_unix_s
         self._history = HistoryKept(policy)
         self._unused_orders = UnusedOrders(policy)
@@ -105,10 +110,15 @@ class JobRetention:
             # not the end of this scheduler: its successor would know no revision that is old enough to compact to
             self._pass_due_s = now_s + self._policy.retention_every_s
 
+    def _each(self, parts: Iterable[T]) -> Iterator[T]:
+        for part in parts:
+            self._progress()
+            yield part
+
     def _remove_again(self) -> None:
         """Removes jobs that were removed before. A daemon that had not heard of the removal put the submission back,
         before the removal itself was back."""
-        for job in self._picture.put_back_jobs()[:MOST_AT_ONCE]:
+        for job in self._each(self._picture.put_back_jobs()[:MOST_AT_ONCE]):
             if self._remove(EndedJob(job.job_id, job.nonce, 0.0), may_go_on=True):
                 self._say(f"job {job.job_id} was removed and had been put back, so it is removed again")
 
@@ -116,11 +126,11 @@ class JobRetention:
         """Removes jobs, removals and leftovers that are due, and returns whether all that was found is done."""
         now_unix_s = self._clock_unix_s()
         found = beyond_retention(self._picture.ended_jobs(), now_unix_s, self._policy)
-        for each in found[:MOST_AT_ONCE]:
+        for each in self._each(found[:MOST_AT_ONCE]):
             if self._remove(each.job):
                 self._say(f"job {each.job.job_id} is removed: {each.reason}")
         expired = expired_removals(self._picture.removals, now_unix_s, self._policy)
-        for start in range(0, len(expired), MOST_AT_ONCE):
+        for start in self._each(range(0, len(expired), MOST_AT_ONCE)):
             keys = [cluster_keys.removal(nonce) for nonce in expired[start : start + MOST_AT_ONCE]]
             self._store.transact([self._fence], deletes=keys)
         self._remove_leftovers(self._picture.view().removed)
@@ -129,7 +139,7 @@ class JobRetention:
     def _pass_started_by_hand(self) -> bool:
         """Removes jobs without a submission, by the same policy. Returns whether all that was found is done."""
         found = beyond_retention(ended_by_hand(self._mirror.state()), self._clock_unix_s(), self._policy)
-        for each in found[:MOST_AT_ONCE]:
+        for each in self._each(found[:MOST_AT_ONCE]):
             job_id = each.job.job_id
             keys, result = JobKeys(job_id), self._store.get(JobKeys(job_id).result)
             if result is None:
@@ -148,7 +158,7 @@ class JobRetention:
         """Removes empty orders of nodes that are gone. Measures by the clock of this process: no record says since when
         a node is gone."""
         expired = self._unused_orders.expired(self._picture.unused_orders(), now_s)
-        for node_name, revision in expired[:MOST_AT_ONCE]:
+        for node_name, revision in self._each(expired[:MOST_AT_ONCE]):
             key = cluster_keys.orders(node_name)
             unused = [mod_revision_is(key, revision), absent(cluster_keys.node(node_name))]
             if self._store.transact([self._fence, *unused], deletes=[key]).succeeded:
@@ -181,7 +191,7 @@ class JobRetention:
         """Removes what late agents and daemons wrote under the name of a removed job, where no other job has begun."""
         standing = self._mirror.state()
         with_keys = {key.split("/")[4] for key in standing if key.startswith((JOBS_PREFIX, RECORDS_PREFIX))}
-        for job_id in sorted(with_keys.intersection(removed)):
+        for job_id in self._each(sorted(with_keys.intersection(removed))):
             keys = JobKeys(job_id)
             if keys.spec in standing:
                 continue

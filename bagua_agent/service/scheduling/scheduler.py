@@ -5,7 +5,8 @@ One thread: it waits until the key is free; once it owns the key, it mirrors the
 transaction was overtaken by a change: the next picture gives the next plan. A store that lost its keys has lost ours
 too, so an ordinary election follows, and the plan's settling time begins anew. A scheduler whose store was set back to
 a backup, or that is overtaken again and again, reads the cluster anew. A scheduler without permission, or with a bug,
-gives the key up and stands again later, since another one may succeed. It also removes old jobs (job_retention.py).
+gives the key up and stands again later, since another one may succeed. So does one whose loop is stuck, by the watch
+over it (job/loop_watch.py): its lease is renewed by another thread. It also removes old jobs (job_retention.py).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from bagua_agent.etcd.keys import SECRETS_PREFIX, JobKeys
 from bagua_agent.etcd.leased_keys import LeasedKeys
 from bagua_agent.etcd.mirror import Change, PrefixMirror
 from bagua_agent.job.create_or_join import remove_unused_identity
+from bagua_agent.job.loop_watch import STUCK_AFTER_S, TICK_S, LoopWatch
 from bagua_agent.service.scheduling.job_retention import JobRetention
 from bagua_agent.service.scheduling.queue_account import QueueAccount
 from bagua_contract import cluster_pb2 as pb
@@ -73,6 +75,7 @@ class Scheduler:
         self._bug = ""  # the last one that was reported
         self._outage = ""
         self._mirror = PrefixMirror(store, cluster_keys.SCHEDULER, self._key_changed)
+        self._watch = LoopWatch()  # of the newest leadership
         self._stopping = threading.Event()
         self._thread = background_thread("bagua-scheduler", self._run, self._ended)
         self.account = QueueAccount()
@@ -162,6 +165,7 @@ class Scheduler:
         self._say("this node schedules the cluster's jobs")
         self._outage = ""
         self.leads = True
+        self._watch = LoopWatch()
         self.account.begin()
         picture = ClusterPicture(time.monotonic(), self._say)
         tidied: frozenset[tuple[str, int]] = frozenset()
@@ -169,9 +173,15 @@ class Scheduler:
         inbox, self._inbox = self._inbox, news  # the key's mirror and the cluster's wake the same loop
         mirror = PrefixMirror(self._store, cluster_keys.EVERYTHING, news.put)
         try:
-            mirror.start()
+            mirror.start()  # may take longer than a turn of the loop
+            self._watch.start(
+                self._is_stuck,
+                lambda failed: self._say(f"the watch over the scheduler's loop failed: {failed.reason}"),
+            )
             fence = create_revision_is(cluster_keys.SCHEDULER, won)
-            retention = JobRetention(self._store, picture, mirror, fence, self._policy, self._say)
+            retention = JobRetention(
+                self._store, picture, mirror, fence, self._policy, self._say, self._watch.turned
+            )
             again_s: float | None = 0.0
             overtaken, is_full = 0, False
             while not self._stopping.is_set():
@@ -203,10 +213,22 @@ class Scheduler:
                         self._say(f"orders were refused {overtaken} times in a row; the cluster is read anew")
                         return
         finally:
+            self._watch.stop()
             self.leads = False
             self.account.begin()
             self._inbox = inbox
             mirror.stop()
+
+    def _is_stuck(self, is_first: bool) -> None:
+        """Gives the scheduler's key up, from the watch's thread. The loop finds the key gone once it goes on, and each
+        of its writes compares the key."""
+        if is_first:
+            self._leased.remove(cluster_keys.SCHEDULER)
+            self.leads = False
+            self._say(
+                f"the scheduler's loop has waited for {STUCK_AFTER_S:g} s or more, as for a disk that does not answer; "
+                "another node may schedule"
+            )
 
     def _remove_key_pairs(
         self, picture: ClusterPicture, won: int, tidied: frozenset[tuple[str, int]]
@@ -221,19 +243,23 @@ class Scheduler:
         if left - tidied:
             there = {kv.key for kv in self._store.get_prefix(SECRETS_PREFIX)[0]}
             for job_id, _ in sorted(left - tidied):
+                self._watch.turned()
                 keys = JobKeys(job_id)
                 if keys.identity in there:
                     fence = create_revision_is(cluster_keys.SCHEDULER, won)
                     remove_unused_identity(self._store, keys, fence)
         return left
 
-    @staticmethod
-    def _hear(news: queue.SimpleQueue[_Message], picture: ClusterPicture, again_s: float | None) -> bool:
-        """Waits for news or for the time, and returns whether anything that matters was heard."""
+    def _hear(
+        self, news: queue.SimpleQueue[_Message], picture: ClusterPicture, again_s: float | None
+    ) -> bool:
+        """Waits for news, for the time or for a tick of the watch, and returns whether anything that matters was
+        heard."""
         changed = False
-        timeout_s = None if again_s is None else max(0.0, again_s - time.monotonic())
+        self._watch.turned()
+        left_s = TICK_S if again_s is None else again_s - time.monotonic()
         try:
-            message = news.get(timeout=timeout_s)
+            message = news.get(timeout=min(TICK_S, max(0.0, left_s)))
             while True:
                 if message:
                     changed |= picture.take(message, time.monotonic())
@@ -270,6 +296,7 @@ class Scheduler:
             nonce, now_unix_s = nonces.get(job_id, ""), time.time()
             value = write_outcome(outcome, now_unix_s, nonce)
             unwritten = [fence, absent(key), *([absent(cluster_keys.removal(nonce))] if nonce else [])]
+            self._watch.turned()
             if not self._store.transact(unwritten, [Put(key, value)]).succeeded:
                 return False
             picture.took_outcome(job_id, replace(outcome, ended_unix_s=now_unix_s))
@@ -283,6 +310,7 @@ class Scheduler:
                 key = cluster_keys.orders(node_name)
                 conditions.append(mod_revision_is(key, picture.order_revision(node_name)))
                 writes.append(Put(key, write_orders(orders)))
+            self._watch.turned()
             answer = self._store.transact(conditions, writes)
             self._failpoints.reach("orders.after", number)
             if not answer.succeeded:

@@ -116,7 +116,9 @@ def refuse() -> None:
 def test_a_guardian_that_cannot_be_started_at_first_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Guardian, "_launch", staticmethod(refuse))
     guardian = Guardian()
-    with pytest.raises(InfrastructureLost, match=r"can't start the process .*: Resource temporarily unavailable"):
+    with pytest.raises(
+        InfrastructureLost, match=r"can't start the process .*: Resource temporarily unavailable"
+    ):
         guardian.start()
     guardian.stop()
 
