@@ -22,6 +22,7 @@ from bagua_core.model.optimizer_steps import optimizer_steps_of
 from bagua_core.model.scaler_state import unchanged_scale
 from bagua_core.optimizers.closure_calls import calls_closure_once
 from bagua_core.optimizers.closures import Evaluated, closure_of
+from bagua_core.optimizers.counted_calls import note_registered, watch_counted_calls
 from bagua_core.optimizers.repeated_closure import (
     Before,
     RepeatedClosure,
@@ -29,7 +30,6 @@ from bagua_core.optimizers.repeated_closure import (
     check_has_job_loss,
     job_loss,
 )
-from bagua_core.optimizers.scheduler_calls import watch_schedulers
 from bagua_core.optimizers.script_checks import checks_of, gated_step
 
 _GATED = "_bagua_gated"
@@ -66,7 +66,7 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
     step is undone if a later call fails. Doing it twice is harmless.
     """
     if engine.virtual_shards:
-        watch_schedulers(optimizer, engine)
+        watch_counted_calls()
     original: Callable[..., Any] = optimizer.step
     known = _gate_of(original)
     if known is not None:
@@ -178,6 +178,15 @@ def _refusal(
 # A scheduler's state_dict is its whole __dict__, so neither engine nor replacement may live there.
 _engines: weakref.WeakKeyDictionary[Any, StepEngine] = weakref.WeakKeyDictionary()
 _gated_classes: dict[type, type] = {}
+
+
+def gate_registered(stateful: object, engine: StepEngine) -> None:
+    """Makes a registered scheduler or scaler act at the end of steps only; other objects stay as they are."""
+    note_registered(stateful)
+    if isinstance(stateful, (LRScheduler, ReduceLROnPlateau)):
+        gate_scheduler(stateful, engine)
+    elif isinstance(stateful, GradScaler):
+        gate_scaler(stateful, engine)
 
 
 def gate_scheduler(scheduler: LRScheduler | ReduceLROnPlateau, engine: StepEngine) -> None:

@@ -194,6 +194,12 @@ def checks_of(engine: object) -> ScriptChecks:
     return found
 
 
+def engine_that_trains(parameters: Iterable[torch.Tensor]) -> object | None:
+    """Returns the engine with a wrapped model that reduces one of `parameters`; None if there is none."""
+    known = [(engine, model) for engine, checks in _of_engine.items() for model in checks.models()]
+    return next((engine for p in parameters for engine, model in known if model.reduces(p)), None)
+
+
 # -- optimizers that were passed to no wrapped model
 
 

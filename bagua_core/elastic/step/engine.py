@@ -16,8 +16,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.amp.grad_scaler import GradScaler
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bagua_contract import membership_pb2
 from bagua_contract.environment import WorkerEnvironment
@@ -47,7 +45,7 @@ from bagua_core.elastic.step.script_ranks import ScriptRanks
 from bagua_core.elastic.step.step_seed import announced_seed, seed_micro_batch
 from bagua_core.elastic.step.step_states import Event, Phase
 from bagua_core.elastic.waiting.operation_trail import COMPARISON
-from bagua_core.optimizers.optimizer_gate import gate_scaler, gate_scheduler
+from bagua_core.optimizers.optimizer_gate import gate_registered
 
 
 class Engine(ScriptRanks):
@@ -146,10 +144,7 @@ class Engine(ScriptRanks):
 
     def register_state(self, name: str, stateful: Stateful) -> None:
         self.registry.register(name, stateful)
-        if isinstance(stateful, (LRScheduler, ReduceLROnPlateau)):
-            gate_scheduler(stateful, self)
-        elif isinstance(stateful, GradScaler):
-            gate_scaler(stateful, self)
+        gate_registered(stateful, self)
 
     def epoch_begins(self, epoch: int) -> None:
         """Notes that the loader yields `epoch` to the script. See StepEngine."""

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic.step.engine import Engine
+from bagua_core.errors import NotDeterministicError
 from bagua_core.optimizers.step_rates import RateChangedWithinStep
 from bagua_core.parallel import DistributedDataParallel
 
@@ -114,18 +115,34 @@ def advance(scheduler: Any, loader: ElasticDataLoader) -> None:
 @pytest.mark.parametrize("name", list(SCHEDULERS))
 def test_a_schedule_that_counts_shards_is_refused_where_its_rate_stays(name: str) -> None:
     """Its rate would change between two steps, which shows nothing, and twice as early as with two workers."""
-    kind = name if name != "SequentialLR" else "StepLR"
-    with pytest.raises(RateChangedWithinStep, match=rf"^{kind}\.step\(\) was called within step 0"):
+    with pytest.raises(RateChangedWithinStep, match=rf"^{name}\.step\(\) was called within step 0"):
         train_on_shards(SCHEDULERS[name], advance, registered=False)
 
 
-def test_one_that_counts_steps_is_not() -> None:
-    def advance_at_step_end(scheduler: Any, loader: ElasticDataLoader) -> None:
-        if loader.is_at_step_end:
-            advance(scheduler, loader)
+def advance_at_step_end(scheduler: Any, loader: ElasticDataLoader) -> None:
+    if loader.is_at_step_end:
+        advance(scheduler, loader)
 
-    assert train_on_shards(SCHEDULERS["StepLR"], advance, registered=True) == 4
-    assert train_on_shards(SCHEDULERS["StepLR"], advance_at_step_end, registered=False) == 4
-    assert train_on_shards(SCHEDULERS["ReduceLROnPlateau"], advance, registered=True) == 4
+
+@pytest.mark.parametrize("name", list(SCHEDULERS))
+def test_one_that_counts_steps_is_not_if_it_is_registered(name: str) -> None:
+    for step in (advance, advance_at_step_end):
+        assert train_on_shards(SCHEDULERS[name], step, registered=True) == 4
+
+
+@pytest.mark.parametrize("name", list(SCHEDULERS))
+def test_one_that_is_not_registered_is_refused(name: str) -> None:
+    """A worker that joins would begin the schedule anew."""
+    with pytest.raises(NotDeterministicError, match=rf"^{name}\.step\(\) was called, .* not registered"):
+        train_on_shards(SCHEDULERS[name], advance_at_step_end, registered=False)
+
+
+def test_one_that_stays_where_it_is_and_one_that_goes_on_from_an_epoch_are_not() -> None:
     constant = SCHEDULERS["CosineAnnealingWarmRestarts"]
     assert train_on_shards(constant, lambda s, loader: s.step(0), registered=False) == 0
+
+    def resumed(optimizer: Any) -> Any:
+        optimizer.param_groups[0]["initial_lr"] = 1.0
+        return torch.optim.lr_scheduler.StepLR(optimizer, 2, last_epoch=3)
+
+    assert train_on_shards(resumed, advance, registered=True) == 4
