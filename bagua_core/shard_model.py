@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from torch import nn
 
 from bagua_core.algorithms import Algorithm
@@ -20,6 +22,14 @@ class ModelOfShards:
                 "of the number "
                 'of workers; a deterministic job needs algorithm="gradient_allreduce" with average=True'
             )
+        compiled = next((name for name, part in module.named_modules() if _is_compiled(part)), None)
+        if compiled is not None:
+            print(
+                f"bagua: {compiled or 'the model'} is compiled; in a deterministic job it runs eagerly, since compiled "
+                "code depends on the shapes that a process has seen",
+                file=sys.stderr,
+                flush=True,
+            )
         self.buffers = ShardBuffers(module)
 
     @staticmethod
@@ -28,3 +38,8 @@ class ModelOfShards:
             "no_sync() adds gradients of several batches of the loader, which are shards in a deterministic job; leave "
             "it out, and give the loader a larger global_batch_size"
         )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Tells whether torch.compile was applied to the module, as a function or by `module.compile()`."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

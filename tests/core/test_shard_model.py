@@ -51,6 +51,16 @@ def test_no_sync() -> None:
         pass
 
 
+@pytest.mark.parametrize("where", ["whole", "part", "no"])
+def test_a_compiled_model_is_named(where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    if where == "part":
+        net[0].compile(backend="eager")
+    wrapped(net=torch.compile(net, backend="eager") if where == "whole" else net)  # type: ignore[arg-type]
+    said = {"whole": "the model is compiled; ", "part": "bagua: 0 is compiled; ", "no": ""}[where]
+    assert said in (printed := capsys.readouterr().err) and bool(said) == bool(printed)
+
+
 def take_step(model: DistributedDataParallel, step: int) -> None:
     """Of two shards."""
     engine = model._engine

@@ -20,8 +20,8 @@ FIRST_SEED = 0
 
 
 def use_deterministic_kernels() -> None:
-    """Has torch use deterministic algorithms or raise an error, choose no kernels by measured time, and use the job's
-    number of threads."""
+    """Has torch use deterministic algorithms or raise an error, choose no kernels by measured time, compile nothing,
+    and use the job's number of threads."""
     # cuBLAS reads it with its first handle; the agent sets it too
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
@@ -29,6 +29,10 @@ def use_deterministic_kernels() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
+    # compiled code depends on the shapes that a process has seen before: a second one makes sizes dynamic
+    torch.compiler.set_stance("force_eager")
+    # TorchScript's profiling executor has other gradient formulas in a function's first calls
+    torch._C._jit_set_profiling_executor(False)
     torch.set_num_threads(threads_in(os.environ.get("OMP_NUM_THREADS")))
 
 
