@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from tests.deploy.launched import launched
+from tests.docs.printed import printed
 from tests.lab.wait import HANG_S
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
@@ -23,6 +26,19 @@ MODELS = {
     TRAIN_JOB: "TrainerV1alpha1TrainJob",
     JOB_SET: "JobsetV1alpha2JobSet",
 }
+
+
+def kubectl(*words: str | Path) -> dict[str, Any]:
+    """The one object that it prints."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    environment = {**os.environ, "KUBECONFIG": os.devnull}  # it knows no cluster
+    done = subprocess.run(
+        ["kubectl", *words], env=environment, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert done.returncode == 0, done.stderr
+    printed_object: dict[str, Any] = yaml.safe_load(done.stdout)
+    return printed_object
 
 
 def model_of(path: Path) -> Any:
@@ -64,12 +80,7 @@ def test_the_published_model_knows_every_field(path: Path) -> None:
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
 def test_kubectl_reads_the_file_without_a_change(path: Path) -> None:
     """As far as it goes without a cluster: to one labelled object."""
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
-    line = ["kubectl", "label", "--local", "-f", path, "read=yes", "-o", "yaml"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=HANG_S)
-    assert done.returncode == 0, done.stderr
-    read = yaml.safe_load(done.stdout)
+    read = kubectl("label", "--local", "-f", path, "read=yes", "-o", "yaml")
     assert read["metadata"]["labels"].pop("read") == "yes"
     if not read["metadata"]["labels"]:
         del read["metadata"]["labels"]
@@ -110,8 +121,10 @@ def test_the_train_job_uses_the_runtime_and_leaves_its_command() -> None:
 
 
 @pytest.mark.parametrize("path", [RUNTIME, JOB_SET], ids=lambda path: path.name)
-@pytest.mark.parametrize(("nodes", "least"), [("4", 2), ("3:4", 3)])
-def test_the_count_of_pods_becomes_the_most_nodes(path: Path, nodes: str, least: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("nodes", "least", "most"), [("4", 2, 4), ("3:4", 3, 4), ("2:8", 2, 8)])
+def test_the_count_of_pods_becomes_the_most_nodes(
+    path: Path, nodes: str, least: int, most: int, tmp_path: Path
+) -> None:
     """The container's own shell code runs a substitute for bagua-launch, whose words the parser then reads. A range
     holds as it is."""
     of_trainer = {
@@ -127,9 +140,39 @@ def test_the_count_of_pods_becomes_the_most_nodes(path: Path, nodes: str, least:
     }
     node = container(path, "node")
     config = launched(node, of_trainer, tmp_path)
-    assert (config.min_nodes, config.max_nodes, config.slots) == (least, 4, 2)
+    assert (config.min_nodes, config.max_nodes, config.slots) == (least, most, 2)
     assert (config.job_id, config.node_rank, config.master_addr) == ("demo-0f9d3a1c", 1, None)
     assert config.once, "a pod that starts when the others have finished does not train again"
     assert config.command.target == node["args"][0]
     grace_s = replicated(path, "node")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace_s > config.shutdown_timeout_s
+
+
+def test_the_printed_patch_of_its_job_resizes_a_job_set(tmp_path: Path) -> None:
+    """The Job is what JobSet's controller makes of the template: <JobSet>-<replicated job>-<index>."""
+    name = loaded(JOB_SET)["metadata"]["name"]
+    template = replicated(JOB_SET, "node")
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"{name}-node-0"},
+        "spec": template["spec"],
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    words = printed("deploy/README.md", "kubectl patch job bagua-node-0")
+    assert words[:3] == ["patch", "job", job["metadata"]["name"]]
+    patched = kubectl("patch", "--local", "-f", tmp_path / "job.yaml", *words[3:], "-o", "yaml")
+    assert kubernetes_validate.validate(patched, "1.31", strict=True) == "1.31"
+    assert patched["spec"] == template["spec"] | {"parallelism": 3, "completions": 3} != template["spec"]
+
+
+def test_the_printed_patch_of_the_job_set_changes_its_nodes_alone() -> None:
+    words = printed("deploy/README.md", "kubectl patch jobset")
+    assert words[:3] == ["patch", "jobset", loaded(JOB_SET)["metadata"]["name"]]
+    patched = kubectl("patch", "--local", "-f", JOB_SET, *words[3:], "-o", "yaml")
+    model = model_of(JOB_SET).from_dict(patched)
+    assert json.loads(json.dumps(model.to_dict(), default=str)) == patched
+    wanted = loaded(JOB_SET)
+    (node,) = [each for each in wanted["spec"]["replicatedJobs"] if each["name"] == "node"]
+    node["template"]["spec"] |= {"parallelism": 3, "completions": 3}
+    assert patched == wanted != loaded(JOB_SET)
