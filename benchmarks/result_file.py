@@ -13,6 +13,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,17 @@ from benchmarks.plots import Figure, keep_plots
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+BEGAN_S = "began_s"  # of this process's clock, so a result has the duration in its place
 ROW_LEVELS = 3  # of a kept JSON file: the document, its values, their rows
 
 
 def circumstances() -> dict[str, Any]:
-    """Hardware, versions, commit, command and date of this run."""
+    """Hardware, versions, commit, command and date of this run.
+
+    Call it when the run begins: `keep` writes the time that has passed since.
+    """
     return {
+        BEGAN_S: time.monotonic(),
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": " ".join(["python", "-m", f"benchmarks.{_module(Path(sys.argv[0]))}", *sys.argv[1:]]),
         "commit": _commit(),
@@ -65,12 +71,18 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def in_words(about: dict[str, Any]) -> str:
+def in_words(about: Mapping[str, Any]) -> str:
+    took = f", took {about['took_s']:.0f} s" if "took_s" in about else ""
     return (
         f"{about['date']}, commit {about['commit']}, {about['processor']}, {about['cores']} cores, "
         f"{about['memory_bytes'] / 2**30:.0f} GiB, Linux {about['kernel']}, Python {about['python']}, "
-        f"torch {about['torch']}, load at the start {about['load_at_start']:.1f}\n\n    {about['command']}"
+        f"torch {about['torch']}, load at the start {about['load_at_start']:.1f}{took}\n\n    {about['command']}"
     )
+
+
+def _with_duration(about: Mapping[str, Any]) -> dict[str, Any]:
+    took_s = round(time.monotonic() - about[BEGAN_S], 1)
+    return {name: value for name, value in about.items() if name != BEGAN_S} | {"took_s": took_s}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -137,12 +149,14 @@ def keep(
     """Write <name>-<date>.md and .json and the result's plots; a second run of one day gets a number, and no file is
     replaced. Returns the paths.
 
+    about: what circumstances() returned when the run began.
     part: what of the benchmark was measured, if not all. It is in the file's name, so that the newest result of the
     benchmark's own name has all rows.
     figures: the plots by name; without them those that kept_plots.py has for the benchmark.
     Raises NoPlotError after the result is written if there are none.
     """
     RESULTS.mkdir(parents=True, exist_ok=True)
+    about = _with_duration(about)
     day = about["date"][:10]
     whole_name = "_".join([name, *part])
     stem, number = f"{whole_name}-{day}", 1

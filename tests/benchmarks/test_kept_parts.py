@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,18 @@ def test_a_part_lies_beside_the_whole(tmp_path: Path, monkeypatch: pytest.Monkey
         "some_step-2026-01-02-2.json": "another",
     }
     assert (tmp_path / "some_step-2026-01-02.md").read_text().startswith("# some_step, 2026-01-02\n")
+
+
+def test_a_result_says_how_long_its_measurement_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_file, "RESULTS", tmp_path)
+    about = result_file.circumstances()
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 75.0)
+    text, values, *_ = result_file.keep("some", about, "words", [1], figures={"line": _line})
+    kept = json.loads(values.read_text())["about"]
+    assert kept["took_s"] == pytest.approx(75.0, abs=5.0) and result_file.BEGAN_S not in kept
+    assert f", took {kept['took_s']:.0f} s\n" in text.read_text()
+    assert "took" not in result_file.in_words(about), "it has not ended"
 
 
 def _line(pyplot: Any) -> Any:
