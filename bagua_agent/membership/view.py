@@ -6,7 +6,7 @@ that holds the picture; order between agents comes from revisions alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -253,13 +253,13 @@ class JobView:
     failures: Mapping[str, FailureView] = field(default_factory=dict)
     desired: Desired | None = None
     closing_generation: int | None = None
-    finished: frozenset[str] = frozenset()
+    finished: Set[str] = frozenset()
     departures: Mapping[str, DepartureView] = field(default_factory=dict)
     finished_steps: Mapping[str, int] = field(default_factory=dict)
     finished_agents: Mapping[str, str] = field(default_factory=dict)
-    finished_restarted: frozenset[str] = frozenset()
+    finished_restarted: Set[str] = frozenset()
     ended_before_joining: Mapping[str, EndedBeforeJoining] = field(default_factory=dict)
-    refused: frozenset[str] = frozenset()
+    refused: Set[str] = frozenset()
     attempts: Attempts = Attempts()
     hang_order: HangOrder | None = None
     hang_order_since_s: float = float("-inf")

@@ -33,6 +33,7 @@ from bagua_agent.membership.formation.decision import decide
 from bagua_agent.membership.formation.replicas import decide_replicas
 from bagua_agent.membership.hang import HangOrder
 from bagua_agent.membership.policy import Policy
+from bagua_agent.membership.state_machine.batch import Batch
 from bagua_agent.membership.state_machine.picture import IllegalEvent, absorb
 from bagua_agent.membership.state_machine.restarting import decide_restart
 from bagua_agent.membership.view import Evidence, JobView, Probe
@@ -109,9 +110,9 @@ def step(state: State, event: ev.Event, policy: Policy) -> Transition:
 def step_all(state: State, happened: Iterable[ev.Event], policy: Policy) -> Transition:
     """Applies several events as `step` does, but decides once after all of them: for the first reading of the store,
     and for bursts."""
-    note = ""
+    note, batch = "", Batch()
     for event in happened:
-        state, note = _absorb(state, event)
+        state, note = _absorb(state, event, batch)
     if not state.leading:
         return Transition(state, (), note or "another agent leads")
     if state.ended:
@@ -119,7 +120,7 @@ def step_all(state: State, happened: Iterable[ev.Event], policy: Policy) -> Tran
     return _act(state, note, policy)
 
 
-def _absorb(state: State, event: ev.Event) -> tuple[State, str]:
+def _absorb(state: State, event: ev.Event, batch: Batch) -> tuple[State, str]:
     """Returns the state that knows of `event`, and why it was ignored, if it was."""
     if event.now_s < state.now_s:
         raise IllegalTransition(f"time went back from {state.now_s}", event, state)
@@ -159,7 +160,7 @@ def _absorb(state: State, event: ev.Event) -> tuple[State, str]:
         case _:
             pass
     try:
-        view, evidence, note = absorb(state.view, state.evidence, event, state.next_sequence)
+        view, evidence, note = absorb(state.view, state.evidence, event, state.next_sequence, batch)
     except IllegalEvent as error:
         raise IllegalTransition(str(error), event, before) from error
     if view.generation is not state.view.generation:

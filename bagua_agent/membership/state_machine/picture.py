@@ -5,9 +5,7 @@ Stale and repeated events are ordinary and ignored with a reason; what cannot be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from bagua_agent.base.errors import InternalError
 from bagua_agent.membership import events as ev
@@ -15,6 +13,7 @@ from bagua_agent.membership.failures.detection import judge_probe
 from bagua_agent.membership.hang import HangOrder, HangOutcome, wait_began_s
 from bagua_agent.membership.job_condition import in_force
 from bagua_agent.membership.replica_groups import lists_whole_replicas
+from bagua_agent.membership.state_machine.batch import Batch
 from bagua_agent.membership.view import (
     AgentView,
     Attempts,
@@ -30,8 +29,6 @@ from bagua_agent.membership.view import (
 )
 from bagua_contract.records import Generation, GenerationKind, SuspicionKind
 
-V = TypeVar("V")
-
 _RECORDS_KEPT = 64
 
 
@@ -40,12 +37,14 @@ class IllegalEvent(InternalError):
 
 
 def absorb(
-    view: JobView, evidence: Evidence, event: ev.Event, next_sequence: int
+    view: JobView, evidence: Evidence, event: ev.Event, next_sequence: int, batch: Batch | None = None
 ) -> tuple[JobView, Evidence, str]:
     """Returns the picture that knows of `event`; the string says why it was ignored, if it was.
 
-    next_sequence: no question with this sequence or a later one was asked so far.
+    next_sequence: no question with this sequence or a later one was asked so far. batch: the one that `event` is of;
+    None: a batch of its own. Only the last picture of a batch may be used.
     """
+    batch = batch or Batch()
     match event:
         case ev.GenerationSeen():
             seen, note = _generation(view, event.generation)
@@ -59,72 +58,72 @@ def absorb(
             # what was learned of it was about the key that is gone
             evidence = replace(
                 evidence,
-                dead_agents=_without(evidence.dead_agents, event.agent_id),
-                alive_agents=_without(evidence.alive_agents, event.agent_id),
-                probes=_without(evidence.probes, event.agent_id),
-                doubted_agents=_without(evidence.doubted_agents, event.agent_id),
+                dead_agents=batch.without(evidence.dead_agents, event.agent_id),
+                alive_agents=batch.without(evidence.alive_agents, event.agent_id),
+                probes=batch.without(evidence.probes, event.agent_id),
+                doubted_agents=batch.without(evidence.doubted_agents, event.agent_id),
             )
-            return _agent_gone(view, event.agent_id), evidence, ""
+            return _agent_gone(view, event.agent_id, batch), evidence, ""
         case ev.AgentDoubted():
-            doubted = _with(evidence.doubted_agents, event.agent_id, event.now_s)
+            doubted = batch.having(evidence.doubted_agents, event.agent_id, event.now_s)
             return view, replace(evidence, doubted_agents=doubted), ""
         case ev.ProbeAnswered():
-            evidence, note = _answer(view, evidence, event, next_sequence)
+            evidence, note = _answer(view, evidence, event, next_sequence, batch)
             return view, evidence, note
         case _:
-            return _key(view, event), evidence, ""
+            return _key(view, event, batch), evidence, ""
 
 
-def _key(view: JobView, event: ev.Event) -> JobView:
+def _key(view: JobView, event: ev.Event, batch: Batch) -> JobView:
     match event:
         case ev.AgentSeen():
             agent = _agent(view, event.agent, event.now_s)
-            agents = _with(view.agents, agent.agent_id, agent)
-            return replace(view, agents=agents, gone=_without(view.gone, agent.agent_id))
+            agents = batch.having(view.agents, agent.agent_id, agent)
+            return replace(view, agents=agents, gone=batch.without(view.gone, agent.agent_id))
         case ev.MemberReady():
             member = _member(view, event.member, event.now_s)
-            view = replace(view, members=_with(view.members, member.worker_id, member))
+            view = replace(view, members=batch.having(view.members, member.worker_id, member))
             newer = member.committed_generation > view.committed_generation
             return _committed(view, member.committed_generation) if newer else view
         case ev.MemberGone():
-            return replace(view, members=_without(view.members, event.worker_id))
+            return replace(view, members=batch.without(view.members, event.worker_id))
         case ev.MemberRefused():
-            return replace(view, refused=view.refused | {event.worker_id})
+            return replace(view, refused=batch.including(view.refused, event.worker_id))
         case ev.SuspicionRaised():
             suspicion = _suspicion(view, event.suspicion, event.now_s)
-            return replace(view, suspicions=_with(view.suspicions, suspicion.worker_id, suspicion))
+            return replace(view, suspicions=batch.having(view.suspicions, suspicion.worker_id, suspicion))
         case ev.SuspicionCleared():
             # also that of a worker which is gone; its time is read only while it is a member
-            went_on = _with(view.went_on, event.worker_id, event.now_s)
-            return replace(view, suspicions=_without(view.suspicions, event.worker_id), went_on=went_on)
+            went_on = batch.having(view.went_on, event.worker_id, event.now_s)
+            return replace(view, suspicions=batch.without(view.suspicions, event.worker_id), went_on=went_on)
         case ev.HangOrderSeen():
             return _ordered(view, event.order, event.now_s)
         case ev.FailureRecorded():
             worker_id = event.failure.worker_id
             known = view.failures.get(worker_id)
             failure = replace(event.failure, seen_since_s=known.seen_since_s if known else event.now_s)
-            return replace(view, failures=_with(view.failures, worker_id, failure))
+            return replace(view, failures=batch.having(view.failures, worker_id, failure))
         case ev.WorkerFinished() if event.generation:
             # Apart from those of a live job: one that became live has to run its script anew.
-            return replace(view, finished_restarted=view.finished_restarted | {event.worker_id})
+            return replace(view, finished_restarted=batch.including(view.finished_restarted, event.worker_id))
         case ev.WorkerFinished():
-            steps = _with(view.finished_steps, event.worker_id, event.step)
-            their_agents = _with(view.finished_agents, event.worker_id, event.agent_id)
+            steps = batch.having(view.finished_steps, event.worker_id, event.step)
+            their_agents = batch.having(view.finished_agents, event.worker_id, event.agent_id)
             view = replace(
                 view,
-                finished=view.finished | {event.worker_id},
+                finished=batch.including(view.finished, event.worker_id),
                 finished_steps=steps,
                 finished_agents=their_agents,
             )
             if event.before_joining and event.worker_id not in view.ended_before_joining:
                 early = EndedBeforeJoining(event.agent_id, event.node_name, event.now_s)
                 view = replace(
-                    view, ended_before_joining=_with(view.ended_before_joining, event.worker_id, early)
+                    view, ended_before_joining=batch.having(view.ended_before_joining, event.worker_id, early)
                 )
             return view
         case ev.WorkerDeparted():
             departed = event.departure
-            return replace(view, departures=_with(view.departures, departed.worker_id, departed))
+            return replace(view, departures=batch.having(view.departures, departed.worker_id, departed))
         case ev.DesiredChanged():
             return replace(view, desired=Desired(event.min_nodes, event.max_nodes))
         case ev.SettingsPinned():
@@ -136,23 +135,23 @@ def _key(view: JobView, event: ev.Event) -> JobView:
             return _in_mode(view, event.restarts)
         case ev.ReplicaSeen():
             seen = ReplicaView(event.replica, event.order)
-            return replace(view, replicas=_with(view.replicas, event.replica.replica_id, seen))
+            return replace(view, replicas=batch.having(view.replicas, event.replica.replica_id, seen))
         case ev.ReplicaGone():
-            return replace(view, replicas=_without(view.replicas, event.replica_id))
+            return replace(view, replicas=batch.without(view.replicas, event.replica_id))
         case ev.ClosingSeen():
             return replace(view, closing_generation=event.generation)
         case _:
             raise IllegalEvent(f"no picture changes by {type(event).__name__}")
 
 
-def _agent_gone(view: JobView, agent_id: str) -> JobView:
+def _agent_gone(view: JobView, agent_id: str, batch: Batch) -> JobView:
     last, record = view.agents.get(agent_id), view.generation
-    view = replace(view, agents=_without(view.agents, agent_id))
+    view = replace(view, agents=batch.without(view.agents, agent_id))
     # Before the first record it may be one that is done.
     kept = (m.agent_id for m in record.members) if record is not None else view.finished_agents.values()
     if last is None or agent_id not in kept:
         return view
-    return replace(view, gone=_with(view.gone, agent_id, last))
+    return replace(view, gone=batch.having(view.gone, agent_id, last))
 
 
 def _agent(view: JobView, agent: AgentView, now_s: float) -> AgentView:
@@ -308,7 +307,7 @@ def _forget(view: JobView) -> JobView:
 
 
 def _answer(
-    view: JobView, evidence: Evidence, event: ev.ProbeAnswered, next_sequence: int
+    view: JobView, evidence: Evidence, event: ev.ProbeAnswered, next_sequence: int, batch: Batch
 ) -> tuple[Evidence, str]:
     if event.sequence >= next_sequence:
         raise IllegalEvent(f"an answer to question {event.sequence}, which was never asked")
@@ -319,11 +318,11 @@ def _answer(
     relay = view.agents.get(probe.relay_agent_id)
     judged = judge_probe(probe, "the leader", "" if relay is None else relay.node_name)
     if judged is None:
-        return replace(evidence, probes=_with(evidence.probes, probe.agent_id, probe)), ""
+        return replace(evidence, probes=batch.having(evidence.probes, probe.agent_id, probe)), ""
     verdict, how = judged
-    evidence = replace(evidence, probes=_without(evidence.probes, probe.agent_id))
+    evidence = replace(evidence, probes=batch.without(evidence.probes, probe.agent_id))
     if verdict is ProbeVerdict.ALIVE:
-        alive = _with(evidence.alive_agents, probe.agent_id, probe.asked_at_s)
+        alive = batch.having(evidence.alive_agents, probe.agent_id, probe.asked_at_s)
         if event.workers is None:
             return replace(evidence, alive_agents=alive), ""
         ended = {
@@ -336,12 +335,4 @@ def _answer(
         }
         return replace(evidence, alive_agents=alive, dead_workers=evidence.dead_workers | ended), ""
     dead = DeadAgent(probe.agent_id, probe.join_revision, event.now_s, how)
-    return replace(evidence, dead_agents=_with(evidence.dead_agents, probe.agent_id, dead)), ""
-
-
-def _with(mapping: Mapping[str, V], key: str, value: V) -> Mapping[str, V]:
-    return {**mapping, key: value}
-
-
-def _without(mapping: Mapping[str, V], key: str) -> Mapping[str, V]:
-    return {k: v for k, v in mapping.items() if k != key}
+    return replace(evidence, dead_agents=batch.having(evidence.dead_agents, probe.agent_id, dead)), ""
