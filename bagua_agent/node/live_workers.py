@@ -110,6 +110,7 @@ class LiveWorkers:
         self._listed: dict[
             str, tuple[int, int]
         ] = {}  # worker -> newest generation that listed it, its world size
+        self._left_out_of: dict[str, int] = {}  # worker -> newest generation that lists it no more
         self._answered: set[str] = set()  # workers that a job that trained answered before their loops
         self._last_checkpoints: dict[str, pb.LastCheckpoint] = {}  # of workers that left, as they said
         self._co_workers: dict[str, CoWorkers] = {}  # of this node's workers
@@ -145,6 +146,9 @@ class LiveWorkers:
                 known = self._co_workers.get(member.worker_id, NO_CO_WORKERS)
                 self._co_workers[member.worker_id] = co_workers_after(known, member.worker_id, generation)
                 self._listed[member.worker_id] = (generation.number, generation.world_size)
+        if generation.members and not generation.is_gathering and generation.replica_size == 1:
+            left_out = self._listed.keys() - {m.worker_id for m in generation.members}
+            self._left_out_of.update(dict.fromkeys(left_out, generation.number))
         self._exits.records_came()
         # While a planned one is pending, what breaks the generation before it is still the leader's concern.
         over_below = generation.number if generation.kind is GenerationKind.FAILOVER else generation.base
@@ -256,6 +260,8 @@ class LiveWorkers:
             listed=self._listed.pop(worker_id, (0, 0)),
             last_checkpoint=self._last_checkpoints.pop(worker_id, None),
             left_alone=self._replicas.leaves_alone(worker_id),
+            left_out=(progress.generation if progress is not None else 0)
+            < self._left_out_of.pop(worker_id, 0),
         )
         unexpected = self._exits.take(worker_id, returncode, last, now_s)
         self._replicas.ended(worker_id, unexpected=unexpected)

@@ -43,7 +43,8 @@ class LastSeen:
 
     generation, steps, joining: those of its last report. was_member: its member key exists. trained: it confirmed the
     last commit. co_workers: those in generations. listed: the newest generation that listed it, and its world size.
-    last_checkpoint: its report when it left. left_alone: it was asked to leave though its node stays.
+    last_checkpoint: its report when it left. left_alone: it was asked to leave though its node stays. left_out: the job
+    went on without it, and it has not come back since.
     """
 
     was_member: bool
@@ -55,6 +56,7 @@ class LastSeen:
     last_checkpoint: pb.LastCheckpoint | None = None
     left_alone: bool = False
     joining: bool = False
+    left_out: bool = False
 
 
 class Record(Enum):
@@ -128,7 +130,9 @@ class WorkerExits:
         worker, cause = self._workers.ended(worker_id, returncode)
         returncode = cause.exit_code
         seen, keys, store = self._job.seen, self._job.keys, self._job.store
-        leaving = seen.leaving_since_s is not None or last.left_alone
+        # its script may have ended by a value that the other workers did not have: the training goes on
+        left_out = returncode == 0 and last.left_out and not last.trained and not seen.closing
+        leaving = seen.leaving_since_s is not None or last.left_alone or left_out
         failure = self._failure(worker, returncode, cause, last)
         happened = job_history.worker_ended(failure)  # of the exit itself, whatever explains it
         explained_by = self._casualty_of(failure, last.co_workers)
@@ -151,8 +155,9 @@ class WorkerExits:
         elif now.record is Record.DEPARTED:
             departed = self._departure(worker_id, last).SerializeToString()
             self._record(worker_id, "departed", lambda: store.put(keys.departed(worker_id), departed))
-            if last.left_alone and not seen.stopping:
-                self._job.terminal.tell(f"worker in slot {worker.slot} has left; starting another")
+            if (last.left_alone or (left_out and seen.leaving_since_s is None)) and not seen.stopping:
+                why = "has left" if last.left_alone else "ended with 0 after the job had gone on without it"
+                self._job.terminal.tell(f"worker in slot {worker.slot} {why}; starting another")
                 self._job.timers.set(
                     f"respawn {worker.slot}", now_s, lambda at_s: self.start_worker(worker.slot, at_s)
                 )

@@ -26,6 +26,7 @@ import torch
 import bagua_core as bagua
 
 out, part, worker = Path(sys.argv[1]), os.environ["PART"], os.environ["BAGUA_WORKER_ID"]
+(out / f"starts-{part}-{worker}").touch()
 bagua.init_process_group()
 net = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -44,6 +45,11 @@ for epoch in loader.epochs(2):
         (out / f"total-{part}-{worker}").write_text(f"{total} by rank {bagua.get_rank()}")
     if epoch == 0 and part == "stays alone":
         while not list(out.glob("total-frozen-*")):
+            time.sleep(0.02)
+    if epoch == 0 and part.endswith("ends early") and total == 1.0:
+        break
+    if epoch == 0 and part == "stays for the next":
+        while len(list(out.glob("starts-*ends early-*"))) < 2:
             time.sleep(0.02)
 """
 
@@ -117,3 +123,36 @@ def test_a_worker_that_the_others_went_on_without_is_not_rank_0(
     totals = sorted(path.read_text() for path in out.glob("total-*"))
     assert totals == ["1.0 by rank 2", "2.0 by rank 0", "2.0 by rank 1"]
     assert frozen.says("the job went on without this worker meanwhile")
+
+
+def test_the_slot_of_a_worker_that_ends_by_a_value_of_its_own_gets_another(
+    job: MakeJob, etcd: EmbeddedEtcd, tmp_path: Path
+) -> None:
+    """The others went on without it, so its value differs from theirs, and its script leaves the loop."""
+    out = tmp_path / "evaluated"
+    out.mkdir()
+    (script := tmp_path / "evaluates.py").write_text(SCRIPT)
+    one = job(endpoints=etcd.endpoint, nodes="3", program=[str(script), str(out)])
+    stay = [one.start(environment={"PART": "stays for the next"}) for _ in range(2)]
+    frozen = one.start(environment={"PART": "frozen, ends early"})
+    eventually(lambda: len(list(out.glob("there-*"))) == 3, HANG_S, lambda: "all are between two epochs")
+    words = [
+        "scale",
+        "--rdzv-endpoint",
+        etcd.endpoint,
+        one.job_id,
+        "2:3",
+    ]  # only now: the first three begin together
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    worker = frozen.workers[0]
+    worker.send(signal.SIGSTOP)
+    frozen.freeze_agent()
+    eventually(lambda: len(list(out.glob("total-stays*"))) == 2, HANG_S, lambda: "the others went on")
+    (out / "go").touch()
+    frozen.thaw_agent()
+    worker.send(signal.SIGCONT)
+    frozen.await_line(
+        "ended with 0 after the job had gone on without it; starting another", deadline_s=HANG_S
+    )
+    for node in (*stay, frozen):
+        assert node.process.wait(HANG_S) == 0, node.log

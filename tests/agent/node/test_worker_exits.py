@@ -229,6 +229,29 @@ def test_in_a_large_job_that_has_trained_a_crash_before_joining_gets_a_successor
     assert node.timers.next_in_s(0.0) == float("inf")
 
 
+@pytest.mark.parametrize(
+    ("last", "closing", "successor"),
+    [
+        (LastSeen(True, False, left_out=True), False, True),
+        (LastSeen(True, False, left_out=True), True, False),
+        (LastSeen(True, True, left_out=True), False, False),
+        (LastSeen(True, False), False, False),
+    ],
+)
+def test_the_slot_of_a_worker_that_was_left_out_and_ended_with_0_gets_another(
+    make_node: Callable[..., Node], last: LastSeen, closing: bool, successor: bool
+) -> None:
+    """Its script ended by a value that the others did not have."""
+    node = make_node()
+    node.seen.closing = closing
+    node.exits.take("w0", 0, last, 100.0)
+    assert node.writes.flush(DEADLINE_S)
+    assert (node.keys.departed("w0") in node.stored) == successor
+    assert (node.keys.finished("w0") in node.stored) != successor
+    node.time(100.0)
+    assert node.spawned == ([1] if successor else [])
+
+
 def test_in_a_large_job_that_fails_no_successor_follows(make_node: Callable[..., Node]) -> None:
     node = make_node(trained=False)
     node.seen.whole = False
