@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -132,6 +133,10 @@ class _Parts:
 
 
 def _close(parts: _Parts) -> None:
+    if parts.writer.runs_here:
+        # The writer's thread has collected the garbage that this cache was. It can't wait for its own end.
+        threading.Thread(target=_close, args=(parts,), name="bagua-cache-close").start()
+        return
     unwritten = parts.writer.close()
     if unwritten:
         parts.counters.add(dropped=unwritten)

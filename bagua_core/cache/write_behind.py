@@ -45,6 +45,11 @@ class WriteBehind:
         self._stuck = False
         self._hurried = False
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether the calling thread is the writer's."""
+        return self._thread is threading.current_thread()
+
     def pending(self, raw: bytes) -> bytearray | None:
         """Returns the frame of a key that is not written yet; None if there is none."""
         item = self._waiting.get(raw) or self._writing.get(raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import queue
@@ -22,6 +23,8 @@ from bagua_core.cache import hit_metrics, write_behind
 from bagua_core.cache.cache_loader import CacheLoader
 from bagua_core.cache.errors import CacheOptionError
 from bagua_core.cache.hit_metrics import metric_name, recent_rate
+from bagua_core.cache.lmdb_store import LmdbStore
+from bagua_core.cache.node_directory import NodeDirectory
 from bagua_core.cache.placement import KEPT_FREE_BYTES, CacheDirectory, place, redis_bytes
 from bagua_core.cache.sharing_scope import directory_name, scope_of, scope_on_servers
 from bagua_core.data.elastic_loader import ElasticDataLoader
@@ -350,6 +353,35 @@ def test_a_loader_by_key(room: Path) -> None:
     assert loader.get(7, load)["key"] == 7, "it opens again"
     with pytest.raises(ValueError, match="1 values were loaded for 2 keys"):
         loader.get_many([100, 101], lambda keys: [1])
+
+
+def test_a_loader_that_its_own_writer_collects_is_closed(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage is collected in the thread that happens to allocate, and a loader may be part of a cycle."""
+    write, gone, closed = LmdbStore.write, threading.Event(), threading.Event()
+
+    def collects(store: LmdbStore, items: Any) -> Any:
+        assert gone.wait(30)
+        gc.collect()
+        return write(store, items)
+
+    def noted(directory: NodeDirectory) -> None:
+        leave(directory)
+        closed.set()
+
+    leave = NodeDirectory.leave
+    monkeypatch.setattr(LmdbStore, "write", collects)
+    monkeypatch.setattr(NodeDirectory, "leave", noted)
+    loader = CacheLoader(dataset_name="x", directory=str(room), capacity_bytes=1 << 24)
+    loader.get("a", lambda _: 1)
+    cycle: list[Any] = [loader]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        del loader, cycle
+        gone.set()
+        assert closed.wait(30), "the store, the counters and the node's directory are let go"
+    finally:
+        gc.enable()
 
 
 def test_a_value_that_cannot_replace_another_leaves_none(room: Path) -> None:
