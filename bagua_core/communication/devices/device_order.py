@@ -178,6 +178,15 @@ class Handover:
                 stream.mark().wait(look)
 
 
+_OF_HOST = Handover(())
+
+
+def handover_of_device() -> Handover:
+    """Returns the handover of what the calling thread's current device has been given: Handover(), or without a new
+    object where the CPU is that device, whose work is done."""
+    return _OF_HOST if current_order() is HOST else Handover()
+
+
 @contextmanager
 def _after(order: DeviceOrder, launched: Moment, tensors: Sequence[torch.Tensor]) -> Iterator[SideStream]:
     """Makes a new stream of the calling thread current, behind `launched`, and yields it."""

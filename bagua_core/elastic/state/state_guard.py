@@ -11,9 +11,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
-from bagua_core.communication.devices.device_order import Handover
+from bagua_core.communication.devices.device_order import Handover, handover_of_device
 from bagua_core.errors import BaguaError, LeaveInterrupt
 
 _NOTICE_S = 0.1
@@ -23,9 +23,38 @@ class StateBusy(BaguaError, TimeoutError):
     """The script's thread did not let go of the state in time."""
 
 
+class _Held:
+    """The context of `StateGuard.held`. One object serves all steps, also nested: a step enters it several times."""
+
+    def __init__(self, guard: StateGuard) -> None:
+        self._guard = guard
+
+    def __enter__(self) -> None:
+        guard = self._guard
+        guard._lock.acquire()
+        try:
+            if guard._taken_out_by:
+                guard.check()
+            guard._depth += 1
+        except BaseException:
+            guard._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        guard = self._guard
+        try:
+            guard._depth -= 1
+            if not guard._depth:
+                guard._work = handover_of_device()
+        finally:
+            guard._lock.release()
+
+
 class StateGuard:
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._held = _Held(self)
         self._depth = 0
         self._taken_out_by = 0  # the thread that leaves in the script's place; 0: none does
         self._until_s = 0.0  # monotonic; no one waits for that thread for longer
@@ -38,25 +67,16 @@ class StateGuard:
 
     # -- the script's thread
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Holds the guard, so that no other thread reads the state meanwhile.
+    def held(self) -> AbstractContextManager[None]:
+        """Returns a context that holds the guard, so that no other thread reads the state meanwhile.
 
-        Raises LeaveInterrupt once this worker was taken out.
+        Entering it raises LeaveInterrupt once this worker was taken out.
         """
-        with self._changed:
-            self.check()
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
-                if not self._depth:
-                    self._work = Handover()
+        return self._held
 
     def check(self) -> None:
         """Checks that this worker was not taken out. If it was, raises LeaveInterrupt when that is done."""
-        with self._changed:
+        with self._lock:
             if not self._taken_out_by or self._taken_out_by == threading.get_ident():
                 return
             self.wait_out()
