@@ -17,6 +17,8 @@ from bagua_core.errors import InternalError
 
 
 class Phase(Enum):
+    __hash__ = object.__hash__  # of the one member, in C: a step looks phases up dozens of times
+
     BETWEEN = "between steps"  # at a boundary, or the script is outside a step
     ANNOUNCED = "announced"  # next_step() returned; the first training forward begins the step
     RUNNING = "running"  # begun; no reduction of it has completed here
@@ -26,6 +28,8 @@ class Phase(Enum):
 
 
 class Event(Enum):
+    __hash__ = object.__hash__
+
     ANNOUNCE = "announce"
     BEGIN = "begin"
     REDUCE = "reduce"
@@ -68,11 +72,7 @@ class StepStates:
 
     def __init__(self) -> None:
         self.phase = Phase.BETWEEN
-        self._recent: deque[str] = deque(maxlen=HISTORY_LENGTH)
-
-    @property
-    def in_step(self) -> bool:
-        return self.phase in IN_STEP
+        self._recent: deque[tuple[Phase, Event, Phase, str]] = deque(maxlen=HISTORY_LENGTH)
 
     def take(self, event: Event, detail: str = "") -> None:
         """Goes on by `event`. Raises InvalidTransition, with the recent history."""
@@ -80,7 +80,12 @@ class StepStates:
         if after is None:
             raise InvalidTransition(
                 f"a step that is {self.phase.value} cannot {event.value} ({detail}); before that: "
-                + ("; ".join(self._recent) or "nothing")
+                + ("; ".join(map(_told, self._recent)) or "nothing")
             )
-        self._recent.append(f"{self.phase.value} -{event.value}-> {after.value} {detail}".rstrip())
+        self._recent.append((self.phase, event, after, detail))
         self.phase = after
+
+
+def _told(transition: tuple[Phase, Event, Phase, str]) -> str:
+    before, event, after, detail = transition
+    return f"{before.value} -{event.value}-> {after.value} {detail}".rstrip()
