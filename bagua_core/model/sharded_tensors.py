@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from bagua_core.errors import PeerViolation, UserError
 _MODULE = "torch.distributed.tensor"
 _PLACEMENT = re.compile(r"R|S\(\d{1,3}\)|_S\(\d{1,3}, \d{1,9}\)")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN_TYPES = frozenset(_PLAIN)
+_version_of = operator.attrgetter("_version")
 _MOST = 1 << 63
 _MOST_DIMENSIONS = 64
 
@@ -81,6 +84,14 @@ def version(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Returns numbers that change with each write to `tensor` or to its local tensor, and with its memory's address."""
     own = local(tensor)
     return tensor._version, own._version if own is not tensor else 0, own.data_ptr()
+
+
+def versions(tensors: Collection[torch.Tensor]) -> list[tuple[int, ...]]:
+    """Returns numbers for each tensor as `version` does. Without Python code for each of them where all are plain: a
+    step asks for those of all parameters."""
+    if _PLAIN_TYPES.issuperset(map(type, tensors)):
+        return list(zip(map(_version_of, tensors), map(torch.Tensor.data_ptr, tensors), strict=True))
+    return [version(t) for t in tensors]
 
 
 def like(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

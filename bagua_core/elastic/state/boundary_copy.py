@@ -38,7 +38,8 @@ class BoundaryCopy:
         self.steps_left = 0  # that keep a copy because one went on; travels to workers that join
         self._steps = 0
         self._copy: _Copy | None = None
-        self._marks: list[tuple[torch.Tensor, tuple[int, int, int]]] = []
+        self._marked: list[torch.Tensor] = []
+        self._marks: list[tuple[int, ...]] = []  # the versions of `_marked` at the first reduction
 
     @property
     def is_kept(self) -> bool:
@@ -50,7 +51,7 @@ class BoundaryCopy:
         self.drop()
 
     def drop(self) -> None:
-        self._copy, self._marks = None, []
+        self._copy, self._marked, self._marks = None, [], []
 
     def reduced(
         self,
@@ -63,14 +64,15 @@ class BoundaryCopy:
         Nothing was changed yet but what a snapshot has. has_several_models: this is the reduction of one of several, so
         the step is likely to go on.
         """
-        self._marks = [(p, sharded_tensors.version(p)) for p in parameters]
+        self._marked, self._marks = parameters, sharded_tensors.versions(parameters)
         is_first = self._steps <= FIRST_STEPS and (
             has_several_models or _size_bytes(parameters, optimizers) <= LARGEST_FIRST_BYTES
         )
         if not (self.steps_left or is_first):
             return
         try:
-            self._copy = _Copy(parameters, optimizers)
+            with torch.no_grad():
+                self._copy = _Copy(parameters, optimizers)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -82,7 +84,7 @@ class BoundaryCopy:
 
     def is_moved(self) -> bool:
         """Tells whether parameters have changed since the step's first reduction."""
-        return any(sharded_tensors.version(p) != before for p, before in self._marks)
+        return sharded_tensors.versions(self._marked) != self._marks
 
     def saved(self) -> Mapping[int, torch.Tensor]:
         """Returns the copied values of the parameters, by the parameters' ids: local tensors."""

@@ -116,8 +116,11 @@ class ModelTensors:
 
     def volatile(self) -> dict[str, torch.Tensor]:
         """Returns the live tensors that a step may change at any time."""
+        buffers = {BUFFER + n: b for n, b in self._buffers.named().items()}
+        if not self._learned:
+            return buffers
         learned = {n: self._parameters[n] for n in sorted(self._learned) if n in self._parameters}
-        return {**learned, **{BUFFER + n: b for n, b in self._buffers.named().items()}}
+        return {**learned, **buffers}
 
     def _described_buffers(self) -> tuple[list[str], list[str]]:
         buffers = self._buffers.named()
@@ -171,12 +174,12 @@ class ModelTensors:
         has used in the step before; None: gradients are not copied.
         """
         live = self.volatile()
-        kept = self._values
-        self._values = {
-            n: kept[n] if _alike(kept.get(n), local(t)) else torch.empty_like(local(t))
-            for n, t in live.items()
-        }
+        kept, self._values = self._values, {}
         if live:
+            self._values = {
+                n: kept[n] if _alike(kept.get(n), local(t)) else torch.empty_like(local(t))
+                for n, t in live.items()
+            }
             torch._foreach_copy_(list(self._values.values()), [local(t).detach() for t in live.values()])
         self._objects = live
         self._taken = True
@@ -189,20 +192,24 @@ class ModelTensors:
         if used is not None:
             self._gradients = self._unused_copies(used)
         if watches and self.learns:
-            self._watch.begin({n: p for n, p in self._parameters.items() if n not in self._learned})
+            watched = self._parameters
+            if self._learned:
+                watched = {n: p for n, p in watched.items() if n not in self._learned}
+            self._watch.begin(watched)
         else:
             self._watch.end()
 
     def _unused_copies(self, used: Collection[int]) -> dict[str, torch.Tensor]:
         """Returns copies of the gradients of parameters that are not in `used`, and notes the names of the others."""
-        copies = {}
+        copies, late = {}, self._late_gradients
         for name, parameter in self._parameters.items():
-            if parameter.grad is None:
+            gradient = parameter.grad
+            if gradient is None:
                 continue
             if id(parameter) in used:
-                self._late_gradients.add(name)
+                late.add(name)
             else:
-                copies[name] = parameter.grad.detach().clone()
+                copies[name] = gradient.detach().clone()
         return copies
 
     def find_changed(self) -> dict[str, torch.Tensor]:
@@ -212,6 +219,8 @@ class ModelTensors:
         """
         changed = self._watch.changed()
         self._watch.end()
+        if not changed:
+            return {}
         for name, before in changed.items():
             self._learned.add(name)
             if before is not None:
@@ -221,6 +230,8 @@ class ModelTensors:
 
     def without_copy(self) -> list[torch.Tensor]:
         """Returns the parameters of which the snapshot has no values."""
+        if not self._objects:
+            return list(self._parameters.values())
         return [p for n, p in self._parameters.items() if n not in self._objects]
 
     def protect(self) -> None:
@@ -322,7 +333,8 @@ class ModelTensors:
         """
         if self._gradients is not None and self._late_gradients:
             late, self._late_gradients = self._late_gradients, set()
-            self._gradients.update({n: g.clone() for n, g in self.gradients().items() if n in late})
+            held = [(n, p.grad) for n, p in self._parameters.items() if p.grad is not None]
+            self._gradients.update({n: g.detach().clone() for n, g in held if n in late})
         if is_filler and self._before_fillers is None:
             self._before_fillers = {n: g.clone() for n, g in self.gradients().items()}
 

@@ -29,7 +29,7 @@ class ParameterWatch:
     def __init__(self) -> None:
         self._steps = 0
         self._watched: Mapping[str, torch.Tensor] = {}
-        self._marks: list[tuple[int, int, int]] = []
+        self._marks: list[tuple[int, ...]] = []
         self._copies: list[torch.Tensor] = []
         self._digests: list[int] = []
 
@@ -39,7 +39,7 @@ class ParameterWatch:
         They are those that only an optimizer is known to change.
         """
         self._watched = parameters
-        self._marks = [sharded_tensors.version(p) for p in parameters.values()]
+        self._marks = sharded_tensors.versions(parameters.values())
         self._copies, self._digests = [], []
         if self._steps < FIRST_AUDITS or self._steps % AUDIT_EVERY == 0:
             if sum(map(sharded_tensors.local_bytes, parameters.values())) <= LARGEST_COPY_BYTES:
@@ -54,8 +54,11 @@ class ParameterWatch:
         Each has its value (local tensor) at that time, or None if no copy was taken in this step.
         """
         found: dict[str, torch.Tensor | None] = {}
+        marks = sharded_tensors.versions(self._watched.values())
+        if marks == self._marks and not self._copies and not self._digests:
+            return found
         for place, (name, parameter) in enumerate(self._watched.items()):
-            differs = sharded_tensors.version(parameter) != self._marks[place]
+            differs = marks[place] != self._marks[place]
             if self._copies:
                 differs = differs or not _equal(parameter, self._copies[place])
             elif self._digests:

@@ -35,6 +35,7 @@ from bagua_core.optimizers.inner_optimizers import same_groups, with_inner
 
 SHARDING = "sharding"
 """The key of the fingerprint that says how tensors are sharded; absent where none is."""
+_UNCHANGING = frozenset({int, float, str, bool, type(None)})
 ORDER = "parameter order"
 """The key of the fingerprint that says which parameter each number in an optimizer's state is of."""
 
@@ -124,7 +125,6 @@ class StateRegistry:
 
     # -- a step
 
-    @torch.no_grad()
     def snapshot(self, *, with_gradients: bool = True) -> None:
         """Remembers what a failed step gets back: volatile tensors, unused gradients, learning rates and registered
         states. with_gradients: False where no step fails alone, as within a round."""
@@ -135,12 +135,12 @@ class StateRegistry:
         self._snapshot_group_objects = [list(o.param_groups) for o in self.optimizers]
         self._snapshot_groups = [[_hyperparameters(g) for g in o.param_groups] for o in self.optimizers]
         if self.registered:
-            self._snapshot_registered = {
-                name: ScalerSnapshot(s) if isinstance(s, GradScaler) else _copied(s.state_dict())
-                for name, s in self.registered.items()
-            }
+            with torch.no_grad():
+                self._snapshot_registered = {
+                    name: ScalerSnapshot(s) if isinstance(s, GradScaler) else _copied(s.state_dict())
+                    for name, s in self.registered.items()
+                }
 
-    @torch.no_grad()
     def backward_begins(self, *, is_filler: bool = False) -> None:
         """Copies what .grad holds and the snapshot left out, because a backward is about to add to it.
 
@@ -165,17 +165,17 @@ class StateRegistry:
         for model in self.models:
             model.roll_back_gradients()
 
-    @torch.no_grad()
     def find_changed(self) -> None:
         """Learns which parameters the script changes by itself. Called before the step's first optimizer step."""
         for model in self.models:
             model.find_changed()
 
-    @torch.no_grad()
     def first_reduced(self) -> None:
         """Keeps what later parts of the step change, if such are expected; the first reduction of the step is in."""
         if self.watches and self.equal_states:
-            parameters = [p for m in self.models for p in m.without_copy()]
+            parameters: list[torch.Tensor] = []
+            for model in self.models:
+                parameters += model.without_copy()
             self.boundary.reduced(parameters, self.optimizers, len(self.models) > 1)
 
     @torch.no_grad()
@@ -196,7 +196,9 @@ class StateRegistry:
 
         Without a copy of the boundary that is final, whatever becomes of the job's step.
         """
-        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        moved: set[int] = set()
+        for group in optimizer.param_groups:
+            moved.update(map(id, group["params"]))
         self._moved |= moved
         for model in self.models if not self.boundary.is_kept else ():
             model.stepped(moved)
@@ -477,7 +479,14 @@ def _without_groups(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _copied(value) for name, value in group.items() if name != "params"}
+    values = dict(group)
+    values.pop("params", None)
+    if _UNCHANGING.issuperset(map(type, values.values())):
+        return values
+    for name, value in values.items():
+        if type(value) not in _UNCHANGING:
+            values[name] = _copied(value)
+    return values
 
 
 def _put_hyperparameters(group: dict[str, Any], values: Mapping[str, Any]) -> None:
