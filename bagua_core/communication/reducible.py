@@ -7,7 +7,7 @@ wrap around as their own type does. Raises TypeError where the operation means n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -51,8 +51,7 @@ _SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
 _HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
-@dataclass(frozen=True, slots=True)
-class Carrier:
+class Carrier(NamedTuple):
     """A tensor to reduce in place of another: reduce `tensor` (contiguous, of a NATIVE type) with `op`, then call
     `bring_back` if there is one."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -25,8 +25,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """The plan of the step that begins: which workers take part, and which only copy the state meanwhile (share 0)."""
 
     generation: int
@@ -45,13 +44,14 @@ class StepPlan:
     @property
     def active_index(self) -> int | None:
         """The place among the ranks that take a share of the batch; None for a rank that is healing."""
+        if not self.healing:
+            return self.global_rank
         if self.global_rank in self.healing:
             return None
         return self.global_rank - sum(1 for r in self.healing if r < self.global_rank)
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """The part of a step that runs between two yields of the loader on this rank.
 
     weight: the weight of this rank's mean gradient over the micro-batch in the global mean (its samples over the global

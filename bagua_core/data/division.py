@@ -18,9 +18,9 @@ from bagua_core.communication.step_interface import Stateful
 from bagua_core.data.partition import (
     BatchSplit,
     batch_count,
+    batch_split,
     epoch_order,
     global_batch,
-    global_batch_range,
 )
 from bagua_core.data.prefetch import BatchKey
 
@@ -155,13 +155,14 @@ class EvenDivision(Division):
         return self._split(epoch, batch, parts).micro_batches
 
     def _split(self, epoch: int, batch: int, parts: int) -> BatchSplit:
-        return BatchSplit(self.samples(epoch, batch), parts, self._size, self._most_local)
+        return batch_split(self.samples(epoch, batch), parts, self._size, self._most_local)
 
     def piece(self, key: BatchKey) -> Piece:
-        assert key.active_index is not None
-        places = self._split(key.epoch, key.batch, key.active_count).places(key.active_index, key.micro)
-        samples = self.samples(key.epoch, key.batch)
-        return Piece(self.indices(key.epoch, key.batch, places), len(places) / samples)
+        index, parts, epoch, batch, micro = key
+        assert index is not None
+        samples = self.samples(epoch, batch)
+        places = batch_split(samples, parts, self._size, self._most_local).places(index, micro)
+        return Piece(self.indices(epoch, batch, places), len(places) / samples)
 
     def indices(self, epoch: int, batch: int, places: range) -> list[int]:
         """Returns the data set's indices at these places of the batch."""
@@ -180,4 +181,4 @@ class EvenDivision(Division):
 
     def samples(self, epoch: int, batch: int) -> int:
         """Returns the samples of the batch; the last one of an epoch may be short."""
-        return len(global_batch_range(self._length, batch, self._size))
+        return max(0, min(self._size, self._length - batch * self._size))

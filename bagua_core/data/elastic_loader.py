@@ -12,13 +12,12 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 from bagua_core.communication.step_interface import MicroBatch, StepEngine, StepPlan
 from bagua_core.data import loader_arguments, own_counters, stream_division
 from bagua_core.data.balancing.balance import Balance
-from bagua_core.data.division import NO_PIECE, DivisionSettings, EvenDivision, indices_of_share
+from bagua_core.data.division import NO_PIECE, DivisionSettings, EvenDivision, Piece, indices_of_share
 from bagua_core.data.division_choice import choose_division
 from bagua_core.data.loader_shards import LoaderShards
 from bagua_core.data.prefetch import BatchKey, Prefetcher
@@ -113,6 +112,7 @@ class ElasticDataLoader:
         self._has_more_of_step = False  # micro-batches, behind the one that was yielded
         self._looks_again = False  # the plan was taken a while ago: a loss may have come since
         self._steady = (0, 1)  # rank and world size of the plan last taken, for the prediction
+        self._wanted: tuple[BatchKey | None, Piece] = (None, NO_PIECE)  # the micro-batch that is being read
         self._iteration = 0
         self.job_steps = 0
         self._iterator: Callable[[], Iterator[Any] | None] = lambda: None  # the newest one, while it lives
@@ -313,6 +313,7 @@ class ElasticDataLoader:
             for micro in range(micro_batches):
                 key = BatchKey(active_index, active_count, epoch, batch, micro)
                 piece = NO_PIECE if active_index is None else self._division.piece(key)
+                self._wanted = key, piece
                 data = self._read(key)
                 # only now: a sample that cannot be read leaves the step unbegun
                 self._next_plan = None
@@ -462,7 +463,7 @@ class ElasticDataLoader:
         """Returns the data set's indices that a rank processes in the batch at `position`; none if it has no share."""
         if self._rounds is not None:
             return self._rounds.samples_of(position, global_rank)
-        active_index = replace(plan, global_rank=global_rank).active_index
+        active_index = plan._replace(global_rank=global_rank).active_index
         if active_index is None:
             return []
         first = BatchKey(active_index, plan.active_count, position["epoch"], position["batch"], 0)
@@ -476,11 +477,12 @@ class ElasticDataLoader:
 
     def _own_indices(self, key: BatchKey) -> list[int]:
         """Returns the indices of this worker's samples in `key`; none if the micro-batch is a filler."""
-        if self._rounds is None:
-            indices = NO_PIECE.indices if key.active_index is None else self._division.piece(key).indices
-        else:
-            indices = self._rounds.indices_of(key)
-        return self._parts.of(indices)
+        wanted, piece = self._wanted
+        if self._rounds is not None:
+            return self._parts.of(self._rounds.indices_of(key))
+        if key != wanted:
+            piece = NO_PIECE if key.active_index is None else self._division.piece(key)
+        return self._parts.of(piece.indices)
 
     def following(self, key: BatchKey) -> BatchKey | None:
         """Returns the key to load after `key`, unless a membership change comes between them; None: it can't be loaded

@@ -8,6 +8,8 @@ full batch all do. The number of micro-batches is the same on every rank.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 _MASK_64 = (1 << 64) - 1
@@ -40,16 +42,10 @@ def batch_count(length: int, global_batch_size: int, drop_last: bool) -> int:
     return length // global_batch_size if drop_last else -(-length // global_batch_size)
 
 
-def global_batch_range(length: int, batch: int, global_batch_size: int) -> range:
-    """Returns the places in the epoch's order that global batch number `batch` takes."""
-    start = batch * global_batch_size
-    return range(start, min(start + global_batch_size, length))
-
-
 def global_batch(order: torch.Tensor, batch: int, global_batch_size: int) -> torch.Tensor:
     """Returns the data set's indices in global batch number `batch`; a view of `order`."""
-    places = global_batch_range(order.numel(), batch, global_batch_size)
-    return order[places.start : places.stop]
+    begin = batch * global_batch_size
+    return order[begin : begin + global_batch_size]
 
 
 def share(count: int, parts: int, part: int) -> range:
@@ -77,6 +73,12 @@ def micro_share(count: int, parts: int, part: int, micro_batches: int, micro: in
     return range(whole.start + piece.start, whole.start + piece.stop)
 
 
+@functools.lru_cache(maxsize=64)  # nearly all batches of a job have the same numbers
+def batch_split(count: int, parts: int, full_count: int, max_local_batch_size: int | None) -> BatchSplit:
+    """Returns the BatchSplit of these arguments."""
+    return BatchSplit(count, parts, full_count, max_local_batch_size)
+
+
 class BatchSplit:
     """A batch of `count` samples, divided among `parts` workers. full_count: of a batch that is not an epoch's last.
 
@@ -87,6 +89,7 @@ class BatchSplit:
     def __init__(self, count: int, parts: int, full_count: int, max_local_batch_size: int | None) -> None:
         self._count = count
         self._most_local = max_local_batch_size
+        self._places: dict[tuple[int, int], range] = {}  # of those that were asked for
         self.is_short = count < full_count and full_count >= 2 * parts and max_local_batch_size != 1
         self.sharing = parts
         """Parts among which the samples are divided evenly; those behind have none."""
@@ -102,6 +105,12 @@ class BatchSplit:
 
     def places(self, part: int, micro: int) -> range:
         """Returns the places within the batch of a micro-batch; empty for a part or micro-batch without samples."""
+        found = self._places.get((part, micro))
+        if found is None:
+            found = self._places[part, micro] = self._places_of(part, micro)
+        return found
+
+    def _places_of(self, part: int, micro: int) -> range:
         if part >= self.sharing:
             return range(0)
         own = self.own_micro_batches(len(share(self._count, self.sharing, part)))

@@ -46,6 +46,8 @@ class ReplicaParts:
     def of(self, indices: Sequence[int]) -> list[int]:
         """Returns this worker's part of its replica's samples; parts differ by at most one sample."""
         place, places = self.place
+        if places == 1:
+            return list(indices)
         own = share(len(indices), places, place)
         return list(indices[own.start : own.stop])
 

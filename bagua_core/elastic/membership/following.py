@@ -6,8 +6,8 @@ use any more: it failed to enter it, or was in it and it broke.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from bagua_contract.records import Generation, GenerationKind
 
@@ -21,8 +21,7 @@ class Move(Enum):
     END = "end"  # exit code 0
 
 
-@dataclass(frozen=True, slots=True)
-class FollowingSituation:
+class FollowingSituation(NamedTuple):
     worker_id: str
     current: Generation | None  # in force here
     broken: bool  # its communicator can't be used any more
@@ -33,11 +32,13 @@ class FollowingSituation:
     closed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NextMove:
+class NextMove(NamedTuple):
     move: Move
     reason: str
     generation: Generation | None = None
+
+
+_STAY = NextMove(Move.STAY, "nothing new")
 
 
 def decide(s: FollowingSituation) -> NextMove:
@@ -60,7 +61,7 @@ def decide(s: FollowingSituation) -> NextMove:
         return NextMove(Move.WAIT, f"generation {s.current.number} is broken; waiting for the next")
     if s.agreed is not None:
         return _towards(s, s.agreed)
-    return NextMove(Move.STAY, "nothing new")
+    return _STAY
 
 
 def _gathered(s: FollowingSituation, current: Generation) -> NextMove:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 Roster = Collection[str]
 """The worker_ids of the generation in force."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A committed step, with all that is needed to write any rank's line of it.
 
     step: its number, as in its StepPlan. position: the loader's, as sorted items. workers: worker_ids by global_rank.
@@ -46,8 +46,7 @@ class Line:
     global_rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """A committed step that is kept in the history.
 
     released_in_step: the step whose reduction showed that every worker has this one; None until then.
@@ -57,8 +56,7 @@ class Kept:
     released_in_step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(NamedTuple):
     """The kept steps, oldest first: two in steady state, one more per step in which a worker healed."""
 
     kept: tuple[Kept, ...] = ()
@@ -94,7 +92,7 @@ class History:
         lines: list[Line] = []
         for k in self.kept:
             if k.released_in_step is None:
-                k = replace(k, released_in_step=step)
+                k = Kept(k.entry, step)
                 lines += _lines(k.entry, me, roster, own=True)
             elif k.released_in_step < step:
                 # Everyone committed the step that released it, hence wrote, before contributing to this one.
@@ -133,7 +131,7 @@ class History:
 
         All of it is final, but lines may be missing.
         """
-        return History(tuple(replace(k, released_in_step=k.entry.step) for k in self.kept))
+        return History(tuple(k._replace(released_in_step=k.entry.step) for k in self.kept))
 
     def encode(self) -> str:
         """Returns JSON that `decode` reads back to an equal value; it travels with a copied state."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from bagua_core.elastic.step.current_step import CurrentStep
@@ -24,5 +22,5 @@ def test_a_joiner_that_still_copies_does_not_count(
 ) -> None:
     step = CurrentStep(None)
     step.metrics = metrics
-    step.plan = replace(step.plan, healing=healing)
+    step.plan = step.plan._replace(healing=healing)
     assert step.loss_numbers() == numbers
