@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class ReduceOp(Enum):
     """The ways in which a reduction combines elements. AVG divides their sum by the number of ranks; B* are bitwise."""
 
+    __hash__ = object.__hash__  # of the one member, in C: each collective looks its operation up
+
     SUM = "sum"
     AVG = "avg"
     MIN = "min"

@@ -70,12 +70,12 @@ class OnHost(Pending):
         """Set once `wait` has returned."""
 
     def wait(self, stalled: Callable[[float], None] | None = None, stall_after_s: float = 0.5) -> None:
-        reports = StallReports(stalled, stall_after_s)
         order = device_order.order_of([self._value])
         if order is device_order.HOST:
             self._last.wait(stalled, stall_after_s)
             self.host = self._value
             return
+        reports = StallReports(stalled, stall_after_s)
         self._last.follow(stalled, stall_after_s)
         host = order.copy_to_host(self._value)
 
@@ -106,11 +106,10 @@ def wait_once(
     """
     if not pendings:
         return value
-    last_of = {device: place for place, device in enumerate(devices or [None] * len(pendings))}
     arrived = None if value is None else OnHost(value, pendings[-1])
-    for place, pending in enumerate(pendings):
-        if place == len(pendings) - 1:
-            wait(pending if arrived is None else arrived)
-        else:
+    if len(pendings) > 1:
+        last_of = {device: place for place, device in enumerate(devices or [None] * len(pendings))}
+        for place, pending in enumerate(pendings[:-1]):
             wait(pending if place in last_of.values() else Followed(pending))
+    wait(pendings[-1] if arrived is None else arrived)
     return None if arrived is None else arrived.host

@@ -18,26 +18,27 @@ class Arrivals:
         self._place = {id(p): place for place, p in enumerate(parameters)}
         self.order: tuple[int, ...] = ()
         """Parameters by place, in the order in which their gradients came; empty: not known yet."""
-        self._taken: list[int] | None = None
+        self.taken: list[int] | None = None
+        """Those of the backward under way so far; None: it is not recorded."""
         self.begin_generation()
 
     def begin_generation(self) -> None:
         self._left = WATCHED
-        self._taken = None
+        self.taken = None
 
     def backward_begins(self) -> None:
         if self._left:
             self._left -= 1
-            self._taken = None if self._left else []
+            self.taken = None if self._left else []
 
     def came(self, parameter: torch.Tensor) -> None:
-        if self._taken is not None:
+        if self.taken is not None:
             place = self._place.get(id(parameter))
             if place is not None:
-                self._taken.append(place)
+                self.taken.append(place)
 
     def backward_ends(self) -> None:
         """Takes the order of the backward that ends. A backward that did not bring each gradient once is ignored."""
-        taken, self._taken = self._taken, None
+        taken, self.taken = self.taken, None
         if taken is not None and len(taken) == len(self._place) == len(set(taken)):
             self.order = tuple(taken)

@@ -34,17 +34,18 @@ class BackwardTask:
     """Tracks the backward under way. is_open: whether it has not reached its end: it raised, or it runs now."""
 
     def __init__(self) -> None:
-        self._task: int | None = None  # autograd's id of it
+        self.task: int | None = None
+        """Autograd's id of it; None once it has reached its end."""
         self._end: weakref.ref[_End] | None = None
 
     @property
     def is_open(self) -> bool:
-        return self._task is not None
+        return self.task is not None
 
     def is_new(self) -> bool:
         """Tells whether the gradient that is computed now is the first one of another backward. Raises
         NestedBackwardError if the one under way goes on after that."""
-        if torch._C._current_graph_task_id() == self._task:
+        if torch._C._current_graph_task_id() == self.task:
             return False
         if self._end is not None and self._end() is not None and self.is_open:
             raise NestedBackwardError(
@@ -61,7 +62,7 @@ class BackwardTask:
         end = _End(ended, defers)
         torch.autograd.Variable._execution_engine.queue_callback(end)
         self._end = weakref.ref(end)
-        self._task = torch._C._current_graph_task_id()
+        self.task = torch._C._current_graph_task_id()
 
     def close(self) -> None:
-        self._task = None
+        self.task = None

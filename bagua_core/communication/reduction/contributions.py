@@ -21,6 +21,8 @@ from bagua_core.errors import UserError
 from bagua_core.model.optimizer_steps import OptimizerSteps
 from bagua_core.model.sharded_tensors import like, local
 
+_MULTIPLIED_ALIKE = (torch.float32, torch.float64)
+
 
 class SparseGradientError(UserError, TypeError):
     """A parameter has a sparse gradient, which has no place in a flat bucket."""
@@ -37,7 +39,9 @@ class Contributions(Exchange):
         self._weighed: MicroBatch | None = None  # the newest of them
         self._earlier = EarlierBackwards(steps)  # of that micro-batch
         self._has_parts = False  # the buckets hold gradients of micro-batches before the step's last one
-        self._scale = 1.0  # of this step's contributions
+        self._factor = 0.0  # of the gradients of the backward under way
+        self._factors: dict[torch.dtype, torch.Tensor] = {}
+        """The same factor as tensors without dimensions: torch converts a number anew in each multiplication."""
         # by index: means that the script left in .grad and that are this rank's own
         self._own_means: dict[int, torch.Tensor] = {}
         self._take_over_layout()
@@ -89,6 +93,13 @@ class Contributions(Exchange):
             self._weight += micro_batch.weight
             self._weighed = micro_batch
 
+    def _multiply_by(self, factor: float) -> None:
+        """Sets the factor of the gradients of the backward that begins."""
+        if factor != self._factor:
+            self._factor = factor
+            # the other types are not multiplied in their own precision
+            self._factors = {t: torch.tensor(factor, dtype=t, device="cpu") for t in _MULTIPLIED_ALIKE}
+
     def _forget_parts(self) -> None:
         self._has_parts, self._weighed = False, None
         self._earlier.forget()
@@ -99,14 +110,15 @@ class Contributions(Exchange):
         """Puts weight * .grad into the bucket. A .grad of None counts as zero."""
         gradient, view, place = parameter.grad, self._views[index], self._gradients[index]
         is_placed = gradient is place
-        if gradient is not None and gradient is not view:
-            gradient = local(gradient)
-        weight, last = self._micro_batch.weight * self._scale, self._micro_batch.last
-        if gradient is not None and gradient.layout is not torch.strided:
-            raise SparseGradientError(
-                f"a parameter of shape {tuple(parameter.shape)} has a {gradient.layout} gradient; sparse "
-                "gradients are not supported, use dense ones (for embeddings: sparse=False)"
-            )
+        weight, last = self._factor, self._micro_batch.last
+        if gradient is not None:
+            if type(gradient) is not torch.Tensor:
+                gradient = local(gradient)
+            if gradient.layout is not torch.strided:
+                raise SparseGradientError(
+                    f"a parameter of shape {tuple(parameter.shape)} has a {gradient.layout} gradient; sparse "
+                    "gradients are not supported, use dense ones (for embeddings: sparse=False)"
+                )
         accumulated = self._accumulated[index]
         if gradient is None or weight == 0.0:
             # replaced, not multiplied: an empty mean is NaN, and NaN times 0 is NaN too
@@ -120,7 +132,7 @@ class Contributions(Exchange):
         elif weight == 1.0 and last and self._communicator is None and not self._operation.acts_alone:
             return  # a world of one: .grad is the mean already
         else:
-            torch.mul(gradient, weight, out=view)
+            torch.mul(gradient, self._factors.get(view.dtype, weight), out=view)
         if last:
             if not is_placed:
                 parameter.grad = place

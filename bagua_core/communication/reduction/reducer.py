@@ -249,7 +249,8 @@ class Reducer(Contributions):
                 self._take(index, parameter)
 
     def _take(self, index: int, parameter: torch.Tensor) -> None:
-        self._enter_backward()
+        if torch._C._current_graph_task_id() != self._backward.task:
+            self._enter_backward()
         if self._skips:
             return
         if self._ready[index]:
@@ -260,7 +261,8 @@ class Reducer(Contributions):
         if self._earlier.stepped:
             self._earlier.check_unused(self._parameters[index], self._trained)
         self._contribute(index, parameter)
-        self.arrivals.came(parameter)
+        if self.arrivals.taken is not None:
+            self.arrivals.came(parameter)
         self._ready[index] = 1
         number = self._bucket_of[index]
         bucket = self._buckets[number]
@@ -277,7 +279,8 @@ class Reducer(Contributions):
         self._weigh(self._engine.micro_batch)
         self._skips = self._engine.step_failed
         self._communicator = self._engine.communicator()
-        self._scale = 1.0 if self._average else float(self._engine.plan.active_count)
+        scale = 1.0 if self._average else float(self._engine.plan.active_count)
+        self._multiply_by(self._micro_batch.weight * scale)
         self._next_bucket = 0
         self._ready = bytearray(len(self._parameters))
         for bucket in self._buckets:
@@ -354,7 +357,7 @@ class Reducer(Contributions):
         # As in torch, freezing a parameter changes nothing of its .grad: a gradient that an earlier backward of the
         # step made stays, and None does not become zero, by which weight decay and momentum would move it.
         discarded = [self._index_of[id(p)] for p in self._frozen if p.grad is None]
-        for index, parameter in enumerate(self._parameters):
+        for index, parameter in enumerate(self._parameters) if 0 in self._ready else ():
             if not self._ready[index]:
                 if self._must_separate:
                     self._set_mean_aside(index, parameter)
@@ -390,16 +393,19 @@ class Reducer(Contributions):
             self._operation.failed()
             self._zero_gradients()
             return
-        self._add_own()
+        if self._own_means:
+            self._add_own()
         if self._finds_unused:
             discarded += (self._used == 0).nonzero().flatten().tolist()
-        self._discard(discarded)
+        if discarded:
+            self._discard(discarded)
         self._operation.reduced()
 
     def _reduce_rest(self) -> tuple[float, float] | None:
         """Launches what is left and waits for everything. Returns the sums of the switch pair."""
         communicator = self._communicator
-        self._launch_filled(ended=True)
+        if self._turn.is_due or self._next_bucket < self._layout.settled:
+            self._launch_filled(ended=True)
         self._turn.check()
         if communicator is None:
             for bucket in self._buckets:

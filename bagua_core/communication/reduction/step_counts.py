@@ -7,6 +7,7 @@ ranks exchange their counts only to name a difference. Pure; exact in fp32 for L
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from bagua_core.errors import UserError
@@ -19,6 +20,7 @@ class OptimizerStepsDiffer(UserError, RuntimeError):
     """Ranks took different numbers of optimizer steps in one step of the job, so their parameters differ."""
 
 
+@functools.lru_cache(maxsize=LARGEST_COUNT + 2)
 def contribution(count: int | None) -> tuple[float, float, float]:
     """Returns what a rank adds to the sums. count: None if it did not commit the last step by itself."""
     if count is None:
@@ -29,9 +31,9 @@ def contribution(count: int | None) -> tuple[float, float, float]:
 
 def differ(sums: tuple[float, float, float]) -> bool:
     """Tells whether two ranks that were counted have different counts. sums: of all ranks' contributions."""
-    ranks, total, squares = (int(number) for number in sums)
+    ranks, total, squares = sums
     # equality in Cauchy-Schwarz holds for equal numbers only
-    return ranks * squares != total * total
+    return int(ranks) * int(squares) != int(total) ** 2
 
 
 def explain(counts: Sequence[int], step: int) -> str:

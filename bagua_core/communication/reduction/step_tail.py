@@ -8,12 +8,14 @@ and a number by which an operation that does not sum the tail shows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from typing import NamedTuple
 
 import torch
 
 from bagua_core.communication.communicator import Communicator
 from bagua_core.communication.reduction import reduction_place, step_counts
+from bagua_core.communication.reduction.bucket_buffer import TAIL_ELEMENTS
 from bagua_core.communication.reduction.bucket_operation import BucketOperation
 from bagua_core.communication.reduction.reduction_place import BackwardsDiffer
 from bagua_core.communication.reduction.step_counts import OptimizerStepsDiffer
@@ -37,8 +39,7 @@ class PairNotCarried(UserError, TypeError):
     """A bucket operation that sets carries_pair does not sum what lies behind the gradients."""
 
 
-@dataclass(frozen=True, slots=True)
-class TailSums:
+class TailSums(NamedTuple):
     """The sums of the tail. pair: of the switch values. choices_differ: some rank trains other parameters than all last
     agreed on."""
 
@@ -54,6 +55,8 @@ class StepTail:
         # generation and step of the newest reduction that is complete
         self._read_in: tuple[int, int] | None = None
         self._read = 0  # reductions that are complete in it
+        self._row = array("f", bytes(TAIL_ELEMENTS * 4))  # the squares of counts need the 24 bits of fp32
+        self._row_tensor = torch.frombuffer(self._row, dtype=torch.float32)  # the same memory
 
     def write(self, tail: torch.Tensor) -> None:
         """Writes this rank's numbers into `tail`, just before their reduction starts."""
@@ -61,29 +64,19 @@ class StepTail:
         count = self._optimizer_steps.before(plan.step)
         counts = step_counts.contribution(count)
         place = reduction_place.contribution(self._place())
-        tail.copy_(
-            torch.tensor(
-                (
-                    v,
-                    v * v,
-                    *counts,
-                    *place,
-                    float(self._trained.differs),
-                    *self._engine.loss_numbers(),
-                    probe_of(plan.global_rank),
-                ),
-                dtype=torch.float32,  # the squares of counts need its 24 bits
-                device="cpu",
-            )
-        )
+        differs, probe = float(self._trained.differs), probe_of(plan.global_rank)
+        losses = self._engine.loss_numbers()
+        self._row[:] = array("f", (v, v * v, *counts, *place, differs, *losses, probe))
+        tail.copy_(self._row_tensor)
 
     def read(
         self, tail: torch.Tensor, communicator: Communicator, carrier: BucketOperation | None = None
     ) -> TailSums:
         """Reads the sums from `tail`, which was reduced by `carrier` or in a message of its own. Raises BackwardsDiffer
         and OptimizerStepsDiffer on all ranks alike, PairNotCarried, CollectiveFailed."""
-        total, squares, *sums, differing, losses, reporting, probe = tail.tolist()
-        counts, places = (sums[0], sums[1], sums[2]), (sums[3], sums[4], sums[5])
+        numbers: list[float] = tail.tolist()
+        total, squares, c0, c1, c2, p0, p1, p2, differing, losses, reporting, probe = numbers
+        counts, places = (c0, c1, c2), (p0, p1, p2)
         expected = probe_sum(communicator.world_size)
         if carrier is not None and probe != expected:
             raise PairNotCarried(_not_carried(type(carrier), probe, expected))
