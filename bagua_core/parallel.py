@@ -45,6 +45,8 @@ from bagua_core.optimizers.step_rates import StepRates
 from bagua_core.shard_model import ModelOfShards
 from bagua_core.sync_batchnorm import SyncBatchNorm
 
+_NO_FILLERS = nullcontext()
+
 
 class DistributedDataParallel(nn.Module):
     """Wraps `module`, which all workers of the job train together.
@@ -145,40 +147,42 @@ class DistributedDataParallel(nn.Module):
         """Returns what the module returns. With gradients enabled it begins a micro-batch of the step."""
         if self.is_detached:
             return self._forward_alone(*inputs, **keywords)
+        engine = self._engine
         if torch.is_grad_enabled():
-            self._engine.forward_begins()
-            if self._sharded and self._gathered_in is not self._engine.plan:
-                self._gathered_in = self._engine.plan
-                if self._engine.communicator() is not None and not self._engine.step_failed:
+            engine.forward_begins()
+            if self._sharded and self._gathered_in is not engine.plan:
+                self._gathered_in = engine.plan
+                if engine.communicator() is not None and not engine.step_failed:
                     check_unsynchronized(self._sharded)
                 drop_gathered(self._sharded)
             # decided here and not in backward, as torch does: no_sync must cover the forward
             self._exchange.synced = self.require_backward_grad_sync
-            if not self._engine.step_failed:
+            runs = not engine.step_failed
+            if runs:
                 self._note_trained()
             each_forward = self.training and self.broadcast_buffers and self.require_backward_grad_sync
             shares_buffers = each_forward and self.round_steps is None and self._shards is None
-            if self._engine.in_step and not self._engine.step_failed:
+            if runs and engine.in_step:
                 self._take_turn(shares_buffers)
-            if self._engine.in_step and not self._engine.step_failed:
-                self._rates.check(self._engine.plan, self._engine.micro_batch)
-                self._exchange.forward_begins()
+                if not engine.step_failed:
+                    self._rates.check(engine.plan, engine.micro_batch)
+                    self._exchange.forward_begins()
             if shares_buffers:
                 self._broadcast_buffers()
-                if self._sharded and self._engine.in_step:
+                if self._sharded and engine.in_step:
                     # its workers may have trained on different samples; all of them come here, whatever has failed
-                    self._engine.share_in_replica(self._module_buffers.current())
-        elif self._shards is not None and self._engine.in_step:
+                    engine.share_in_replica(self._module_buffers.current())
+        elif self._shards is not None and engine.in_step:
             self._shards.buffers.check_without_gradients()
         fillers = self.filler_buffers()
-        with tracing.span("forward"), nullcontext() if fillers is None else fillers.kept():
+        with tracing.span("forward"), _NO_FILLERS if fillers is None else fillers.kept():
             outputs = self.module(*inputs, **keywords)
-        if torch.is_grad_enabled() and self._engine.in_step:
-            announce_backward(outputs, self._engine.backward_begins)
+        if torch.is_grad_enabled() and engine.in_step:
+            announce_backward(outputs, engine.backward_begins)
             if fillers is not None:
                 announce_backward(outputs, fillers.backward_begins)
-            if self._sharded and self._engine.micro_batch.part != 1.0:
-                scale_gradients(outputs, self._engine.micro_batch.part)
+            if self._sharded and engine.micro_batch.part != 1.0:
+                scale_gradients(outputs, engine.micro_batch.part)
         return outputs
 
     def detach(self) -> None:

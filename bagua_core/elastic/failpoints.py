@@ -99,6 +99,10 @@ class Failpoints:
             if point.slot is None or point.slot == slot:
                 self._points.setdefault(point.name, []).append(point)
 
+    @property
+    def are_set(self) -> bool:
+        return bool(self._points)
+
     def reach(self, name: str, step: int) -> None:
         waiting = self._points.get(name)
         if not waiting:

@@ -84,26 +84,31 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, engine: StepEngine) -> None
         closure, args, kwargs = closure_of(args, kwargs)
         if engine.step_failed:
             return None if closure is None else closure()  # a script may look at the loss
-        if closure is None and not engine.in_step and not _has_gradient(self):
+        repeats, is_called, loss = False, False, None
+        if closure is not None:
+            repeats = not calls_closure_once(type(self))
+            if repeats and engine.in_step:
+                check_has_job_loss(self, engine.micro_batch)
+            is_called = not (repeats and _calls_first(engine))
+            loss = closure() if is_called else None
+            if engine.step_failed:
+                return loss
+        elif not engine.in_step and not _has_gradient(self):
             # Before the loop: it moves nothing, and quiets a scheduler's warning
             return original(*args, **kwargs)
-        repeats = closure is not None and not calls_closure_once(type(self))
-        if repeats and engine.in_step:
-            check_has_job_loss(self, engine.micro_batch)
-        is_called = closure is not None and not (repeats and _calls_first(engine))
-        loss = closure() if closure is not None and is_called else None
-        if engine.step_failed:
-            return loss
-        optimizer_steps_of(engine).called(self, engine.micro_batch)
-        if not engine.micro_batch.last:
+        steps, micro_batch = optimizer_steps_of(engine), engine.micro_batch
+        steps.called(self, micro_batch)
+        if not micro_batch.last:
             if closure is not None:
                 parts[:] = [engine.plan]
             return loss
         checks_of(engine).check_step(self)
-        optimizer_steps_of(engine).stepped()
+        steps.stepped()
         if repeats and is_called:
             loss = job_loss(loss, engine)
-        if engine.step_failed or not engine.takes_optimizer_step(final=not repeats) or engine.step_failed:
+            if engine.step_failed:
+                return loss
+        if not engine.takes_optimizer_step(final=not repeats) or engine.step_failed:
             return loss
         with gated_step(), tracing.span("optimizer"):
             if closure is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -63,7 +63,7 @@ class ScriptChecks:
     def __init__(self) -> None:
         self._models: list[weakref.ref[CheckedModel]] = []
         self._strange: weakref.WeakKeyDictionary[
-            torch.optim.Optimizer, tuple[tuple[int, ...], list[tuple[str, torch.Tensor]]]
+            torch.optim.Optimizer, tuple[list[int], list[tuple[str, torch.Tensor]]]
         ] = weakref.WeakKeyDictionary()
 
     def models(self) -> list[CheckedModel]:
@@ -137,10 +137,8 @@ class ScriptChecks:
     ) -> list[tuple[str, torch.Tensor]]:
         """Returns the optimizer's parameters that no model reduces. Finds them anew when groups or models have
         changed."""
-        version = (
-            *(len(group["params"]) for group in optimizer.param_groups),
-            *(model.layout_version for model in models),
-        )
+        version = [len(group["params"]) for group in optimizer.param_groups]
+        version += [model.layout_version for model in models]
         known = self._strange.get(optimizer)
         if known is None or known[0] != version:
             strange = [p for p in _parameters_of(optimizer) if not any(m.reduces(p) for m in models)]
@@ -204,21 +202,25 @@ def engine_that_trains(parameters: Iterable[torch.Tensor]) -> object | None:
 
 
 class _Inside(threading.local):
+    """The gated steps under way in this thread; entered for each of them."""
+
     depth = 0
 
+    def __enter__(self) -> None:
+        self.depth += 1
 
-_inside = _Inside()  # gated steps under way in this thread
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+
+_inside = _Inside()
 _installed: list[Any] = []
 
 
-@contextmanager
-def gated_step() -> Iterator[None]:
-    """Marks the step of a gated optimizer; optimizers that it steps in turn are its own affair."""
-    _inside.depth += 1
-    try:
-        yield
-    finally:
-        _inside.depth -= 1
+def gated_step() -> AbstractContextManager[None]:
+    """Returns a context that marks the step of a gated optimizer; optimizers that it steps in turn are its own
+    affair."""
+    return _inside
 
 
 def _refuse_ungated_optimizers() -> None:

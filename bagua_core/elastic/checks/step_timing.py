@@ -6,7 +6,6 @@ Arithmetic over durations; no clock.
 from __future__ import annotations
 
 from collections import deque
-from statistics import median_low
 
 LEAST_STALL_S = 0.25  # below it a report is noise: a scheduler's hiccup, a page cache flush
 # who waits longer than that without a word counts as being outside the step's collectives
@@ -26,14 +25,12 @@ class WaitMonitor:
 
     def __init__(self) -> None:
         self._usual_s: float | None = None
+        self.threshold_s = LEAST_STALL_S
+        """The duration from which a wait is longer than usual."""
         self._next_report_s = 0.0
 
     def begin(self) -> None:
         self._next_report_s = self.threshold_s
-
-    @property
-    def threshold_s(self) -> float:
-        return min(MOST_STALL_S, max(LEAST_STALL_S, USUAL_FACTOR * (self._usual_s or 0.0)))
 
     def is_stalled(self, waited_s: float) -> bool:
         """Tells whether a wait is due for a report.
@@ -50,6 +47,7 @@ class WaitMonitor:
             self._usual_s = waited_s
         else:
             self._usual_s += SMOOTHING * (waited_s - self._usual_s)
+        self.threshold_s = min(MOST_STALL_S, max(LEAST_STALL_S, USUAL_FACTOR * self._usual_s))
 
 
 class UsualStep:
@@ -72,7 +70,8 @@ class UsualStep:
     @property
     def seconds(self) -> float:
         """The usual duration of a step in seconds; 0 if unknown."""
-        return median_low(self._newest_s) if self._newest_s else 0.0
+        newest = self._newest_s
+        return sorted(newest)[(len(newest) - 1) // 2] if newest else 0.0
 
 
 class Pace:

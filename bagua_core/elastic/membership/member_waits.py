@@ -21,6 +21,7 @@ from bagua_core.elastic.waiting.operation_trail import BOUNDARY, FORWARD, STEP, 
 from bagua_core.elastic.waiting.operations import MismatchedCollective
 
 _SPANS = {FORWARD: "bucket wait", STEP: "bucket wait", BOUNDARY: "vote"}  # in a trace
+_NONE_FAILED = FailedWait()
 
 
 class MemberWaits:
@@ -33,12 +34,12 @@ class MemberWaits:
         self.communicator: Communicator | None = None
         self.trail = OperationTrail()
         self.waited_s = 0.0  # in collectives, since begin_step
-        self.failed_wait = FailedWait()  # the newest since then
+        self.failed_wait = _NONE_FAILED  # the newest since then
         self._waits = WaitMonitor()
 
     def begin_step(self) -> None:
         """Begins to measure the waits of a new step."""
-        self.waited_s, self.failed_wait = 0.0, FailedWait()
+        self.waited_s, self.failed_wait = 0.0, _NONE_FAILED
 
     def wait(self, pending: Pending, what: str = STEP) -> None:
         """Waits for `pending`, and measures the wait. what: the name of the runtime's operation, for

@@ -49,7 +49,7 @@ class ShardMember(MemberWaits):
         """The generation's communicator of the workers with this shard, by replica rank; of all workers if each is a
         replica."""
         main = self.communicator
-        return None if main is None else main.lanes.get(Lane.SHARD, main)
+        return main if main is None or not main.lanes else main.lanes.get(Lane.SHARD, main)
 
     def of_this_shard(self, replica_rank: int) -> int:
         """Returns the global rank of the worker with this shard in that replica."""

@@ -39,11 +39,13 @@ def agreed(pair: tuple[float, float], world_size: int) -> int | None:
     total, squares = pair
     if not 1 <= world_size <= LARGEST_WORLD:
         raise ValueError(f"a switch pair covers 1 to {LARGEST_WORLD} ranks, not {world_size}")
+    if total == 0 and squares == 0:
+        return None
     if not (0 <= total <= squares <= _EXACT_IN_FP32 and total.is_integer() and squares.is_integer()):
         raise ValueError(f"({total}, {squares}) is no sum of switch pairs")
     # Python's integers: W times the squares may exceed what any float holds exactly.
     whole, whole_squares = int(total), int(squares)
-    if whole == 0 or world_size * whole_squares != whole * whole:
+    if world_size * whole_squares != whole * whole:
         return None
     # equality in Cauchy-Schwarz: all v equal, so W divides their sum
     return whole // world_size

@@ -25,7 +25,7 @@ from bagua_core.elastic.replica.own_replica import Outcome
 from bagua_core.elastic.state.committed_state import CommittedState
 from bagua_core.elastic.step.copying import Copying
 from bagua_core.elastic.step.deterministic_worker import refuse_replicas, use_deterministic_kernels
-from bagua_core.elastic.step.step_states import Event, Phase, StepStates
+from bagua_core.elastic.step.step_states import IN_STEP, Event, Phase, StepStates
 from bagua_core.elastic.waiting.operation_trail import BOUNDARY, FORWARD, STEP
 from bagua_core.errors import UserError
 
@@ -97,7 +97,7 @@ class CurrentStep:
 
     @property
     def in_step(self) -> bool:
-        return self.states.in_step
+        return self.states.phase in IN_STEP
 
     @property
     def has_fillers(self) -> bool:
@@ -138,10 +138,11 @@ class CurrentStep:
 
     @property
     def _is_newcomer(self) -> bool:
-        return self.global_rank in self.newcomers
+        return bool(self.newcomers) and self.global_rank in self.newcomers
 
     def reach(self, point: str) -> None:
-        self._failpoints.reach(point, self.state.name.step)
+        if self._failpoints.are_set:
+            self._failpoints.reach(point, self.state.name.step)
 
     def _say(self, text: str) -> None:
         print(f"bagua: {text}", file=sys.stderr, flush=True)
@@ -400,7 +401,7 @@ class CurrentStep:
 
     def _end_reading(self) -> None:
         """Waits until copies of the state that are being sent to others no longer read the parameters."""
-        if self.copying is None or self.global_rank in self.newcomers:
+        if self.copying is None or self._is_newcomer:
             return
         try:
             self.copying.sent()

@@ -11,8 +11,8 @@ of next_step(). What a failed step changed goes back to its values there.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -167,15 +167,13 @@ class Engine(ScriptRanks):
             forbid_default_group()
             if not self.member.rendezvous.gpus or self.member.generation is None or self._is_gathered:
                 self.inputs.prepare_entry(self.member)
-            with self._may_leave():
-                self._follow(self.member)
+            self._follow_or_end(self.member)
         self._plan_step()
         while self.is_round_open and self.member is not None:
             # Members hold local steps that no average contains: it comes before any new lease.
             self.begin_micro_batch(MicroBatch(0.0, True))
             self._end_step_for(goes_on, confirmed)
-            with self._may_leave():
-                self._follow(self.member)
+            self._follow_or_end(self.member)
             self._plan_step()
         return self.plan
 
@@ -188,21 +186,20 @@ class Engine(ScriptRanks):
         if self.state.name.step > step and (confirmed or (goes_on and self._is_to_save_and_step_aside())):
             self.state.owes_epoch_end = self.member is not None
 
-    @contextmanager
-    def _may_leave(self) -> Iterator[None]:
-        """Ends this worker's part in the job too if the script is ended within this context."""
+    def _follow_or_end(self, member: Member) -> None:
+        """Follows the job. Ends this worker's part in it too if the script is ended meanwhile."""
         try:
-            yield
+            self._follow(member)
         except (SystemExit, KeyboardInterrupt):
             self._ended = True
             raise
 
     def _plan_step(self) -> None:
         # One that copies the state beside the step does not have it yet, but takes part in this very step.
-        step = self._job_step if self.global_rank in self.newcomers else self.state.name.step
-        self.plan = StepPlan(
-            self.generation_number, step, self.global_rank, self.world_size, self.newcomers, self._replicas
-        )
+        step = self._job_step if self._is_newcomer else self.state.name.step
+        lane = self.communicator()
+        place = (0, 1) if lane is None else (lane.global_rank, lane.world_size)
+        self.plan = StepPlan(self.generation_number, step, *place, self.newcomers, self._replicas)
         self._step_from_s = self._step_begins_s(time.monotonic())
         if self.member is not None:
             self.member.begin_step()
@@ -442,8 +439,11 @@ class Engine(ScriptRanks):
             steps = self.state.name.step
             if self.global_rank in self.newcomers:
                 # It came for a step that the job did not need any more.
-                with self._may_leave():
+                try:
                     member.wait_closed()
+                except (SystemExit, KeyboardInterrupt):
+                    self._ended = True
+                    raise
                 self.states.take(Event.FINISH)
                 return True
             outside = self._outside

@@ -7,6 +7,7 @@ Python's generators are seeded too.
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 
@@ -20,6 +21,11 @@ BETWEEN_STEPS = 1 << 32
 _MASK = (1 << 64) - 1
 
 
+@functools.lru_cache(maxsize=16)
+def _mixed_seed(seed: int) -> int:
+    return _mixed(seed & _MASK)
+
+
 def _mixed(value: int) -> int:
     """Applies splitmix64's finalizer (Steele, Lea, Flood 2014): neighbouring inputs give unrelated outputs."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
@@ -30,13 +36,13 @@ def _mixed(value: int) -> int:
 
 def step_seed(seed: int, step: int, global_rank: int) -> int:
     """Returns the seed of a step on one rank: 63 bits."""
-    return _mixed(_mixed(_mixed(seed & _MASK) ^ step) ^ global_rank) >> 1
+    return _mixed(_mixed(_mixed_seed(seed) ^ step) ^ global_rank) >> 1
 
 
 def announced_seed(seed: int) -> int:
     """Returns the seed of what the script draws between next_step() and its first forward: the forward draws other
     numbers."""
-    return _mixed(seed & _MASK)
+    return _mixed_seed(seed)
 
 
 def seed_generators(seed: int, step: int, global_rank: int) -> None:

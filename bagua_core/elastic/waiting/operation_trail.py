@@ -42,7 +42,8 @@ _LIBRARIES = tuple(
 
 class OperationTrail:
     def __init__(self) -> None:
-        self._newest: deque[Operation] = deque(maxlen=MOST_OPERATIONS)
+        # step, place and name of each; an Operation is made of them once it is asked for
+        self._newest: deque[tuple[int, int, str]] = deque(maxlen=MOST_OPERATIONS)
         self._step: int | None = None  # None: no generation has been entered
         self._place = 0
         self._is_merging = False  # the next wait of the runtime may belong to the newest operation
@@ -84,7 +85,7 @@ class OperationTrail:
         """Counts a wait in a collective of all members. name: of the runtime's own, unless the script asked for it."""
         if self._step is None or self._aside:
             return
-        if self._depth or (self._is_merging and self._newest[-1].name == name):
+        if self._depth or (self._is_merging and self._newest[-1][2] == name):
             return  # it belongs to the newest operation
         self._append(name)
         self._is_merging = True
@@ -92,14 +93,15 @@ class OperationTrail:
     def _append(self, name: str) -> None:
         if self._step is None or self._aside:
             return
-        self._newest.append(Operation(self._step, self._place, name[:LONGEST_NAME]))
+        self._newest.append((self._step, self._place, name))
         self._place += 1
 
     def waits_in(self) -> CollectiveWait | None:
         """Returns what the current wait is in; None where it can't be compared. Called from the waiting thread."""
         if self._step is None or self._aside or not self._newest:
             return None
-        return CollectiveWait(call_site(), tuple(self._newest))
+        newest = (Operation(step, place, name[:LONGEST_NAME]) for step, place, name in self._newest)
+        return CollectiveWait(call_site(), tuple(newest))
 
 
 def call_site() -> str:
