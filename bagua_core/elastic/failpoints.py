@@ -3,7 +3,7 @@
 `BAGUA_FAILPOINTS` (through the worker's environment): `name=action[:argument][@step][#slot]`, several
 separated by `;`. Actions: kill (SIGKILL itself), stop (SIGSTOP itself), exit:CODE, raise, sleep:SECONDS, and
 hold:DIRECTORY, which lets a test do anything to the process while it waits there. Every firing is printed,
-so a fault test can assert that its fault happened. Without the variable a point costs one dictionary look-up.
+so a fault test can assert that its fault happened. Without the variable a point costs a look whether any is set.
 
 Each fires once but `hold`, which fires whenever a test asks for it: DIRECTORY/NAME is renamed to
 DIRECTORY/NAME.PID, which names the held process, and the thread stays until that file is gone. If the file contains
@@ -98,10 +98,7 @@ class Failpoints:
         for point in parse(text):
             if point.slot is None or point.slot == slot:
                 self._points.setdefault(point.name, []).append(point)
-
-    @property
-    def are_set(self) -> bool:
-        return bool(self._points)
+        self.are_set = bool(self._points)
 
     def reach(self, name: str, step: int) -> None:
         waiting = self._points.get(name)

@@ -40,6 +40,8 @@ from bagua_core.communication.step_interface import StepReductions
 from bagua_core.model.gradient_placements import place_gradient
 from bagua_core.model.optimizer_steps import optimizer_steps_of
 
+_current_task = torch._C._current_graph_task_id
+
 
 class Reducer(Contributions):
     """Averages gradients over the job within backward, weighted by samples.
@@ -249,7 +251,7 @@ class Reducer(Contributions):
                 self._take(index, parameter)
 
     def _take(self, index: int, parameter: torch.Tensor) -> None:
-        if torch._C._current_graph_task_id() != self._backward.task:
+        if _current_task() != self._backward.task:
             self._enter_backward()
         if self._skips:
             return

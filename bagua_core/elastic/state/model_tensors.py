@@ -116,7 +116,9 @@ class ModelTensors:
 
     def volatile(self) -> dict[str, torch.Tensor]:
         """Returns the live tensors that a step may change at any time."""
-        buffers = {BUFFER + n: b for n, b in self._buffers.named().items()}
+        buffers = self._buffers.named()
+        if buffers:
+            buffers = {BUFFER + n: b for n, b in buffers.items()}
         if not self._learned:
             return buffers
         learned = {n: self._parameters[n] for n in sorted(self._learned) if n in self._parameters}

@@ -133,7 +133,7 @@ class StateRegistry:
         for model in self.models:
             model.snapshot(watches=self.watches, used=self._moved_last if with_gradients else None)
         self._snapshot_group_objects = [list(o.param_groups) for o in self.optimizers]
-        self._snapshot_groups = [[_hyperparameters(g) for g in o.param_groups] for o in self.optimizers]
+        self._snapshot_groups = [list(map(_hyperparameters, o.param_groups)) for o in self.optimizers]
         if self.registered:
             with torch.no_grad():
                 self._snapshot_registered = {

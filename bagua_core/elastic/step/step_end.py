@@ -48,9 +48,12 @@ class StepEnd(CurrentStep):
         self._checkpoints: JobCheckpoints | None = None
 
     def _end_step(self) -> None:
-        if not self.step_failed and any(model.is_unfinished for model in self.inputs.models):
-            # Peers may be in the middle of its buckets: no other collective can follow.
-            self.reduction_failed(UnfinishedBackward("a backward pass of this step was not finished"))
+        if not self.step_failed:
+            for model in self.inputs.models:
+                if model.is_unfinished:
+                    # Peers may be in the middle of its buckets: no other collective can follow.
+                    self.reduction_failed(UnfinishedBackward("a backward pass of this step was not finished"))
+                    break
         if self.virtual_shards and not self.step_failed:
             for model in self.inputs.models:
                 model.check_shards()
