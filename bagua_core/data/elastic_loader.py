@@ -112,7 +112,7 @@ class ElasticDataLoader:
         self._has_more_of_step = False  # micro-batches, behind the one that was yielded
         self._looks_again = False  # the plan was taken a while ago: a loss may have come since
         self._steady = (0, 1)  # rank and world size of the plan last taken, for the prediction
-        self._wanted: tuple[BatchKey | None, Piece] = (None, NO_PIECE)  # the micro-batch that is being read
+        self._wanted: dict[BatchKey, Piece] = {}  # the micro-batch that is being read
         self._iteration = 0
         self.job_steps = 0
         self._iterator: Callable[[], Iterator[Any] | None] = lambda: None  # the newest one, while it lives
@@ -313,7 +313,7 @@ class ElasticDataLoader:
             for micro in range(micro_batches):
                 key = BatchKey(active_index, active_count, epoch, batch, micro)
                 piece = NO_PIECE if active_index is None else self._division.piece(key)
-                self._wanted = key, piece
+                self._wanted = {key: piece}
                 data = self._read(key)
                 # only now: a sample that cannot be read leaves the step unbegun
                 self._next_plan = None
@@ -477,11 +477,9 @@ class ElasticDataLoader:
 
     def _own_indices(self, key: BatchKey) -> list[int]:
         """Returns the indices of this worker's samples in `key`; none if the micro-batch is a filler."""
-        wanted, piece = self._wanted
         if self._rounds is not None:
             return self._parts.of(self._rounds.indices_of(key))
-        if key != wanted:
-            piece = NO_PIECE if key.active_index is None else self._division.piece(key)
+        piece = self._wanted.get(key) or (NO_PIECE if key.active_index is None else self._division.piece(key))
         return self._parts.of(piece.indices)
 
     def following(self, key: BatchKey) -> BatchKey | None:

@@ -9,6 +9,9 @@ import torch
 
 from bagua_core.errors import UserError
 
+current_task = torch._C._current_graph_task_id
+"""Returns autograd's id of the backward that the calling thread computes."""
+
 
 class NestedBackwardError(UserError, RuntimeError):
     """Gradients of one step came from a backward inside another backward."""
@@ -45,7 +48,7 @@ class BackwardTask:
     def is_new(self) -> bool:
         """Tells whether the gradient that is computed now is the first one of another backward. Raises
         NestedBackwardError if the one under way goes on after that."""
-        if torch._C._current_graph_task_id() == self.task:
+        if current_task() == self.task:
             return False
         if self._end is not None and self._end() is not None and self.is_open:
             raise NestedBackwardError(
@@ -62,7 +65,7 @@ class BackwardTask:
         end = _End(ended, defers)
         torch.autograd.Variable._execution_engine.queue_callback(end)
         self._end = weakref.ref(end)
-        self.task = torch._C._current_graph_task_id()
+        self.task = current_task()
 
     def close(self) -> None:
         self.task = None

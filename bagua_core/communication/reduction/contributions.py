@@ -93,8 +93,9 @@ class Contributions(Exchange):
             self._weight += micro_batch.weight
             self._weighed = micro_batch
 
-    def _multiply_by(self, factor: float) -> None:
-        """Sets the factor of the gradients of the backward that begins."""
+    def _multiply_by(self, times: int) -> None:
+        """Sets the factor of the gradients of the backward that begins: the micro-batch's weight, so many times."""
+        factor = self._micro_batch.weight * times
         if factor != self._factor:
             self._factor = factor
             # the other types are not multiplied in their own precision
@@ -178,6 +179,8 @@ class Contributions(Exchange):
     def _discard(self, indices: Iterable[int]) -> None:
         """Gives these parameters a .grad of None. What the operation left for them in the buckets is not used."""
         discarded = set(indices)
+        if not discarded:
+            return
         for number in sorted({self._bucket_of[index] for index in discarded}):
             plan = self._buckets[number].plan
             elements = [

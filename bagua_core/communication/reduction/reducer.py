@@ -20,7 +20,7 @@ from bagua_core.communication.devices.device_wait import wait_once
 from bagua_core.communication.flight_record import bucket_launched
 from bagua_core.communication.pending import trace_operation
 from bagua_core.communication.reduction.arrivals import Arrivals
-from bagua_core.communication.reduction.backward_task import BackwardTask, NestedBackwardError
+from bagua_core.communication.reduction.backward_task import BackwardTask, NestedBackwardError, current_task
 from bagua_core.communication.reduction.bucket_layout import BucketLayout
 from bagua_core.communication.reduction.bucket_operation import BucketOperation, Sum
 from bagua_core.communication.reduction.bucket_times import BucketTimes
@@ -39,8 +39,6 @@ from bagua_core.communication.reduction.trained_parameters import (
 from bagua_core.communication.step_interface import StepReductions
 from bagua_core.model.gradient_placements import place_gradient
 from bagua_core.model.optimizer_steps import optimizer_steps_of
-
-_current_task = torch._C._current_graph_task_id
 
 
 class Reducer(Contributions):
@@ -251,7 +249,7 @@ class Reducer(Contributions):
                 self._take(index, parameter)
 
     def _take(self, index: int, parameter: torch.Tensor) -> None:
-        if _current_task() != self._backward.task:
+        if current_task() != self._backward.task:
             self._enter_backward()
         if self._skips:
             return
@@ -281,8 +279,7 @@ class Reducer(Contributions):
         self._weigh(self._engine.micro_batch)
         self._skips = self._engine.step_failed
         self._communicator = self._engine.communicator()
-        scale = 1.0 if self._average else float(self._engine.plan.active_count)
-        self._multiply_by(self._micro_batch.weight * scale)
+        self._multiply_by(1 if self._average else self._engine.plan.active_count)
         self._next_bucket = 0
         self._ready = bytearray(len(self._parameters))
         for bucket in self._buckets:
@@ -395,12 +392,10 @@ class Reducer(Contributions):
             self._operation.failed()
             self._zero_gradients()
             return
-        if self._own_means:
-            self._add_own()
+        self._add_own()
         if self._finds_unused:
             discarded += (self._used == 0).nonzero().flatten().tolist()
-        if discarded:
-            self._discard(discarded)
+        self._discard(discarded)
         self._operation.reduced()
 
     def _reduce_rest(self) -> tuple[float, float] | None:
@@ -419,8 +414,7 @@ class Reducer(Contributions):
         pendings = [bucket.pending for bucket in settled if bucket.pending is not None]
         assert len(pendings) == len(settled)
         # one wait of the host a device: for its last bucket, with the tail if that carries it
-        devices = [bucket.plan.device for bucket in settled]
-        tail = wait_once(pendings, self._engine.wait, settled[-1].tail, devices)
+        tail = wait_once(pendings, self._engine.wait, settled[-1].tail, [b.plan.device for b in settled])
         self._operation.before_vote(communicator)
         for pending in self._launch_small(communicator) if small is None else small:
             self._engine.wait(pending)
