@@ -20,32 +20,32 @@ def parse_autotune(values: Values) -> dict[str, Any]:
     if "autotune_max_samples" in values:
         fields["autotune_max_samples"] = _positive(values["autotune_max_samples"])
     if "autotune_sampling_confidence_time" in values:
-        said = values["autotune_sampling_confidence_time"]
-        fields["autotune_confidence_s"] = scalar_values.seconds(said)
+        written = values["autotune_sampling_confidence_time"]
+        fields["autotune_confidence_s"] = scalar_values.seconds(written)
         if not fields["autotune_confidence_s"]:
-            raise refuse(said, "a trial needs time", "seconds, such as 5")
+            raise refuse(written, "a trial needs time", "seconds, such as 5")
     if "autotune_warmup_time" in values:
         fields["autotune_warmup_s"] = scalar_values.seconds(values["autotune_warmup_time"])
     if "is_output_autotune_log" in values:
         fields["autotune_verbose"] = scalar_values.switch(values["is_output_autotune_log"])
     if "autotune_algorithms" in values:
-        said = values["autotune_algorithms"]
+        written = values["autotune_algorithms"]
         if fields.get("autotune_level") != 2:
-            raise refuse(said, "algorithms are tried at level 2 alone", "--autotune-level 2 with it")
-        fields["autotune_algorithms"] = _algorithms(said)
+            raise refuse(written, "algorithms are tried at level 2 alone", "--autotune-level 2 with it")
+        fields["autotune_algorithms"] = _algorithms(written)
     return fields
 
 
-def _positive(said: WrittenValue) -> int:
-    count = scalar_values.count(said)
+def _positive(written: WrittenValue) -> int:
+    count = scalar_values.count(written)
     if not count:
-        raise refuse(said, "a study needs a trial", "a number from 1 on")
+        raise refuse(written, "a study needs a trial", "a number from 1 on")
     return count
 
 
-def _algorithms(said: WrittenValue) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in said.text.split(",") if name.strip()))
+def _algorithms(written: WrittenValue) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in written.text.split(",") if name.strip()))
     for name in names:
         if name not in SWITCHABLE:
-            raise refuse(said, f"no running job can take algorithm {name!r}", ",".join(SWITCHABLE))
+            raise refuse(written, f"no running job can take algorithm {name!r}", ",".join(SWITCHABLE))
     return names

@@ -18,7 +18,7 @@ def net_variables(values: Values) -> dict[str, str]:
     """Returns the variables of the workers; compiles the plugin if need be. Raises RequestError if it can't."""
     if not scalar_values.is_on(values, "enable_bagua_net"):
         return {}
-    said = values["enable_bagua_net"]
+    written = values["enable_bagua_net"]
     try:
         found = subprocess.run(
             PATH_COMMAND,
@@ -30,9 +30,9 @@ def net_variables(values: Values) -> dict[str, str]:
         )
     except subprocess.TimeoutExpired as error:
         raise RequestError(
-            f"{said.where}: Bagua-Net was not ready after {WITHIN_S:g} s; leave it out"
+            f"{written.where}: Bagua-Net was not ready after {WITHIN_S:g} s; leave it out"
         ) from error
     if found.returncode != 0:
         last = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
-        raise RequestError(f"{said.where}: {last}; or leave it out")
+        raise RequestError(f"{written.where}: {last}; or leave it out")
     return plugin_variables.loading(found.stdout.strip())

@@ -42,8 +42,8 @@ def parse_submission(
     fields, _ = parse_job_fields(values, program)
     fields.setdefault("min_nodes", 1)
     fields.setdefault("max_nodes", 1)
-    said = values.get("name")
-    job_id = parse_job_id(said) if said else _made_up(program[0])
+    written = values.get("name")
+    job_id = parse_job_id(written) if written else _made_up(program[0])
     slots = _slots(values.get("nproc_per_node"))
     environment = parse_environment(values.get("env"), environ)
     _refuse_bytes("directory", directory)
@@ -84,28 +84,28 @@ def _made_up(script: str) -> str:
     return f"{stem or 'job'}-{secrets.token_hex(3)}"
 
 
-def _slots(said: WrittenValue | None) -> int:
-    if said is None or said.text == "auto":
+def _slots(written: WrittenValue | None) -> int:
+    if written is None or written.text == "auto":
         return 0
-    if not re.fullmatch(r"[1-9][0-9]{0,4}", said.text):
-        raise refuse(said, "not a number of workers", "a number from 1 on, or auto")
-    return int(said.text)
+    if not re.fullmatch(r"[1-9][0-9]{0,4}", written.text):
+        raise refuse(written, "not a number of workers", "a number from 1 on, or auto")
+    return int(written.text)
 
 
-def _priority(said: WrittenValue | None) -> int:
-    if said is None:
+def _priority(written: WrittenValue | None) -> int:
+    if written is None:
         return 0
-    if not _PRIORITY.fullmatch(said.text):
-        raise refuse(said, "not a priority", "a whole number, 0 as most jobs have, higher to go first")
-    return int(said.text)
+    if not _PRIORITY.fullmatch(written.text):
+        raise refuse(written, "not a priority", "a whole number, 0 as most jobs have, higher to go first")
+    return int(written.text)
 
 
-def _labels(said: WrittenValue | None) -> dict[str, str]:
+def _labels(written: WrittenValue | None) -> dict[str, str]:
     found = {}
-    for part in said.text.split(",") if said else ():
+    for part in written.text.split(",") if written else ():
         match = _PAIR.fullmatch(part)
         if match is None:
-            assert said is not None
-            raise refuse(said, f"{part!r} is no label", "NAME=VALUE, several separated by commas")
+            assert written is not None
+            raise refuse(written, f"{part!r} is no label", "NAME=VALUE, several separated by commas")
         found[match[1]] = match[2]
     return found

@@ -11,16 +11,16 @@ from bagua_launch.written_values import WrittenValue
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def parse_environment(said: WrittenValue | None, environ: Mapping[str, str]) -> dict[str, str]:
+def parse_environment(written: WrittenValue | None, environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
-    for part in said.text.split(",") if said else ():
+    for part in written.text.split(",") if written else ():
         name, equals, value = part.partition("=")
-        assert said is not None
+        assert written is not None
         if not _VARIABLE.fullmatch(name):
             raise refuse(
-                said, f"{name!r} is no name of a variable", "NAME or NAME=VALUE, separated by commas"
+                written, f"{name!r} is no name of a variable", "NAME or NAME=VALUE, separated by commas"
             )
         if not equals and name not in environ:
-            raise refuse(said, f"{name} is not set here", f"{name}=VALUE, or set it")
+            raise refuse(written, f"{name} is not set here", f"{name}=VALUE, or set it")
         found[name] = value if equals else environ[name]
     return found

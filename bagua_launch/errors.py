@@ -16,5 +16,5 @@ ETCD_MISSING = (
 )
 
 
-def refuse(said: WrittenValue, what: str, instead: str) -> RequestError:
-    return RequestError(f"{said.where} {said.text!r}: {what}; use {instead}")
+def refuse(written: WrittenValue, what: str, instead: str) -> RequestError:
+    return RequestError(f"{written.where} {written.text!r}: {what}; use {instead}")

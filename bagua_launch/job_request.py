@@ -85,7 +85,9 @@ def parse_request(values: Values, program: Sequence[str], node: NodeFacts | None
         node=node,
         is_host=waits.is_host,
     )
-    given = values if place.endpoints else {k: said for k, said in values.items() if k != "rdzv_endpoint"}
+    given = (
+        values if place.endpoints else {k: written for k, written in values.items() if k != "rdzv_endpoint"}
+    )
     fields["store_credentials"] = parse_credentials(given)
     if place.master_port is not None:
         fields["master_addr"], fields["master_port"] = None, place.master_port
@@ -149,29 +151,29 @@ def parse_scale(values: Values, words: Sequence[str]) -> ScaleRequest:
     )
 
 
-def parse_nodes(said: WrittenValue) -> tuple[int, int]:
-    match = _NNODES.fullmatch(said.text)
+def parse_nodes(written: WrittenValue) -> tuple[int, int]:
+    match = _NNODES.fullmatch(written.text)
     if match is None:
-        raise refuse(said, "not a number of nodes", "N, or MIN:MAX such as 2:8")
+        raise refuse(written, "not a number of nodes", "N, or MIN:MAX such as 2:8")
     least, most = int(match[1]), int(match[2] or match[1])
     if least < 1:
-        raise refuse(said, "a job has at least one node", "N, or MIN:MAX such as 1:8")
+        raise refuse(written, "a job has at least one node", "N, or MIN:MAX such as 1:8")
     if least > most:
-        raise refuse(said, "the least is more than the most", f"MIN:MAX such as {most}:{least}")
+        raise refuse(written, "the least is more than the most", f"MIN:MAX such as {most}:{least}")
     return least, most
 
 
-def parse_slots(said: WrittenValue, node: NodeFacts) -> int:
-    if re.fullmatch(r"[1-9][0-9]{0,5}", said.text):
-        return int(said.text)
-    if said.text == "cpu":
+def parse_slots(written: WrittenValue, node: NodeFacts) -> int:
+    if re.fullmatch(r"[1-9][0-9]{0,5}", written.text):
+        return int(written.text)
+    if written.text == "cpu":
         return node.cpu_count()
-    if said.text in ("gpu", "auto"):
+    if written.text in ("gpu", "auto"):
         gpus = node.gpu_count()
-        if not gpus and said.text == "gpu":
-            raise refuse(said, "no GPU is visible on this node", "a number, cpu or auto")
+        if not gpus and written.text == "gpu":
+            raise refuse(written, "no GPU is visible on this node", "a number, cpu or auto")
         return gpus or node.cpu_count()
-    raise refuse(said, "not a number of workers", "a number from 1 on, auto, cpu or gpu")
+    raise refuse(written, "not a number of workers", "a number from 1 on, auto, cpu or gpu")
 
 
 def parse_command(values: Values, program: Sequence[str]) -> WorkerCommand:
@@ -196,16 +198,16 @@ def parse_command(values: Values, program: Sequence[str]) -> WorkerCommand:
 
 def parse_virtual_shards(values: Values) -> int:
     """Returns the virtual shards of a deterministic job; 0 for any other. Raises RequestError."""
-    said = values.get("virtual_shards")
+    written = values.get("virtual_shards")
     if not scalar_values.is_on(values, "deterministic"):
-        if said is not None:
-            raise refuse(said, "only a deterministic job has virtual shards", "--deterministic with it")
+        if written is not None:
+            raise refuse(written, "only a deterministic job has virtual shards", "--deterministic with it")
         return 0
-    if said is None:
+    if written is None:
         return VIRTUAL_SHARDS
-    shards = scalar_values.count(said)
+    shards = scalar_values.count(written)
     if not 1 <= shards <= MOST_VIRTUAL_SHARDS:
-        raise refuse(said, "not a number of virtual shards", f"1 to {MOST_VIRTUAL_SHARDS}")
+        raise refuse(written, "not a number of virtual shards", f"1 to {MOST_VIRTUAL_SHARDS}")
     return shards
 
 
@@ -219,7 +221,7 @@ def check_one_worker_a_replica(config: JobConfig) -> None:
 
 
 def parse_credentials(values: Values) -> StoreCredentials:
-    given = {key: said.text for key, said in values.items() if key.startswith("etcd_")}
+    given = {key: written.text for key, written in values.items() if key.startswith("etcd_")}
     for one, other in (
         ("etcd_cert", "etcd_key"),
         ("etcd_key", "etcd_cert"),

@@ -29,22 +29,22 @@ def merge(
     A switch that is off has a value too: some are on by default, and off in a variable is stronger than on in the file.
     Raises RequestError for a switch whose value is neither.
     """
-    said: dict[str, WrittenValue] = {}
+    written: dict[str, WrittenValue] = {}
     for option in options:
         typed = command_line.get(option.key)
         variable = next((v for v in option.variables if environ.get(v)), None)
         if typed is not None and typed is not False:
-            said[option.key] = WrittenValue("true" if typed is True else typed, option.flag)
+            written[option.key] = WrittenValue("true" if typed is True else typed, option.flag)
         elif option.key in only_typed:
             continue
         elif variable is not None:
-            said[option.key] = _canonical(option, WrittenValue(environ[variable], variable))
+            written[option.key] = _canonical(option, WrittenValue(environ[variable], variable))
         elif option.key in file_values:
-            said[option.key] = _canonical(option, file_values[option.key])
-    return said
+            written[option.key] = _canonical(option, file_values[option.key])
+    return written
 
 
-def _canonical(option: Option, said: WrittenValue) -> WrittenValue:
+def _canonical(option: Option, written: WrittenValue) -> WrittenValue:
     if not option.is_switch:
-        return said
-    return replace(said, text="true" if scalar_values.switch(said) else "false")
+        return written
+    return replace(written, text="true" if scalar_values.switch(written) else "false")

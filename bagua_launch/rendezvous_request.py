@@ -84,7 +84,7 @@ def without_other_nodes(
     if typed.get("hosts") is not None:
         raise refuse(values["hosts"], "--standalone is for this node alone", "one of them")
     left_out = {key for key in _OF_SEVERAL_NODES if typed.get(key) is None}
-    return {key: said for key, said in values.items() if key not in left_out}
+    return {key: written for key, written in values.items() if key not in left_out}
 
 
 def without_other_etcd(values: Values, max_nodes: int) -> tuple[Values, tuple[str, ...]]:
@@ -95,10 +95,10 @@ def without_other_etcd(values: Values, max_nodes: int) -> tuple[Values, tuple[st
     endpoint, address, backend = map(values.get, ("rdzv_endpoint", "master_addr", "rdzv_backend"))
     if max_nodes == 1 or endpoint is None or address is None or not address.is_typed:
         return values, ()
-    credentials = {key: said for key, said in values.items() if key.startswith("etcd_")}
+    credentials = {key: written for key, written in values.items() if key.startswith("etcd_")}
     is_meant = (
         endpoint.where == "PET_RDZV_ENDPOINT"
-        or any(said.is_typed for said in (endpoint, *credentials.values()))
+        or any(written.is_typed for written in (endpoint, *credentials.values()))
         or (backend is not None and backend.text in ("etcd", "etcd-v2"))
     )
     if is_meant:
@@ -107,7 +107,7 @@ def without_other_etcd(values: Values, max_nodes: int) -> tuple[Values, tuple[st
         f"{endpoint.where} is ignored: {address.where} is where the agents meet; --rdzv-endpoint is stronger"
     )
     left_out = {"rdzv_endpoint", *credentials}
-    return {key: said for key, said in values.items() if key not in left_out}, (note,)
+    return {key: written for key, written in values.items() if key not in left_out}, (note,)
 
 
 def parse_rendezvous(
@@ -137,16 +137,22 @@ def _meeting_place(
     values: Values, max_nodes: int, node_rank: int | None, node: NodeFacts, is_host: bool | None
 ) -> Rendezvous:
     endpoint = values.get("rdzv_endpoint")
-    said = values.get("rdzv_backend")
-    if endpoint and max_nodes == 1 and said and said.text == "c10d" and _ANY_PORT.fullmatch(endpoint.text):
+    written = values.get("rdzv_backend")
+    if (
+        endpoint
+        and max_nodes == 1
+        and written
+        and written.text == "c10d"
+        and _ANY_PORT.fullmatch(endpoint.text)
+    ):
         # torchrun's way to run several jobs on one node: any port that is free
         note = f"{endpoint.where} {endpoint.text}: the workers of this node meet in an etcd that this node starts"
         return Rendezvous(None, None, notes=(note,))
     endpoints = parse_endpoints(endpoint) if endpoint else None
-    if said is not None and said.text not in BACKENDS:
-        raise refuse(said, "no such backend", " or ".join(BACKENDS))
-    backend = said.text if said else "etcd"
-    label = f"{said.where} {backend}" if said else ""
+    if written is not None and written.text not in BACKENDS:
+        raise refuse(written, "no such backend", " or ".join(BACKENDS))
+    backend = written.text if written else "etcd"
+    label = f"{written.where} {backend}" if written else ""
     is_host = is_host if backend == "c10d" else None
 
     if endpoints is None and "master_addr" in values and max_nodes > 1:
@@ -169,10 +175,12 @@ def _at_master(
     values: Values, label: str, node_rank: int | None, node: NodeFacts, is_host: bool | None
 ) -> Rendezvous:
     address = values["master_addr"]
-    said = values.get("master_port")
-    port = STATIC_MASTER_PORT if said is None else scalar_values.port_or_any(said)
-    if said is not None and port == 0:
-        raise refuse(said, "the nodes meet beside this port, so all must know it", "a number from 1 to 65535")
+    written = values.get("master_port")
+    port = STATIC_MASTER_PORT if written is None else scalar_values.port_or_any(written)
+    if written is not None and port == 0:
+        raise refuse(
+            written, "the nodes meet beside this port, so all must know it", "a number from 1 to 65535"
+        )
     host = address.text.strip("[]")
     # The port itself is the workers': a script may name it. Every node finds etcd beside it.
     beside = port + 1 if port < LARGEST_PORT else port - 1
@@ -197,20 +205,20 @@ def _hosting_note(label: str, endpoint: str, hosts: bool, owns: bool) -> str:
     return note
 
 
-def parse_job_id(said: WrittenValue) -> str:
+def parse_job_id(written: WrittenValue) -> str:
     """Returns the job's id. Raises RequestError for an id that no key in etcd may have."""
     try:
-        return check_id("job", said.text)
+        return check_id("job", written.text)
     except UserError as error:
-        raise RequestError(f"{said.where}: {error}") from error
+        raise RequestError(f"{written.where}: {error}") from error
 
 
-def parse_endpoints(said: WrittenValue) -> tuple[str, ...]:
+def parse_endpoints(written: WrittenValue) -> tuple[str, ...]:
     """Returns endpoints with their ports, as `bagua_agent.etcd` reads them. Raises RequestError."""
     try:
-        return tuple(str(endpoint) for endpoint in store_endpoints.parse_endpoints(said.text))
+        return tuple(str(endpoint) for endpoint in store_endpoints.parse_endpoints(written.text))
     except UserError as error:
-        raise RequestError(f"{said.where}: {error}") from error
+        raise RequestError(f"{written.where}: {error}") from error
 
 
 def wants_tls(endpoint: str) -> bool:
@@ -233,38 +241,38 @@ class Waits:
     is_host: bool | None = None
 
 
-def parse_conf(said: WrittenValue) -> Waits:
+def parse_conf(written: WrittenValue) -> Waits:
     """Parses --rdzv-conf. Raises RequestError naming the key and the known ones."""
     fields: dict[str, float | None] = {}
     without_effect = []
     is_host = None
     # Quotes that a batch script passes on literally are no part of the keys, as torchrun has it.
-    for part in filter(None, (part.strip().strip("\"'") for part in said.text.split(","))):
+    for part in filter(None, (part.strip().strip("\"'") for part in written.text.split(","))):
         key, equals, text = (piece.strip().strip("\"'") for piece in part.partition("="))
         if not equals or not key or not text:
-            raise refuse(said, f"{part!r} is not KEY=VALUE", "key=value,key=value")
+            raise refuse(written, f"{part!r} is not KEY=VALUE", "key=value,key=value")
         if key == IS_HOST:
-            is_host = _is_host(said, text)
+            is_host = _is_host(written, text)
             continue
         if key not in _CONF_KEYS:
             known = ", ".join([*(k for k, name in _CONF_KEYS.items() if name), IS_HOST])
-            raise refuse(said, f"unknown key {key!r}", known)
+            raise refuse(written, f"unknown key {key!r}", known)
         name = _CONF_KEYS[key]
         if name is None:
             without_effect.append(key)
         else:
-            fields[name] = _seconds(said, key, text, name)
+            fields[name] = _seconds(written, key, text, name)
     return Waits(fields, tuple(without_effect), is_host)
 
 
-def _is_host(said: WrittenValue, text: str) -> bool:
+def _is_host(written: WrittenValue, text: str) -> bool:
     for value, forms in FORMS.items():
         if text.lower() in forms:
             return value
-    raise refuse(said, f"{IS_HOST} {text!r} is neither yes nor no", f"{IS_HOST}=1 or {IS_HOST}=0")
+    raise refuse(written, f"{IS_HOST} {text!r} is neither yes nor no", f"{IS_HOST}=1 or {IS_HOST}=0")
 
 
-def _seconds(said: WrittenValue, key: str, text: str, name: str) -> float | None:
+def _seconds(written: WrittenValue, key: str, text: str, name: str) -> float | None:
     if text.lower() == "none" and name in _MAY_BE_WITHOUT_LIMIT:
         return None
     least = _SHORTEST_LEASE_S if name == "lease_ttl_s" else 0.0
@@ -273,7 +281,7 @@ def _seconds(said: WrittenValue, key: str, text: str, name: str) -> float | None
     try:
         seconds = float(text)
     except ValueError:
-        raise refuse(said, f"{key} {text!r} is not a number", instead) from None
+        raise refuse(written, f"{key} {text!r} is not a number", instead) from None
     if not (seconds >= least and 0 < seconds < float("inf")):
-        raise refuse(said, f"{key} {text!r} is out of range", instead)
+        raise refuse(written, f"{key} {text!r} is out of range", instead)
     return seconds

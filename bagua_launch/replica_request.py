@@ -11,13 +11,13 @@ from bagua_launch.errors import refuse
 from bagua_launch.written_values import Values, WrittenValue
 
 
-def parse_replica_size(said: WrittenValue) -> int:
+def parse_replica_size(written: WrittenValue) -> int:
     """Returns the workers of a replica; 0: the workers of a node. Raises RequestError."""
-    if said.text == "node":
+    if written.text == "node":
         return 0
-    if not re.fullmatch(r"[1-9][0-9]{0,4}", said.text):
-        raise refuse(said, "not a number of workers", "a number from 1 on, or node")
-    return int(said.text)
+    if not re.fullmatch(r"[1-9][0-9]{0,4}", written.text):
+        raise refuse(written, "not a number of workers", "a number from 1 on, or node")
+    return int(written.text)
 
 
 def check_replicas(values: Values, config: JobConfig, slots: int) -> None:
@@ -29,7 +29,7 @@ def check_replicas(values: Values, config: JobConfig, slots: int) -> None:
     size = config.replica_size or slots
     if size == 1:
         return
-    said = values["replica_size"]
+    written = values["replica_size"]
     for nodes, what in (
         (config.min_nodes, "the least of --nnodes"),
         *((s, "one of --sizes") for s in config.size_policy.sizes),
@@ -41,7 +41,7 @@ def check_replicas(values: Values, config: JobConfig, slots: int) -> None:
         workers = f"{counted(nodes, 'node')} with {counted(slots, 'worker')} each ({what})"
         holds = "hold no replica" if not used else f"hold replicas on {counted(used, 'node')} only"
         raise refuse(
-            said, f"{workers} {holds}", f"at least {counted(enough, 'node')}, or another --replica-size"
+            written, f"{workers} {holds}", f"at least {counted(enough, 'node')}, or another --replica-size"
         )
 
 
@@ -51,9 +51,11 @@ def group_size(values: Values, config: JobConfig, slots: int) -> int:
     size = config.replica_size
     if size == 1 or not (size or slots):
         return 0  # a worker or a node is a replica
-    said = values["replica_size"]
+    written = values["replica_size"]
     if not slots:
-        raise refuse(said, "how many workers a node has is not known", "--nproc-per-node N with it, or node")
+        raise refuse(
+            written, "how many workers a node has is not known", "--nproc-per-node N with it, or node"
+        )
     check_replicas(values, config, slots)
     if size <= slots or config.size_policy.sizes:
         return 0
@@ -62,7 +64,7 @@ def group_size(values: Values, config: JobConfig, slots: int) -> int:
     if used != most:
         workers = f"{counted(most, 'node')} with {counted(slots, 'worker')} each"
         raise refuse(
-            said,
+            written,
             f"{workers} hold replicas on {counted(used, 'node')} only",
             f"--nnodes {least}:{used} with it",
         )

@@ -24,32 +24,32 @@ def parse_size_policy(values: Values, min_nodes: int, max_nodes: int) -> SizePol
 
 
 def _sizes(values: Values, min_nodes: int, max_nodes: int) -> tuple[int, ...]:
-    said = values.get("sizes")
-    if said is None:
+    written = values.get("sizes")
+    if written is None:
         return ()
-    if not _SIZES.fullmatch(said.text):
-        raise refuse(said, "no list of sizes", "numbers of nodes such as 2,4,8")
-    sizes = tuple(sorted(set(map(int, said.text.split(",")))))
+    if not _SIZES.fullmatch(written.text):
+        raise refuse(written, "no list of sizes", "numbers of nodes such as 2,4,8")
+    sizes = tuple(sorted(set(map(int, written.text.split(",")))))
     if min_nodes == max_nodes:
         nodes = f"--nnodes {sizes[0]}:{sizes[-1]}" if 0 < sizes[0] < sizes[-1] else "--nnodes MIN:MAX"
         raise refuse(
-            said, f"the job has {counted(min_nodes, 'node')} and no other number", f"{nodes} with it"
+            written, f"the job has {counted(min_nodes, 'node')} and no other number", f"{nodes} with it"
         )
     outside = [s for s in sizes if not min_nodes <= s <= max_nodes]
     if outside:
         between = f"sizes from {min_nodes} to {max_nodes}, or another --nnodes"
-        raise refuse(said, f"{outside[0]} is not within --nnodes {min_nodes}:{max_nodes}", between)
+        raise refuse(written, f"{outside[0]} is not within --nnodes {min_nodes}:{max_nodes}", between)
     if (sizes[0], sizes[-1]) != (min_nodes, max_nodes):
         what = f"the ends of --nnodes {min_nodes}:{max_nodes} are not both among them"
-        raise refuse(said, what, f"--nnodes {sizes[0]}:{sizes[-1]} with it")
+        raise refuse(written, what, f"--nnodes {sizes[0]}:{sizes[-1]} with it")
     return sizes
 
 
-def _start_size(said: WrittenValue, sizes: tuple[int, ...], min_nodes: int, max_nodes: int) -> int:
-    size = scalar_values.count(said)
+def _start_size(written: WrittenValue, sizes: tuple[int, ...], min_nodes: int, max_nodes: int) -> int:
+    size = scalar_values.count(written)
     if sizes and size not in sizes:
-        raise refuse(said, "not an allowed size", f"one of {', '.join(map(str, sizes))}")
+        raise refuse(written, "not an allowed size", f"one of {', '.join(map(str, sizes))}")
     if not min_nodes <= size <= max_nodes:
         what = f"not within --nnodes {min_nodes}:{max_nodes}"
-        raise refuse(said, what, f"a number from {min_nodes} to {max_nodes}")
+        raise refuse(written, what, f"a number from {min_nodes} to {max_nodes}")
     return size

@@ -61,22 +61,24 @@ class SshHost:
         return self.target.rpartition("@")[2].strip("[]")
 
 
-def parse_hosts(said: WrittenValue) -> tuple[SshHost, ...]:
+def parse_hosts(written: WrittenValue) -> tuple[SshHost, ...]:
     """Parses --hosts. Raises RequestError for a host that is no host or is listed twice, and for a wrong number."""
     found = []
-    for part in said.text.split(","):
+    for part in written.text.split(","):
         name, colon, slots = (part, "", "") if part.endswith("]") else part.rpartition(":")
         if not colon:
             name, slots = part, ""
         if not _TARGET.fullmatch(name):
-            raise refuse(said, f"{part!r} is no host", "HOST, USER@HOST or HOST:SLOTS, separated by commas")
+            raise refuse(
+                written, f"{part!r} is no host", "HOST, USER@HOST or HOST:SLOTS, separated by commas"
+            )
         if colon and not re.fullmatch(r"[1-9][0-9]{0,4}|auto|gpu|cpu", slots):
-            raise refuse(said, f"{slots!r} is no number of workers", "HOST:8, or HOST alone")
+            raise refuse(written, f"{slots!r} is no number of workers", "HOST:8, or HOST alone")
         found.append(SshHost(name, slots or None))
     twice = sorted({h.target for h in found if [o.target for o in found].count(h.target) > 1})
     if twice:
         raise refuse(
-            said, f"{', '.join(twice)} is there twice", "each host once, as HOST:16 for more workers"
+            written, f"{', '.join(twice)} is there twice", "each host once, as HOST:16 for more workers"
         )
     return tuple(found)
 
@@ -87,7 +89,7 @@ def only_typed_on_hosts(values: Mapping[str, WrittenValue]) -> frozenset[str]:
     They are what the terminal decides for every node, or the host would meet elsewhere, or start the job on all hosts
     again; and switches that the terminal has off, which no word of a line says.
     """
-    return _DECIDED | {key for key, said in values.items() if key in _SWITCHES and said.text == "false"}
+    return _DECIDED | {key for key, written in values.items() if key in _SWITCHES and written.text == "false"}
 
 
 def node_arguments(
@@ -109,14 +111,14 @@ def node_arguments(
         words += [name, path]
     if "label_output" not in values and "tee" not in values:
         words.append("--label-output")  # one terminal shows the lines of all hosts
-    for key, said in values.items():
+    for key, written in values.items():
         if key in OWN:
             continue
         flag = "--" + key.replace("_", "-")
         if key in _SWITCHES:
-            words += [flag] if said.text == "true" else []
+            words += [flag] if written.text == "true" else []
         elif key in _BARE:
-            words.append(f"{flag}={said.text}")  # the next word would be the script
+            words.append(f"{flag}={written.text}")  # the next word would be the script
         else:
-            words += [flag, said.text]
+            words += [flag, written.text]
     return [*words, *program]

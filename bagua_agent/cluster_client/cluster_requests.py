@@ -20,11 +20,11 @@ from bagua_agent.cluster.cluster_records import (
     unreadable_outcome,
 )
 from bagua_agent.cluster_client.refused_sizes import refuse_of_submission
+from bagua_agent.cluster_state.job_removal import remove_job
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, KeyValue, Put, Store, absent, mod_revision_is, none_below
 from bagua_agent.etcd.key_range import KeyRange
 from bagua_agent.etcd.keys import JOBS_PREFIX, JobKeys
-from bagua_agent.service.scheduling.job_removal import remove_job
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import membership_pb2
 

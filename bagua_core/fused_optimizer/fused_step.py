@@ -108,7 +108,7 @@ class FusedStep:
         """
         self._begun_s = None
         if torch.compiler.is_compiling():
-            return None  # whoever compiles the step as it is traces the parameters as they are
+            return None  # a caller that compiles the step as it is traces the parameters as they are
         self._finish(optimizer)  # a step that raised
         self._judge_switches(optimizer)
         if not any(self._fusable_groups):

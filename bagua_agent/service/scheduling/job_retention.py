@@ -25,12 +25,12 @@ from bagua_agent.cluster.retention import (
     expired_removals,
 )
 from bagua_agent.cluster_state.cluster_picture import ClusterPicture
+from bagua_agent.cluster_state.job_removal import remove_job
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import Compare, KeyValue, Store, absent, mod_revision_is, none_below
 from bagua_agent.etcd.keys import JOBS_PREFIX, RECORDS_PREFIX, JobKeys
 from bagua_agent.etcd.mirror import Mirror
 from bagua_agent.history.job_history import ENDED, read_event
-from bagua_agent.service.scheduling.job_removal import remove_job
 
 log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from bagua_agent.cluster.cluster_view import JobEnd, OutcomeView, RemovalView
 from bagua_agent.cluster_client import cluster_requests
 from bagua_agent.cluster_client.job_story import follow
 from bagua_agent.cluster_state.cluster_picture import ClusterPicture
+from bagua_agent.cluster_state.job_removal import remove_job
 from bagua_agent.config.job_config import CommandKind, JobConfig, WorkerCommand
 from bagua_agent.etcd import cluster_keys
 from bagua_agent.etcd.client import KeyValue, Store, mod_revision_is
@@ -35,7 +36,6 @@ from bagua_agent.history import job_history
 from bagua_agent.job.create_or_join import ensure_job
 from bagua_agent.security.certificate_files import issued_in, utc_now
 from bagua_agent.security.etcd_role_writer import apply
-from bagua_agent.service.scheduling.job_removal import remove_job
 from bagua_agent.service.scheduling.scheduler import Scheduler
 from bagua_contract import cluster_pb2 as pb
 from bagua_contract import etcd_pb2, membership_pb2
