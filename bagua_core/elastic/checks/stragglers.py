@@ -103,9 +103,10 @@ class Findings:
 
 
 class StragglerWatch:
-    """Finds ranks that are slow for `windows` windows in a row, and those that no longer are.
+    """Finds workers that are slow for `windows` windows in a row, and those that no longer are.
 
-    Starts anew with each generation.
+    Counts by worker, so a change of the members or of their ranks begins nothing anew. A worker's counts end with its
+    membership.
     """
 
     def __init__(self, slower_by: float = SLOWER_BY, windows: int = WINDOWS) -> None:
@@ -115,24 +116,29 @@ class StragglerWatch:
             )
         self._slower_by = slower_by
         self._windows = windows
-        self._generation = 0
-        self._slow_for: dict[int, int] = {}
-        self._fast_for: dict[int, int] = {}  # of those named
+        self._slow_for: dict[str, int] = {}
+        self._fast_for: dict[str, int] = {}  # of those named
 
-    def observe(self, generation: int, computing_us: Sequence[int]) -> Findings:
-        """Takes in one window and returns its findings. computing_us: what the ranks exchanged, by global rank."""
-        if generation != self._generation:
-            # ranks may be other workers now
-            self._generation, self._slow_for, self._fast_for = generation, {}, {}
+    def observe(self, workers: Sequence[str], computing_us: Sequence[int]) -> Findings:
+        """Takes in one window and returns its findings. workers, computing_us: the ranks' worker ids and what they
+        exchanged, by global rank. A rank without a measurement is neither slow nor fast in this window."""
+        self._slow_for = {w: self._slow_for.get(w, 0) for w in workers}
+        self._fast_for = {w: count for w, count in self._fast_for.items() if w in self._slow_for}
+        known = [r for r, us in enumerate(computing_us) if us != UNKNOWN]
+        if len(known) < 2:
+            return Findings()
         slow = {s.global_rank: s for s in slow_ranks(computing_us, self._slower_by)}
-        self._slow_for = {r: self._slow_for.get(r, 0) + 1 for r in slow}
-        recovered = []
-        for global_rank in list(self._fast_for):
-            self._fast_for[global_rank] = 0 if global_rank in slow else self._fast_for[global_rank] + 1
-            if self._fast_for[global_rank] == self._windows:
-                del self._fast_for[global_rank]
+        named, recovered = [], []
+        for global_rank in (*slow, *(r for r in known if r not in slow)):  # the slowest first
+            worker, is_slow = workers[global_rank], global_rank in slow
+            self._slow_for[worker] = self._slow_for[worker] + 1 if is_slow else 0
+            if worker not in self._fast_for:
+                if self._slow_for[worker] >= self._windows:
+                    named.append(slow[global_rank])
+                    self._fast_for[worker] = 0
+                continue
+            self._fast_for[worker] = 0 if is_slow else self._fast_for[worker] + 1
+            if self._fast_for[worker] == self._windows:
+                del self._fast_for[worker]
                 recovered.append(global_rank)
-        named = [s for r, s in slow.items() if self._slow_for[r] >= self._windows and r not in self._fast_for]
-        for straggler in named:
-            self._fast_for[straggler.global_rank] = 0
         return Findings(tuple(named), tuple(recovered))

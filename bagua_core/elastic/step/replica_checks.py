@@ -65,6 +65,14 @@ class ReplicaChecks:
         except CollectiveFailed as error:
             member.break_generation(error)
             return
-        found = self._stragglers.observe(communicator.generation, computing_us)
+        found = self._stragglers.observe(_workers(member), computing_us)
         if self._reports is not None and (found.named or found.recovered):
             self._reports.stragglers(step, found)
+
+
+def _workers(member: Member) -> list[str]:
+    """Returns the worker ids of the member's lane, by rank in it."""
+    lane, generation = member.lane, member.generation
+    assert lane is not None and generation is not None
+    ids = {placement.global_rank: placement.worker_id for placement in generation.members}
+    return [ids[member.of_this_shard(rank)] for rank in range(lane.world_size)]

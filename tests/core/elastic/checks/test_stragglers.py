@@ -12,6 +12,8 @@ from bagua_core.elastic.checks.stragglers import (
     slow_ranks,
 )
 
+WORKERS = "abc"
+
 
 def ms(*values: float) -> list[int]:
     return [round(v * 1000) for v in values]
@@ -73,30 +75,54 @@ def test_a_worker_with_more_shards_is_no_slower_for_that() -> None:
 def test_named_once_after_three_windows_and_again_after_recovering() -> None:
     watch = StragglerWatch(windows=3)
     slow, even = ms(100, 200, 100), ms(100, 100, 100)
-    told = [watch.observe(1, slow) for _ in range(6)]
+    told = [watch.observe(WORKERS, slow) for _ in range(6)]
     assert [[s.global_rank for s in f.named] for f in told] == [[], [], [1], [], [], []]
-    assert [watch.observe(1, even).recovered for _ in range(4)] == [(), (), (1,), ()]
-    assert [bool(watch.observe(1, slow).named) for _ in range(3)] == [False, False, True]
+    assert [watch.observe(WORKERS, even).recovered for _ in range(4)] == [(), (), (1,), ()]
+    assert [bool(watch.observe(WORKERS, slow).named) for _ in range(3)] == [False, False, True]
 
 
 def test_single_slow_windows_are_not_told() -> None:
     watch = StragglerWatch(windows=2)
     for _ in range(5):
-        assert watch.observe(1, ms(100, 900, 100)).named == ()
-        assert watch.observe(1, ms(100, 100, 100)).named == ()
+        assert watch.observe(WORKERS, ms(100, 900, 100)).named == ()
+        assert watch.observe(WORKERS, ms(100, 100, 100)).named == ()
 
 
-def test_a_new_generation_starts_anew() -> None:
+def test_counts_outlast_a_change_of_ranks() -> None:
+    """A job whose members or settings change often names its straggler all the same, once."""
+    watch = StragglerWatch(windows=3)
+    assert watch.observe("abc", ms(100, 100, 200)).named == ()
+    assert watch.observe("ac", ms(100, 200)).named == ()
+    assert [s.global_rank for s in watch.observe("cad", ms(200, 100, 100)).named] == [0]
+    assert watch.observe("ac", ms(100, 200)).named == (), "it was named before"
+    told = [watch.observe(workers, ms(100, 100)).recovered for workers in ("ac", "ca", "ac")]
+    assert told == [(), (), (1,)]
+
+
+def test_counts_are_of_one_worker() -> None:
     watch = StragglerWatch(windows=2)
-    watch.observe(1, ms(100, 200))
-    assert watch.observe(2, ms(100, 200)).named == (), "rank 1 may be another worker now"
-    assert [s.global_rank for s in watch.observe(2, ms(100, 200)).named] == [1]
+    watch.observe("ab", ms(100, 200))
+    assert watch.observe("ac", ms(100, 200)).named == (), "rank 1 is another worker now"
+    assert watch.observe("ab", ms(100, 200)).named == (), "it has left since"
+    assert [s.global_rank for s in watch.observe("ab", ms(100, 200)).named] == [1]
+
+
+def test_a_window_without_a_measurement_counts_for_nothing() -> None:
+    watch = StragglerWatch(windows=2)
+    slow, unknown = ms(100, 200, 100), [100_000, UNKNOWN, 100_000]
+    assert watch.observe(WORKERS, slow).named == ()
+    assert watch.observe(WORKERS, unknown).named == ()
+    assert watch.observe(WORKERS, [UNKNOWN, 100_000, UNKNOWN]).named == ()
+    assert [s.global_rank for s in watch.observe(WORKERS, slow).named] == [1]
+    for window in (unknown, ms(100, 100, 100), unknown):
+        assert watch.observe(WORKERS, window).recovered == ()
+    assert watch.observe(WORKERS, ms(100, 100, 100)).recovered == (1,)
 
 
 def test_all_ranks_come_to_the_same_conclusion() -> None:
     windows = [ms(100, 180, 90, 300), ms(100, 170, 95, 310), ms(105, 175, 95, 305)]
     watches = [StragglerWatch() for _ in range(4)]
-    findings = [[watch.observe(3, w) for w in windows] for watch in watches]
+    findings = [[watch.observe("abcd", w) for w in windows] for watch in watches]
     assert findings.count(findings[0]) == 4
     assert [s.global_rank for s in findings[0][-1].named] == [3, 1]
 
