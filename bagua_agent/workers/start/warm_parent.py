@@ -229,7 +229,7 @@ class WarmParent:
                 os.close(pidfd)
             with self._lock:
                 self._end()
-                code = popen.wait()
+                code = wait_for_end(popen, STOP_TIMEOUT_S)  # it has ended, as its pidfd shows
                 self._popen = None
                 lived_s = time.monotonic() - self._started_at
                 # one that was never ready may have hung for as long
@@ -307,7 +307,7 @@ class WarmParent:
         with self._lock:
             self._end()
             if self._popen is not None:
-                _reap(self._popen)
+                wait_for_end(self._popen, STOP_TIMEOUT_S)
                 self._popen = None
         if self._watch.ident is not None and self._watch.is_alive():
             log.error("the warm parent's watch did not end")
@@ -316,29 +316,18 @@ class WarmParent:
         self._stop_fd = -1
 
 
-def _reap(process: subprocess.Popen[bytes] | _Offered) -> None:
-    if isinstance(process, _Offered):
-        process.wait(STOP_TIMEOUT_S)
-    else:
-        wait_for_end(process, STOP_TIMEOUT_S)
-
-
 class _Offered:
     """A child that was there before the agent, with the part of Popen that the warm parent's owner uses."""
+
+    args = ("warm parent",)
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end and returns the return code. Raises subprocess.TimeoutExpired, as Popen.wait does."""
-        if self.returncode is None:
-            pidfd = os.pidfd_open(self.pid)
-            try:
-                if not readable([pidfd], timeout):
-                    raise subprocess.TimeoutExpired(["warm parent"], timeout or 0.0)
-            finally:
-                os.close(pidfd)
+    def poll(self) -> int | None:
+        """Reaps it if it has ended. Returns its return code; None if it has not ended."""
+        if self.returncode is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
@@ -355,7 +344,7 @@ def _take_offer(place: StartPlace) -> tuple[_Offered, RequestSocket] | None:
     if place.account is not None or place.python != sys.executable:
         requests.close()
         os.kill(pid, signal.SIGKILL)
-        offered.wait(STOP_TIMEOUT_S)
+        wait_for_end(offered, STOP_TIMEOUT_S)
         return None
     return offered, requests
 
