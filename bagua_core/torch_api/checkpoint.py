@@ -1,14 +1,17 @@
 """Saves and loads the script's own checkpoints, in the files of the original's save_checkpoint and load_checkpoint.
 
 Owns the layout: <path>/iter_<iteration>/mp_rank_00_model_states.pt, and beside it latest_checkpointed_iteration.txt.
-Rank 0 writes. A reader sees a whole checkpoint or the one before: each file is renamed into place, the tracker last.
+Rank 0 writes. A reader sees a whole checkpoint or the one before: each file is renamed into place, the tracker last. A
+rank 0 that the job went on without may still write beside the next one. Each has part files of its own, and leaves the
+tracker alone if it has changed since the save began.
 Checkpoints of the job, for which a script calls nothing, are `bagua-launch --checkpoint-dir`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +63,14 @@ def save_checkpoint(
 def _save(iteration: int, root: Path, parts: Mapping[str, Any]) -> None:
     """Writes the states of `parts` and then the tracker. Raises OSError."""
     states = {name: stateful.state_dict() for name, stateful in parts.items() if stateful is not None}
-    directory = root / f"iter_{iteration:07d}"
+    directory, tracker = root / f"iter_{iteration:07d}", root / TRACKER
     directory.mkdir(parents=True, exist_ok=True)
-    part = directory / (STATES + ".part")
-    torch.save({"iteration": iteration, **states}, part)
-    _into_place(part, directory / STATES)
-    part = root / (TRACKER + ".part")
-    part.write_text(str(iteration))
-    _into_place(part, root / TRACKER)
+    before = _text(tracker)
+    _put(directory / STATES, lambda part: torch.save({"iteration": iteration, **states}, part))
+    for left in directory.glob(f"{STATES}.*.part"):
+        left.unlink(missing_ok=True)  # of a rank 0 that was lost while it saved this iteration
+    if _text(tracker) == before:
+        _put(tracker, lambda part: part.write_text(str(iteration)))
 
 
 def load_checkpoint(
@@ -112,7 +115,26 @@ def load_checkpoint(
     return int(text)
 
 
-def _into_place(part: Path, final: Path) -> None:
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.replace(final)
+def _text(file: Path) -> str | None:
+    """Returns what the file holds; None if it is absent."""
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _put(final: Path, write: Callable[[Path], object]) -> None:
+    """Has `write` make the file under another name, and renames it. Raises OSError, unless another writer has put the
+    file meanwhile and removed this one."""
+    part = final.with_name(f"{final.name}.{secrets.token_hex(4)}.part")
+    try:
+        write(part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(final)
+    except FileNotFoundError:
+        if not final.exists():
+            raise
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.printed import printed
 from tests.faults.conftest import MakeJob, MakeLab
-from tests.faults.job import START_S, Job
+from tests.faults.job import DEADLINE_S, START_S, Job
 from tests.lab.wait import eventually
 
 LOOP = Path(__file__).parents[1] / "core" / "torch_api" / "original_loop.py"
@@ -129,33 +129,41 @@ def test_a_node_that_comes_later_does_nothing(job: MakeJob, make_lab: MakeLab) -
 
 
 SAVES = """
-import argparse, os, pathlib, signal
+import argparse, os, pathlib, signal, time
 import torch, bagua_core.torch_api as bagua
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=pathlib.Path)
-out = parser.parse_args().out
+parser.add_argument("--waits", action="store_true")
+given = parser.parse_args()
+out, agent_id = given.out, os.environ["BAGUA_AGENT_ID"]
 bagua.init_process_group()
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model = model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
 save = torch.save
 
-def save_or_be_killed(states, path):
+def save_or_meet_the_fault(states, path):
     try:
-        (out / "killed").open("x").close()
+        with (out / "saving").open("x") as file:
+            file.write(agent_id)
     except FileExistsError:
-        save(states, path)
-    else:
+        return save(states, path)
+    path.write_bytes(b"a half of it")
+    if not given.waits:
         os.kill(os.getpid(), signal.SIGKILL)
+    while not (out / "goes-on").exists():
+        time.sleep(0.02)
+    save(states, path)
 
-torch.save = save_or_be_killed
+torch.save = save_or_meet_the_fault
 for _ in range(5):
     optimizer.zero_grad()
     model(torch.randn(8, 4)).square().mean().backward()
     optimizer.step()
 bagua.checkpoint.save_checkpoint(5, str(out / "saved"), model, optimizer)
 assert bagua.checkpoint.load_checkpoint(str(out / "saved"), model, optimizer) == 5
+(out / f"loaded-by-{agent_id}").touch()
 """
 
 
@@ -168,6 +176,34 @@ def test_the_next_rank_0_saves_if_rank_0_is_killed_while_it_saves(job: MakeJob, 
     node = one.start(slots=WORKERS)
     one.finish()
     assert node.says("worker in slot 0 ended: killed by SIGKILL") or node.says("in slot 1 ended: killed by")
+    one.check_nothing_left()
+
+
+@pytest.mark.long
+def test_the_next_rank_0_saves_if_rank_0_is_cut_off_while_it_saves(
+    job: MakeJob, make_lab: MakeLab, tmp_path: Path
+) -> None:
+    lab = make_lab(3)
+    script = tmp_path / "saves.py"
+    script.write_text(SAVES)
+    program = [str(script), "--waits"]
+    waits = ["--rdzv-conf", f"last_call_timeout={START_S}"]
+    one = job(program=program, endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2", options=waits)
+    program += ["--out", str(one.out)]
+    for host in lab.hosts[1:]:
+        one.start(host)
+    saving = one.out / "saving"
+    agent_id = eventually(lambda: saving.exists() and saving.read_text(), START_S, "rank 0 saves")
+    cut = next(host for host in lab.hosts[1:] if str(agent_id).startswith(f"{host.name}-"))
+    cut.cut()
+    try:
+        eventually(lambda: any(one.out.glob("loaded-by-*")), DEADLINE_S, "the next rank 0 has saved")
+        (one.out / "goes-on").touch()
+    finally:
+        cut.heal()
+    one.finish()
+    assert [node.says("lost global rank 0 on", "the agent is gone") for node in one.nodes] == [True, True]
+    assert not list((one.out / "saved").rglob("*.part"))
     one.check_nothing_left()
 
 

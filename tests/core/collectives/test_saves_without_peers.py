@@ -58,3 +58,19 @@ def test_a_worker_that_the_job_went_on_without_returns(
     cut.follow(outside=True)
     assert save(cut, tmp_path, monkeypatch) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("knows", [False, True], ids=["network cut", "left out before"])
+def test_a_rank_0_that_the_job_goes_on_without_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows: bool
+) -> None:
+    """If it was left out before, it has rank 1 and saves nothing. Else the next rank 0 saves the same states too."""
+    job = Job(2)
+    cut = job.workers[0]
+    job.lose("w0")
+    if knows:
+        cut.follow(outside=True)
+    else:
+        cut.break_generation(RuntimeError("its network is cut"))
+    assert save(cut, tmp_path, monkeypatch) == 1
+    assert (tmp_path / checkpoint.TRACKER).exists() != knows

@@ -56,3 +56,43 @@ def test_what_can_not_be_loaded_says_why(tmp_path: Path) -> None:
     (tmp_path / TRACKER).write_text("release")
     with pytest.raises(ValueError, match="holds 'release'; write the number"):
         load_checkpoint(str(tmp_path), model)
+
+
+@pytest.mark.parametrize("others_iteration", [5, 10])
+def test_a_rank_0_that_the_job_went_on_without_disturbs_no_save_of_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others_iteration: int
+) -> None:
+    """Its disk is slow or its network was cut: meanwhile the next rank 0 saves the same iteration, or a later one."""
+    model, optimizer, _ = parts()
+    save = torch.save
+
+    def save_slowly(states: object, path: Path) -> None:
+        monkeypatch.setattr(torch, "save", save)
+        path.write_bytes(b"a half of it")
+        save_checkpoint(others_iteration, str(tmp_path), model, optimizer)
+        if path.exists():
+            save(states, path)
+
+    monkeypatch.setattr(torch, "save", save_slowly)
+    save_checkpoint(5, str(tmp_path), model, optimizer)
+    other, its_optimizer, _ = parts()
+    assert load_checkpoint(str(tmp_path), other, its_optimizer) == others_iteration
+    assert torch.equal(other.weight, model.weight)  # type: ignore[arg-type]
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, _ = parts()
+    save_checkpoint(5, str(tmp_path), model)
+
+    def no_space(states: object, path: Path) -> None:
+        path.write_bytes(b"a half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(6, str(tmp_path), model)
+    assert load_checkpoint(str(tmp_path), model) == 5
+    assert not list(tmp_path.rglob("*.part"))
