@@ -31,8 +31,9 @@ def gather_unequal(tensor: torch.Tensor, *, is_filler: bool = False) -> list[tor
     dimensions, and empty ones are left out. If there are fillers only, all of them: a script may expect a value."""
     flat = tensor.reshape(1) if tensor.dim() == 0 else tensor
     shapes, rows = _shapes_and_rows(flat, is_filler)
-    # a worker was lost between the two: all that are left see it, and do both again
-    while len(rows) < len(shapes):
+    # Members changed between the two: a worker was lost, which all that are left see; or the job went on without this
+    # worker, which is alone then. Those that see it do both again.
+    while len(rows) != len(shapes):
         shapes, rows = _shapes_and_rows(flat, is_filler)
     samples: list[torch.Tensor] = []
     fillers: list[torch.Tensor] = []

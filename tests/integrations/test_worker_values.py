@@ -56,6 +56,16 @@ def test_a_joiner_gathers_the_others_with_more_rows_of_its_own(peers: Callable[.
     assert [part.tolist() for part in gather_unequal(torch.ones(20, 3))] == [first.tolist()]
 
 
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
+def test_both_collectives_are_repeated_if_the_members_change_between_them(
+    monkeypatch: pytest.MonkeyPatch, before: int, after: int
+) -> None:
+    """A worker that the job goes on without counts the members that there are by then: they may be more."""
+    counts = iter([before, after, after, after])
+    monkeypatch.setattr(bagua, "allgather", lambda own: own.expand(next(counts), *own.shape).clone())
+    assert [part.tolist() for part in gather_unequal(torch.ones(1, 2))] == [[[1.0, 1.0]]] * after
+
+
 def test_numbers_of_joiners_and_fillers_are_left_out(peers: Callable[..., None]) -> None:
     peers((torch.tensor([5.0]), False), JOINER, (torch.tensor([7.0]), True))
     assert gather_unequal(torch.tensor(3.0)) == [torch.tensor(5.0), torch.tensor(3.0)]
