@@ -86,24 +86,24 @@ class DcpReader(StorageReader):
         parts = [f"{directory}/{h.file_name}" for h in found.headers]
         manifest = part_file.read_manifest(self._storage, parts[0])
         described = {d["name"]: d for d in state_codec.described_tensors(manifest)}
-        values = _values_of(manifest)
+        values, paths = _values_of(manifest)
         names, others = values.get(NAMES, []), _other_names(values.get(OTHER_NAMES, []))
         chunks: dict[str, list[ChunkStorageMetadata]] = {}
         runs: dict[tuple[str, tuple[int, ...]], _Run] = {}
         for part, header in zip(parts, found.headers, strict=True):
             for begin, entry in _placed_entries(header):
-                name = _shown_name(entry.tensor, names)
-                if name is None or entry.tensor not in described:
+                shown = _shown_names(paths.get(entry.tensor, ()), names)
+                if not shown:
                     continue
                 for run, box in _chunks_of(header, entry, begin, part, described[entry.tensor]):
-                    runs[name, box.offset] = run
-                    chunks.setdefault(name, []).append(
-                        ChunkStorageMetadata(torch.Size(box.offset), torch.Size(box.size))
-                    )
+                    for name in shown:
+                        runs[name, box.offset] = run
+                        chunks.setdefault(name, []).append(
+                            ChunkStorageMetadata(torch.Size(box.offset), torch.Size(box.size))
+                        )
         tensors: dict[str, Any] = {}
         for tensor, d in described.items():
-            name = _shown_name(tensor, names)
-            if name is not None:
+            for name in _shown_names(paths.get(tensor, ()), names):
                 shape = Layout.from_json(d["sharded"]).shape if "sharded" in d else d["shape"]
                 if name not in chunks and torch.Size(shape).numel():
                     # Each shard has its own, in a form that can't be divided. Torch names a missing key, and would
@@ -179,12 +179,15 @@ class DcpReader(StorageReader):
         return done
 
 
-def _values_of(manifest: bytes) -> dict[str, Any]:
-    """Returns what the manifest says of optimizers, and names, with tensors of no memory. Raises StateCodecError."""
+def _values_of(manifest: bytes) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Returns what the manifest says of models, optimizers, and names, with tensors of no memory; and the paths of each
+    tensor in it, by the name under which it is stored. A tensor has several paths if several of the state's tensors had
+    one memory. Raises StateCodecError."""
     described = state_codec.described_tensors(manifest)
     parsed = json.loads(manifest)
+    wanted = ("modules", "optimizers", NAMES, OTHER_NAMES)
     try:
-        pairs = [pair for pair in parsed["state"]["dict"] if pair[0] in ("optimizers", NAMES, OTHER_NAMES)]
+        pairs = [pair for pair in parsed["state"]["dict"] if pair[0] in wanted]
     except (LookupError, TypeError) as error:
         raise state_codec.MalformedManifest(f"the state's manifest is not one of ours: {error!r}") from error
     text = json.dumps({**parsed, "state": {"dict": pairs}}).encode()
@@ -193,7 +196,25 @@ def _values_of(manifest: bytes) -> dict[str, Any]:
         for d in described
     ]
     values: dict[str, Any] = state_codec.decode(text, empty, plain_tuples=True)
-    return values
+    stored = {id(tensor): d["name"] for tensor, d in zip(empty, described, strict=True)}
+    paths: dict[str, list[str]] = {}
+    for part in ("modules", "optimizers"):
+        for path, tensor in _tensors_in(values.get(part), part):
+            if (name := stored.get(id(tensor))) is not None:
+                paths.setdefault(name, []).append(path)
+    return values, paths
+
+
+def _tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors of a decoded state with their paths, as they are stored."""
+    if isinstance(value, torch.Tensor | LocalPart):
+        yield path, value.local if isinstance(value, LocalPart) else value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors_in(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _tensors_in(item, f"{path}.{index}")
 
 
 def _key(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
@@ -228,6 +249,12 @@ def _shown_name(tensor: str, names: list[Any]) -> str | None:
         parameter = _parameter(names, int(match[1]), int(match[2]))
         return parameter and f"{_numbered('optimizer', int(match[1]))}.state.{parameter}.{match[3]}"
     return None
+
+
+def _shown_names(paths: Sequence[str], names: list[Any]) -> list[str]:
+    """Returns the names of the tensor with these paths in torch's get_state_dict."""
+    shown = (_shown_name(path, names) for path in paths)
+    return list(dict.fromkeys(name for name in shown if name is not None))
 
 
 def _other_names(others: Sequence[Mapping[str, str]]) -> dict[str, str]:

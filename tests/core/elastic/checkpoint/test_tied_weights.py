@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,23 @@ def tied(net: Net) -> Net:
     return net
 
 
+def tied_by_memory(net: Net) -> Net:
+    """Gives a parameter and buffers the memory of others, as tensors of their own."""
+    net.head = nn.Linear(4, 6, bias=False)
+    net.head.weight.data = net.first.weight.data
+    net.register_buffer("seen", net.norm.running_mean.view(-1))
+    net.register_buffer("whole", net.last.weight.detach())
+    return net
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, Net]:
+    return saved_with(tied, tmp_path)
+
+
+def saved_with(tie: Callable[[Net], Net], tmp_path: Path) -> tuple[Path, Net]:
     (worker,) = here = workers(settings(tmp_path / "saved"), 1)
-    net = tied(worker.training.model)
+    net = tie(worker.training.model)
     worker.enter()
     worker.training.train(2, seed=1)
     worker.state.step_committed(1)
@@ -50,9 +64,10 @@ def same(one: Net, other: Net) -> bool:
     return all(torch.equal(tensor, tensors[name]) for name, tensor in one.state_dict().items())
 
 
-def test_torch_loads_it_into_a_tied_model(saved: tuple[Path, Net]) -> None:
-    directory, net = saved
-    other = tied(Net())
+@pytest.mark.parametrize("tie", [tied, tied_by_memory])
+def test_torch_loads_it_into_a_tied_model(tie: Callable[[Net], Net], tmp_path: Path) -> None:
+    directory, net = saved_with(tie, tmp_path)
+    other = tie(Net())
     weights = get_model_state_dict(other)
     dcp.load({"model": weights}, storage_reader=dcp_reader(str(directory)), no_dist=True)
     other.load_state_dict(weights)
