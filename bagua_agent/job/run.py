@@ -22,6 +22,7 @@ from bagua_agent.base.imports import uncollected
 from bagua_agent.base.messages import HelperFailed, SignalCame, WorkerExited
 from bagua_agent.base.plain_logging import log_through, log_to_stderr
 from bagua_agent.base.plain_text import plain_lines
+from bagua_agent.base.quiet_grpc import wait_without_polling
 from bagua_agent.base.signals import SignalsToInbox
 from bagua_agent.config.job_config import JobConfig, launcher_variables, workers_of_a_replica
 from bagua_agent.node.environment_of_workers import NO_GRPC_FORK_HANDLERS
@@ -189,6 +190,7 @@ def _load_loop() -> None:
     with uncollected():
         import bagua_agent.job.loop
         import bagua_agent.job.watching  # noqa: F401
+    wait_without_polling()
 
 
 def _key_part(node_name: str) -> str:
