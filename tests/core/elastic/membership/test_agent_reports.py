@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from bagua_agent.dashboard.page_loop import LOOK_S
 from bagua_contract import session_pb2
 from bagua_core.data.elastic_loader import ElasticDataLoader
 from bagua_core.elastic.membership import agent_reports
@@ -53,3 +54,18 @@ def test_a_pause_between_two_steps_is_no_part_of_the_usual_step(monkeypatch: pyt
     now_s += 3600.0  # a failover that waits for a node
     step()
     assert stalls.usual_step_s < 5.0
+
+
+def test_a_report_is_new_at_each_look_of_a_page_and_no_more_often_than_that_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(agent_reports, "time", SimpleNamespace(monotonic=lambda: now_s))
+    rendezvous = SimpleNamespace(address="127.0.0.1:1")
+    reports = AgentReports(cast("Any", SimpleNamespace(rendezvous=rendezvous)))
+    looks = 20
+    due = 0
+    for _ in range(round(looks * LOOK_S / 0.01)):
+        now_s += 0.01
+        due += reports.is_progress_due()
+    assert looks < due <= 2 * looks
