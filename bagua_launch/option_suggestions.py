@@ -6,7 +6,6 @@ Owns the table of words that other launchers have for our options. Does not know
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 
 _MOST = 3
 _LEAST_ALIKE = 0.75  # below it, two words of this length share letters by chance
@@ -86,6 +85,8 @@ def nearest(word: str, flags: Iterable[str]) -> list[str]:
     sharing = [flag for flag in known if _has_all_parts(flag, word)]
     if sharing:
         return sorted(sharing, key=lambda flag: (len(_parts(flag)), flag))[:_MOST]
+    from difflib import get_close_matches  # here: each agent would keep it in memory for a mistyped option
+
     # without the dashes, which all have in common
     names = {flag.removeprefix("--"): flag for flag in known}
     return [names[name] for name in get_close_matches(word.removeprefix("--"), names, 1, _LEAST_ALIKE)]

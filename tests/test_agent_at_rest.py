@@ -19,9 +19,14 @@ try:
 except SystemExit as ended:
     print(ended.code, *sys.modules)
 """
-# each with what it takes in an agent of 46 MiB, and who needs it
 NOT_FOR_EVERY_JOB = {
-    "cryptography",  # 11 MiB, to make a job's key pair
+    "cryptography",  # 11 MiB, for a job's key pair: a program of its own makes it
+    "bagua_agent.autotune.tuner",  # half a MiB with what it loads, for jobs that are tuned
+    "statistics",  # with decimals and fractions, for stalls
+    "difflib",  # for mistyped options
+    "http.server",  # for metrics, the page and health checks
+    "prometheus_client",
+    "opentelemetry",
 }
 
 

@@ -8,13 +8,14 @@ with the record. Runs in the loop's thread; the sampler's process is waited for 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
 from bagua_agent.autotune import sampling
 from bagua_agent.autotune.measuring import Measuring
+from bagua_agent.autotune.messages import Recalled, Suggested
 from bagua_agent.autotune.prediction import link_of
 from bagua_agent.autotune.proposal import Workers
 from bagua_agent.autotune.records import (
@@ -49,26 +50,6 @@ from bagua_contract.step_settings import (
 PASS_ON_EVERY_S = 0.5
 SAMPLER_FAILURES = 3  # in a row, before a study goes on without
 WRITE_AGAIN_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Suggested:
-    """The event that the sampler's process has ended. settings None: it has nothing more to suggest, or failed for
-    `why`."""
-
-    study: int
-    settings: StepSettings | None
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Recalled:
-    """The event that what earlier jobs found was read, by key. forgets: of the study that asked. problems: lines for
-    people."""
-
-    records: Mapping[str, Tuned]
-    forgets: int
-    problems: tuple[str, ...] = ()
 
 
 class Tuner:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bagua_agent.autotune.tuner import Tuner
 from bagua_agent.base.retrying_writes import DesiredWrites
 from bagua_agent.base.timers import Timers
 from bagua_agent.config.job_config import JobConfig
@@ -49,6 +49,9 @@ from bagua_agent.rpc.control_server import ControlServer
 from bagua_agent.rpc.job_identity import JobIdentity
 from bagua_agent.rpc.session_server import SessionServer
 
+if TYPE_CHECKING:
+    from bagua_agent.autotune.tuner import Tuner
+
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
@@ -81,7 +84,8 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """An agent that has joined its job: the parts by which it takes part. subscription: not started yet."""
+    """An agent that has joined its job: the parts by which it takes part. subscription: not started yet. tuner: None
+    for a job that is not tuned."""
 
     job: JoinedJob
     identity: JobIdentity
@@ -94,7 +98,7 @@ class Agent:
     membership: JobMembership
     scope: SubscriptionScope
     hang_orders: HangOrders
-    tuner: Tuner
+    tuner: Tuner | None
 
 
 def node_parts(
@@ -258,7 +262,12 @@ def _hang_orders(node: NodeParts, joining: Joining, job: JoinedJob) -> HangOrder
     return orders
 
 
-def _tuner(node: NodeParts, joining: Joining, job: JoinedJob, leadership: Leadership) -> Tuner:
+def _tuner(node: NodeParts, joining: Joining, job: JoinedJob, leadership: Leadership) -> Tuner | None:
+    """Returns None for a job that is not tuned; its agent does not load the tuner either."""
+    if not job.seen.spec.autotune.level:
+        return None
+    from bagua_agent.autotune.tuner import Tuner
+
     tuner = Tuner(job, leadership.writes.write_study, node.inbox.put, node.config.autotune_verbose)
     joining.opened.callback(tuner.stop)
     return tuner

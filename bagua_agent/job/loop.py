@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from bagua_agent.autotune.tuner import Recalled, Suggested
+from bagua_agent.autotune.messages import Recalled, Suggested
 from bagua_agent.base.errors import InfrastructureLost, InternalError, JobReplaced
 from bagua_agent.base.failpoints import Failpoints
 from bagua_agent.base.messages import HealthAsked, HelperFailed, SignalCame, WorkerExited
@@ -225,7 +225,8 @@ class JobLoop:
                 pass
             case WorkerSaid():
                 self._lifecycle.said(message.worker_id, message.message, now_s)
-                self._agent.tuner.said(message.worker_id, message.message, now_s)
+                if (tuner := self._agent.tuner) is not None:
+                    tuner.said(message.worker_id, message.message, now_s)
             case WorkerExited():
                 if (worker := self._workers.get(message.worker_id)) is not None:
                     self._exits[worker.slot, how_it_ended(message.returncode)] += 1
@@ -257,10 +258,10 @@ class JobLoop:
                 self._key_pair_replaced()
             case LeadershipReported():
                 self._scope.reported(message, now_s)
-            case Suggested():
-                self._agent.tuner.suggested(message, now_s, leads=self._membership.leading)
-            case Recalled():
-                self._agent.tuner.recalled(message, now_s, leads=self._membership.leading)
+            case Suggested() if (tuner := self._agent.tuner) is not None:
+                tuner.suggested(message, now_s, leads=self._membership.leading)
+            case Recalled() if (tuner := self._agent.tuner) is not None:
+                tuner.recalled(message, now_s, leads=self._membership.leading)
             case ScopeFollowed():
                 self._scope.followed(message, now_s)
             case HealthAsked():
@@ -280,6 +281,7 @@ class JobLoop:
         self._outage.follow_steps(self._job, awaits_generation=self._lifecycle.awaits_generation)
 
     def _picture(self, now_s: float, ended: Mapping[int, WorkerPicture] = NO_WORKERS) -> JobPicture:
+        tuner = self._agent.tuner
         return picture_of(
             self._job,
             self._workers,
@@ -288,7 +290,7 @@ class JobLoop:
             self._exits,
             leads=self._membership.leading,
             now_s=now_s,
-            study=self._agent.tuner.study if self._agent.tuner.is_on and self._membership.leading else None,
+            study=tuner.study if tuner is not None and tuner.is_on and self._membership.leading else None,
             ended=ended,
         )
 
@@ -332,7 +334,8 @@ class JobLoop:
         if judges:
             self._agent.lost_keys.mend(changes, now_s)
         self._job.history.saw(changes)
-        self._agent.tuner.saw(changes, now_s, leads=self._membership.leading)
+        if (tuner := self._agent.tuner) is not None:
+            tuner.saw(changes, now_s, leads=self._membership.leading)
         self._scope.look_around()
 
     def _store_changed(self, message: StoreChanged, now_s: float) -> None:

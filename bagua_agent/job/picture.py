@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from bagua_agent.autotune.study_records import Study
 from bagua_agent.job.store_outage import StoreOutage
 from bagua_agent.job_state.context import JoinedJob
 from bagua_agent.metrics.job_picture import JobPicture, WorkerPicture
 from bagua_agent.node.node_workers import NodeWorkers
 from bagua_agent.node.worker_lifecycle import WorkerLifecycle
+
+if TYPE_CHECKING:
+    from bagua_agent.autotune.study_records import Study
 
 NO_WORKERS: Mapping[int, WorkerPicture] = MappingProxyType({})
 

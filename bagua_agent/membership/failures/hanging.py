@@ -6,7 +6,6 @@ Pure. Considers the newest generation in which a worker waits; formation/ handle
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 
 from bagua_agent.membership.disagreement import MemberWait, described
 from bagua_agent.membership.failures.detection import named
@@ -158,7 +157,13 @@ def _situation(
     return HangSituation(
         generation=record.number,
         members=tuple(members),
-        usual_step_s=median(usual) if usual else None,
+        usual_step_s=_median(usual) if usual else None,
         renewals=view.attempts.count,
         replacements=max(0, replacements),
     )
+
+
+def _median(values: list[float]) -> float:
+    from statistics import median  # here, since it loads decimals and fractions, and most jobs never stall
+
+    return median(values)
