@@ -335,6 +335,8 @@ def main() -> None:
     )
     parser.add_argument("--keep", action="store_true", help="write the result to benchmarks/results")
     options = parser.parse_args()
+    if options.repeat and options.steps < WARM_UP + 2:
+        parser.error(f"--steps {options.steps}: the first {WARM_UP} warm up; give at least {WARM_UP + 2}")
     about = circumstances()
     blocks: list[Block] = []
     faults: list[Fault] = []

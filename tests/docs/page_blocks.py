@@ -5,10 +5,10 @@ or `long, given: ...` (needs a package of another project), or `workers: N, give
 `not run: REASON`. `file: NAME` before a Python block names it for the shell blocks. `part of: EXAMPLE`: each paragraph
 is also in this script of examples/, which a test runs.
 Marks of shell blocks: `not run: REASON`; or `parsed: REASON`: the programs' own parsers take the words, and nothing
-runs (programs.py); `; small form: TEST` behind it names the test that runs the programs for a short time; or `run`: its
-commands are jobs of one node. Before `run`, `long, ` says that it takes minutes or a package of another project. Behind
-it, `, script: EXAMPLE` says which file is the reader's train.py, `, ends: WORD` how the jobs end (test_page_commands.py
-lists the words), and `, needs: MODULE MODULE` which modules they import beside torch.
+runs (programs.py); `; small form: TEST TEST` behind it names the tests that run the programs for a short time; or
+`run`: its commands are jobs of one node. Before `run`, `long, ` says that it takes minutes or a package of another
+project. Behind it, `, script: EXAMPLE` says which file is the reader's train.py, `, ends: WORD` how the jobs end
+(test_page_commands.py lists the words), and `, needs: MODULE MODULE` which modules they import beside torch.
 Of both, of every YAML and PromQL block, and of texts with commands behind a prompt: `run by: TEST TEST`: these tests
 take all of the block's commands or its code from the page (printed.py). Before it, `long, ` says that some of it is
 taken only by tests which run once a week (weekly.py). Of a text, `, lines of: FAULT` behind it: the test compares the
@@ -43,7 +43,7 @@ BLOCK = re.compile(
 )
 INDENTED = re.compile(r"\n\n( {4,}\S[^\n]*)")  # by Markdown's rules code too, and none that BLOCK sees
 NOT_RUN = re.compile(r"not run: .{10,}")
-PARSED = re.compile(r"parsed: [^;]{10,}(?:; small form: (?P<small>tests/[\w./]+\.py))?")
+PARSED = re.compile(r"parsed: [^;]{10,}(?:; small form: (?P<small>tests/[\w./]+\.py( tests/[\w./]+\.py)*))?")
 RUN = re.compile(
     r"(long, )?run(, script: (?P<script>[\w./]+))?(, ends: (?P<ends>\w+))?(, needs: (?P<needs>[\w.]+( [\w.]+)*))?"
 )

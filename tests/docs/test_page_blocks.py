@@ -161,13 +161,25 @@ def test_small_forms_of_programs_are_run_by_the_tests_that_marks_name() -> None:
             found = PARSED.fullmatch(block.mark)
             if found is None or not found["small"]:
                 continue
-            code = (ROOT / found["small"]).read_text()
+            code = "\n".join((ROOT / test).read_text() for test in found["small"].split())
             for words in commands(block):
                 name = words[2].rpartition(".")[2].removesuffix("s")  # faults has its trials in fault_trials
                 imported = re.search(rf"benchmarks(\.| import .*\b){name}", code)
                 assert imported, f"{page}:{block.line}: {found['small']} has no {name}"
                 named += 1
     assert named > 10
+
+
+def test_each_benchmark_that_needs_no_gpu_has_a_small_form() -> None:
+    without = [
+        f"{block.page}:{block.line}"
+        for page in PAGES
+        for block in blocks(page)
+        if (found := PARSED.fullmatch(block.mark)) and not found["small"]
+        if "needs a GPU" not in block.mark
+        and any("benchmarks." in word for w in commands(block) for word in w)
+    ]
+    assert without == []
 
 
 def test_words_that_a_program_refuses_are_found() -> None:
