@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.printed import printed_text
+from tests.packaging.tracked_copy import copy_tracked
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_S, INSTALL_S, JOB_S = 300, 1200, 120
@@ -64,13 +65,7 @@ def run(
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The source distribution, and the wheel that is built from it. Only files that git tracks, or would, take part."""
     home = tmp_path_factory.mktemp("built")
-    listed = run(
-        "git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard", timeout_s=60
-    )
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (home / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, home / "source" / name)
+    copy_tracked(home / "source")
     build = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
     run(sys.executable, "-c", build, home, timeout_s=BUILD_S, cwd=home / "source")
     [source] = home.glob("bagua_elastic-*.tar.gz")
