@@ -130,7 +130,7 @@ class Contributions(Exchange):
         elif is_placed:
             if weight != 1.0:
                 view.mul_(weight)
-        elif weight == 1.0 and last and self._communicator is None and not self._operation.acts_alone:
+        elif self._communicator is None and weight == 1.0 and last and not self._operation.acts_alone:
             return  # a world of one: .grad is the mean already
         else:
             torch.mul(gradient, self._factors.get(view.dtype, weight), out=view)

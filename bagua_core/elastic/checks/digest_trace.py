@@ -17,7 +17,7 @@ from bagua_core.elastic.state import flat_tensors
 from bagua_core.elastic.state.flat_digest import digest_of_bytes
 
 FRACTION_OF_STEP = 0.005
-LEAST_BUDGET_S = 35e-6  # below it the elastic work of a step, 23 to 52 us else, stays within 100 us
+LEAST_BUDGET_S = 35e-6  # a part of what the other elastic work of a tiny step takes
 _GATHERED_BYTES = 256 << 10  # copied at once, at most; larger tensors are read where they lie
 _FORGET_FACTOR = 1.05  # a cost measured once in a quiet moment is not believed for ever
 

@@ -203,16 +203,13 @@ class ModelTensors:
 
     def _unused_copies(self, used: Collection[int]) -> dict[str, torch.Tensor]:
         """Returns copies of the gradients of parameters that are not in `used`, and notes the names of the others."""
-        copies, late = {}, self._late_gradients
-        for name, parameter in self._parameters.items():
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            if id(parameter) in used:
-                late.add(name)
-            else:
-                copies[name] = gradient.detach().clone()
-        return copies
+        held = {n: p for n, p in self._parameters.items() if p.grad is not None}
+        if all(map(used.__contains__, map(id, held.values()))):
+            self._late_gradients = set(held)  # the usual step: no Python code for each parameter
+            return {}
+        self._late_gradients = {n for n, p in held.items() if id(p) in used}
+        unused = [(n, p.grad) for n, p in held.items() if n not in self._late_gradients]
+        return {n: g.detach().clone() for n, g in unused if g is not None}
 
     def find_changed(self) -> dict[str, torch.Tensor]:
         """Returns the parameters that the script was found to change in this step; from now on they are volatile.

@@ -112,18 +112,18 @@ class CurrentStep:
 
     @property
     def micro_batch(self) -> MicroBatch:
-        if self.states.phase is Phase.ANNOUNCED and self.launched:
+        if self.states.phase in IN_STEP or not self.launched:
+            return self._micro_batch
+        if self.states.phase is Phase.ANNOUNCED:
             raise OutsideStepError(
                 "the step that bagua.next_step() announced begins with a model's first forward in training, and "
                 "there was none yet; call optimizer.step() after it, or draw batches from bagua.ElasticDataLoader"
             )
-        if not self.in_step and self.launched:
-            raise OutsideStepError(
-                "gradients were computed outside a step, or an optimizer used some there; draw batches from "
-                "bagua.ElasticDataLoader, or call bagua.next_step() at the top of the loop, and take the last update "
-                "of an epoch in its last step (loader.is_at_last_batch)"
-            )
-        return self._micro_batch
+        raise OutsideStepError(
+            "gradients were computed outside a step, or an optimizer used some there; draw batches from "
+            "bagua.ElasticDataLoader, or call bagua.next_step() at the top of the loop, and take the last update of an "
+            "epoch in its last step (loader.is_at_last_batch)"
+        )
 
     def communicator(self) -> Communicator | None:
         """Returns the communicator that reduces steps; None without one. In a job with replicas it connects the workers
