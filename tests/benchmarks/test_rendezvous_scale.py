@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from bagua_agent.etcd.key_range import encode_key
 from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from bagua_agent.etcd.stubs import etcd3
+from bagua_agent.job.new_identity import make_identity
 from bagua_agent.large_jobs.limits import Limits
+from bagua_contract.records import Generation, GenerationKind, Placement
 from benchmarks import rendezvous_churn, rendezvous_scale
 from benchmarks.etcd_load import EtcdConnection, RequestFailed
+from benchmarks.simulated_agents import WRITING_AT_ONCE, SimulatedAgents
 from tests.docs.printed import printed
 
 rpc = etcd3.etcdrpc
@@ -25,6 +29,81 @@ def test_generations_form_and_form_again(capsys: pytest.CaptureFixture[str]) -> 
     told = capsys.readouterr().out
     for line in (f"{large} agents form in", f"{large} agents reform in"):
         assert line in told
+
+
+def test_what_agents_ask_of_etcd_grows_as_they_do(tmp_path: Path) -> None:
+    """Requests, told changes and bytes of each agent of a large job, of one size and of twice that size. Renewals
+    depend on how long it takes."""
+    small, large = 2 * Limits().whole_picture_nodes, 4 * Limits().whole_picture_nodes
+
+    def of_each_agent(size: int) -> list[tuple[float, float, float]]:
+        run = rendezvous_scale.measure(size, 0, tmp_path)
+        return [
+            ((c.requests - c.renewals) / p.agents, c.events / p.agents, c.heard_bytes / p.agents)
+            for p in (run.forms, run.reforms)
+            for c in (p.counts,)
+        ]
+
+    for before, after in zip(of_each_agent(small), of_each_agent(large), strict=True):
+        # the first of a job see the whole picture, some of them until it is large
+        assert all(b <= 1.25 * a for a, b in zip(before, after, strict=True)), (before, after)
+
+
+def test_thousands_that_commit_at_once_do_not_all_wait_in_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """etcd refuses a write while 5,000 others are to be applied."""
+    size, waiting, most, answered = 3 * WRITING_AT_ONCE, 0, 0, 0
+
+    async def ask(*_: object) -> None:
+        nonlocal waiting, most, answered
+        waiting, most = waiting + 1, max(most, waiting + 1)
+        await asyncio.sleep(0)
+        waiting, answered = waiting - 1, answered + 1
+
+    monkeypatch.setattr(SimulatedAgents, "_ask", ask)
+
+    async def commit() -> None:
+        agents = SimulatedAgents("", make_identity("j"), size, 0)
+        await asyncio.gather(agents.commit(1), agents.suspect(agents.agents[:1], 1))
+        await agents.stop()
+
+    asyncio.run(commit())
+    assert (most, answered) == (WRITING_AT_ONCE, 2 * size)
+
+
+def test_a_generation_is_looked_for_once_all_have_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look goes through all agents; one for each agent that hears would cost the square of their number."""
+    size = 100
+    record = Generation(
+        number=1,
+        base=0,
+        kind=GenerationKind.PLANNED,
+        members=tuple(
+            Placement(f"n{i:05d}.0", f"n{i:05d}", f"n{i:05d}", 0, i, i, 0, "", 1, i + 1, False)
+            for i in range(size)
+        ),
+    )
+    looks = []
+    true_look = SimulatedAgents._known_to_all
+
+    def counted(agents: SimulatedAgents, after: int) -> Generation | None:
+        looks.append(after)
+        return true_look(agents, after)
+
+    monkeypatch.setattr(SimulatedAgents, "_known_to_all", counted)
+
+    async def hear() -> Generation:
+        agents = SimulatedAgents("", make_identity("j"), size, 0)
+        try:
+            forming = asyncio.create_task(agents.formed())
+            for agent in agents.agents:
+                await asyncio.sleep(0)
+                agents._take(agent, encode_key(agents.keys.generation), record.encode())
+            return (await asyncio.wait_for(forming, 10.0))[1]
+        finally:
+            await agents.stop()
+
+    assert asyncio.run(hear()) == record
+    assert len(looks) == 2
 
 
 def test_the_load_asks_as_grpc_does() -> None:
