@@ -9,12 +9,29 @@ from bagua_agent.cluster.node_trouble import is_lost, why_left_out
 
 def in_force(view: ClusterView, node_name: str) -> tuple[OrderView, ...]:
     """Returns the orders of the node's key. Without a key it returns orders for what the node runs, since absence ends
-    nothing and it must have been ordered once."""
-    if node_name in view.orders:
-        return view.orders[node_name]
+    nothing and it must have been ordered once.
+
+    A daemon that was started again with another node name finds its units under the new one. Their orders are in force
+    there, and no longer under the name that is gone: a job does not hold one unit twice.
+    """
     node = view.node(node_name)
+    if node_name in view.orders:
+        orders = view.orders[node_name]
+        return orders if node.present or not orders else _not_renamed(view, orders)
     running = [u for u in node.units if u.state is UnitState.RUNNING] if node.present else []
     return tuple(OrderView(u.job_id, len(u.slots), u.order) for u in running)
+
+
+def _not_renamed(view: ClusterView, orders: tuple[OrderView, ...]) -> tuple[OrderView, ...]:
+    """Returns those of an absent node's orders whose unit does not run on a node without a key."""
+    elsewhere = {
+        (u.job_id, u.order, len(u.slots))
+        for name, node in view.nodes.items()
+        if node.present and name not in view.orders
+        for u in node.units
+        if u.state is UnitState.RUNNING
+    }
+    return tuple(o for o in orders if (o.job_id, o.number, o.slots) not in elsewhere)
 
 
 def why_over(

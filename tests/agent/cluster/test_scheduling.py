@@ -425,3 +425,16 @@ def test_a_stopping_job_is_over_once_nothing_of_it_lives() -> None:
         == "stopped; its agents are gone and wrote no result"
     )
     assert planned(ended(with_unit(view, "b", None, "x"), "x", DONE)).outcomes == {"x": DONE}
+
+
+def test_a_node_that_comes_back_under_another_name_keeps_the_units_that_it_runs() -> None:
+    """Its daemon was started again with another node.name, and found them."""
+    view = picture(nodes("a c"), job("x", 2), orders={"a": "x:4:1", "c": "x:4:1"}, running="x")
+    renamed = node("b", units=(unit("x", range(4), order=1),))
+    view = replace(view, nodes={**view.nodes, "b": renamed})
+    view = absent(with_node(view, "a", units=()), "a")
+    assert planned(view).orders == {"a": (), "b": (OrderView("x", 4, 1),)}
+    other = with_node(view, "b", units=(unit("x", range(4), order=7),))
+    assert planned(other).orders["b"] == (), "of another order: the job has its nodes"
+    leaving = with_node(view, "b", units=(unit("x", range(4), UnitState.LEAVING, order=1),))
+    assert "a" not in planned(leaving).orders
