@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.deploy.image_sources import etcd_image, pip_volumes, python_base, torch_argument
-from tests.docs.printed import printed_commands, printed_text
+from tests.docs.printed import printed, printed_commands, printed_text
 from tests.lab.containers import Containers, unavailable
 from tests.lab.wait import eventually
 
@@ -69,10 +69,13 @@ def image(
     base = f"docker.io/library/python:{tag}"
     if reason := python_base(containers, base, tmp_path_factory.mktemp("base")):
         pytest.skip(reason)
-    build = ["build", "--isolation", "chroot", "--network", "host", *volumes, "--file", sources / DOCKERFILE]
-    torch = ["--build-arg", f"TORCH={torch_argument()}"]
-    containers.podman(*build, *torch, "--tag", "bagua", sources, limit_s=BUILD_S, outside=True)
-    return "bagua"
+    command, *words, place = printed(
+        "docs/guide/kubernetes.md", "docker build", {DOCKERFILE: str(sources / DOCKERFILE)}
+    )
+    assert (command, place) == ("build", "."), "in a clone"
+    here = f"--isolation chroot --network host --build-arg TORCH={torch_argument()}".split()
+    containers.podman(command, *here, *volumes, *words, sources, limit_s=BUILD_S, outside=True)
+    return words[words.index("-t") + 1]
 
 
 def started(
