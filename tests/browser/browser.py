@@ -34,10 +34,14 @@ def chromium() -> Iterator[Any]:
 class Page:
     """A tab that shows a dashboard. Errors of the page's scripts fail `close`."""
 
-    def __init__(self, browser: Any, address: str, *, dark: bool = False, width: int = 1280) -> None:
+    def __init__(
+        self, browser: Any, address: str, *, dark: bool = False, width: int = 1280, scale: float = 1
+    ) -> None:
         self.errors: list[str] = []
         self.tab = browser.new_page(
-            color_scheme="dark" if dark else "light", viewport={"width": width, "height": 900}
+            color_scheme="dark" if dark else "light",
+            viewport={"width": width, "height": 900},
+            device_scale_factor=scale,
         )
         self.tab.set_default_timeout(WAIT_MS)
         self.tab.on("pageerror", lambda error: self.errors.append(str(error)))

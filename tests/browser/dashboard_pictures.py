@@ -5,9 +5,10 @@
 Needs Playwright (pip install -e '.[browser]') and a Chromium on PATH.
 """
 
-import shutil
 import sys
 from pathlib import Path
+
+from tests.browser.fault_pictures import browsing
 
 LOOKS = {"light": ("light", 1280), "dark": ("dark", 1280), "phone": ("light", 390)}
 SETTLED_MS = 3000  # for curves to have points
@@ -18,15 +19,8 @@ def main() -> int:
         print("usage: python -m tests.browser.dashboard_pictures ADDRESS DIRECTORY", file=sys.stderr)
         return 2
     address, directory = sys.argv[1], Path(sys.argv[2])
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        print("no Chromium on PATH; install it (Debian: apt-get install chromium)", file=sys.stderr)
-        return 1
-    from playwright.sync_api import sync_playwright
-
     directory.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with browsing() as browser:
         for name, (scheme, width) in LOOKS.items():
             page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
             page.goto(address)
@@ -34,7 +28,6 @@ def main() -> int:
             page.wait_for_timeout(SETTLED_MS)
             page.screenshot(path=directory / f"{name}.png", full_page=True)
             print(directory / f"{name}.png")
-        browser.close()
     return 0
 
 

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,19 @@ LEVEL = "document.querySelector('#verdict').dataset.level"
 
 
 class Watch:
-    """One page of a job, looked at again and again. sought: once all were found in verdicts, `follow` is done."""
+    """One page of a job, looked at again and again. sought: once all were found in verdicts, `found` is called, and
+    `follow` is done."""
 
     def __init__(
-        self, browser: Any, address: str, folder: Path, sought: Sequence[re.Pattern[str]] = ()
+        self,
+        browser: Any,
+        address: str,
+        folder: Path,
+        sought: Sequence[re.Pattern[str]] = (),
+        found: Callable[[str], None] | None = None,
     ) -> None:
         self.sought = list(sought)
+        self._found = found
         self._is_followed = not sought
         self._browser, self._address, self._folder = browser, address, folder
         self._page = Page(browser, address)
@@ -81,7 +88,10 @@ class Watch:
     def _look(self) -> str:
         said = [" ".join(text.split()) for text in self._page.tab.evaluate(VERDICT)]
         text = " | ".join(said)
-        self.sought = [each for each in self.sought if not each.search(" ".join(said))]
+        left = [each for each in self.sought if not each.search(" ".join(said))]
+        if self.sought and not left and self._found is not None:
+            self._found(self._address)
+        self.sought = left
         wording = re.sub(r"[0-9.]+", "#", text)
         if wording != (self._wordings[-1] if self._wordings else ""):
             number = sum(bool(kept) for kept in self._wordings)
@@ -108,6 +118,8 @@ class Stage:
         nodes: str = "1:2",
         script: Sequence[str] = (),
         disk: Path | None = None,
+        program: Sequence[str] | None = None,
+        imports: str = "",
     ) -> None:
         self.lab = lab
         self.first, self.second, keeper = lab.hosts
@@ -119,6 +131,8 @@ class Stage:
             options=["--dashboard=7465", *options],
             samples=24_000,
             script=script,
+            program=program,
+            imports=imports,
         )
         self.nodes: list[Node] = []
         self.disk = disk
@@ -221,8 +235,19 @@ OPTIONS = {"frozen_rank": ["--hang-timeout", "40"]}
 SCRIPTS = {"hanging_rank": ["--hang-at", str(HANGS_AT_STEP)]}
 
 
-def show(name: str, browser: Any, folder: Path, sought: Sequence[re.Pattern[str]] = ()) -> None:
-    """Raises AssertionError, and takes no pictures of the end, if the page does not say all that is sought."""
+def show(
+    name: str,
+    browser: Any,
+    folder: Path,
+    sought: Sequence[re.Pattern[str]] = (),
+    *,
+    program: Sequence[str] | None = None,
+    imports: str = "",
+    found: Callable[[str], None] | None = None,
+) -> None:
+    """Raises AssertionError, and takes no pictures of the end, if the page does not say all that is sought.
+
+    program, imports: of the job, instead of the lab's own script. found: called with the page's address, once."""
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as parts:
         lab = parts.enter_context(Lab(3))
         options = list(OPTIONS.get(name, ()))
@@ -230,14 +255,14 @@ def show(name: str, browser: Any, folder: Path, sought: Sequence[re.Pattern[str]
         disk = lab.hosts[0].small_disk(64 << 20) if on_one_host else None
         if disk is not None:
             options += ["--checkpoint-dir", str(disk), "--checkpoint-every", "20"]
-        stage = Stage(lab, Path(scratch), options, "1" if on_one_host else "1:2", SCRIPTS.get(name, ()))
-        stage.disk = disk
+        nodes, script = "1" if on_one_host else "1:2", SCRIPTS.get(name, ())
+        stage = Stage(lab, Path(scratch), options, nodes, script, disk, program, imports)
         try:
             stage.start(stage.first).await_line("dashboard at", deadline_s=TRAINS_S)
             if not on_one_host:
                 stage.start(stage.second)
             forward = parts.enter_context(contextlib.closing(Forward(stage.first, ("127.0.0.1", PORT))))
-            watch = Watch(browser, f"http://{forward.endpoint}/", folder, sought)
+            watch = Watch(browser, f"http://{forward.endpoint}/", folder, sought, found)
             watch.await_words(f"trains with {2 if on_one_host else 4} workers")
             watch.follow(SETTLED_S)
             FAULTS[name](stage, watch)
@@ -250,6 +275,20 @@ def show(name: str, browser: Any, folder: Path, sought: Sequence[re.Pattern[str]
                 host.kill_all()
 
 
+@contextlib.contextmanager
+def browsing() -> Iterator[Any]:
+    """A browser of Playwright's. Exits with a message where there is no Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None:
+        sys.exit(f"none of {', '.join(PROGRAMS)} is on PATH")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
 def main(words: list[str]) -> int:
     names = words[1:] or list(FAULTS)
     if not words or not FAULTS.keys() >= set(names):
@@ -258,17 +297,9 @@ def main(words: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    if program is None:
-        print(f"none of {', '.join(PROGRAMS)} is on PATH", file=sys.stderr)
-        return 1
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with browsing() as browser:
         for name in names:
             show(name, browser, Path(words[0]) / name)
-        browser.close()
     return 0
 
 
