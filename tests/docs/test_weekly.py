@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from tests.docs.page_blocks import PAGES, ROOT, RUN_BY, Block, blocks
@@ -22,6 +23,21 @@ RUN_THERE = {
     "test_spot_nodes_go_on_where_they_were_preempted",
     "test_replicas_over_slow_links_end_as_one",
     "test_the_notebook_runs_cell_after_cell",
+}
+
+WEEKLY_PAGES = {  # why some of their blocks do not run on every change; the others' do
+    "README.md": "installs everything into a new environment; trains the language model of the quickstart to its end",
+    "benchmarks/README.md": "keeps killing workers for minutes",
+    "deploy/README.md": "builds the image of a container",
+    "docs/cached-dataset.md": "trains beside a server of Redis",
+    "docs/collectives.md": "collects the tests for GPUs, and skips them without one",
+    "docs/guide/kubernetes.md": "builds the image of a container",
+    "docs/huggingface.md": "imports transformers for each job",
+    "docs/lightning.md": "imports Lightning for each job",
+    "docs/scaling.md": "calibrates a model of training on lab hosts",
+    "docs/trackers/mlflow.md": "needs MLflow",
+    "docs/trackers/tensorboard.md": "trains with a tracker that another block of the page has trained with",
+    "docs/trackers/wandb.md": "needs Weights & Biases",
 }
 
 
@@ -51,6 +67,11 @@ def test_a_block_that_only_long_tests_take_says_so() -> None:
     assert checked > 60
 
 
+def test_each_page_with_a_weekly_block_has_a_reason() -> None:
+    pages = {str(page.relative_to(ROOT)) for page in PAGES if any(block.long for block in blocks(page))}
+    assert pages == WEEKLY_PAGES.keys()
+
+
 def imports(example: Path) -> set[str]:
     """The packages of the modules that it imports."""
     nodes = list(ast.walk(ast.parse(example.read_text())))
@@ -59,11 +80,17 @@ def imports(example: Path) -> set[str]:
     return set(map(distribution, names))
 
 
+@cache
+def code_of_tests() -> dict[Path, str]:
+    return {test: test.read_text() for test in (ROOT / "tests").rglob("test_*.py")}
+
+
 def is_run_weekly(example: Path) -> bool:
     """Whether no test of the default suite runs the example, with the packages that are installed for it."""
     if imports(example) & packages_of_long_runs():
         return True
-    shown = [block for page in PAGES for block in blocks(page) if example.name in block.text]
+    shown = [block for page in PAGES if example.name in page.read_text() for block in blocks(page)]
+    shown = [block for block in shown if example.name in block.text]
     if any(block.run and not block.long for block in shown):
         return False
 
@@ -71,7 +98,7 @@ def is_run_weekly(example: Path) -> bool:
         value = node.value if isinstance(node, ast.Constant) else None
         return isinstance(value, str) and value.rpartition("/")[2] == example.name
 
-    tests = [test for test in (ROOT / "tests").rglob("test_*.py") if example.name in test.read_text()]
+    tests = [test for test, code in code_of_tests().items() if example.name in code]
     found = [
         is_weekly(test, name, of=names)
         for test in tests

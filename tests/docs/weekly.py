@@ -1,6 +1,6 @@
 """Finds which tests use a text of their code, and which of those run only with `scripts/test --long`, once a week.
 
-A test is one of those if it is long or needs a package that is installed only then. Code is read and not run: a text
+A test is one of those if it is long or names a package that is installed only then. Code is read and not run: a text
 inside a helper belongs to the tests of the file that use the helper, directly or through others; a text at the top of a
 file belongs to the tests that use its name.
 """
@@ -40,10 +40,8 @@ def is_weekly(test: Path, name: str, of: Match | None = None) -> bool:
     marks = [ast.unparse(mark) for mark in node.decorator_list]
     if "pytest.mark.long" in marks or "pytestmark = pytest.mark.long" in map(ast.unparse, _tree(test).body):
         return True
-    needed = [
-        n.args[0] for n in ast.walk(node) if isinstance(n, ast.Call) and "importorskip" in ast.unparse(n.func)
-    ]
-    if {distribution(str(n.value)) for n in needed if isinstance(n, ast.Constant)} & packages_of_long_runs():
+    texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    if {distribution(text) for text in texts if text.isidentifier()} & packages_of_long_runs():
         return True
     start = f"{test.relative_to(ROOT)}::{name}"
     forms = [one for one in long_tests.listed() if one == start or one.startswith(f"{start}[")]
