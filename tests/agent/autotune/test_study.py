@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from bagua_agent.autotune.proposal import NO_WORKERS, Workers
 from bagua_agent.autotune.records import decode_study, encode_study
 from bagua_agent.autotune.space import Facts, space_of
 from bagua_agent.autotune.study import DRIFTS, NETWORK_STEPS, UNSPENT_S, Situation, step
@@ -16,6 +17,7 @@ from bagua_contract.step_settings import AS_SCRIPTED, StepSettings
 
 OPTIONS = Options(level=1, confidence_s=5.0, warmup_s=30.0)
 FACTS = Facts(gradient_bytes=16 << 20, crosses=True)
+BUCKETS = ((1 << 20, 0.2), (4 << 20, 0.8))
 REPORT_S = 0.5
 SWITCH_S = 0.1
 Speed = Callable[[StepSettings, float], float]
@@ -40,6 +42,7 @@ class SimulatedJob:
     gave_up: str = ""
     recalled: StepSettings | None = None
     forgets: int = 0
+    workers: Workers = NO_WORKERS
     tail_s: float = 0.0
     first_s: float = 0.0
 
@@ -74,6 +77,8 @@ class SimulatedJob:
             FACTS.gradient_bytes,
             before_steps=self.before[0],
             before_s=self.before[1],
+            computing_s=self.seconds / 2,
+            buckets=BUCKETS,
         )
         suggested = self.suggests(self.study) if self.asked else None
         result = step(
@@ -89,6 +94,7 @@ class SimulatedJob:
                 self.recalled,
                 "first",
                 self.forgets,
+                self.workers,
             ),
         )
         self.settled += result.settles
