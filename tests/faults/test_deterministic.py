@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from bagua_agent.etcd.server.embedded import EmbeddedEtcd
 from tests.faults import drawn_faults
 from tests.faults.conftest import MakeJob
 from tests.faults.job import Job
+from tests.lab.network import Host, Lab
 
 SCRIPT = Path(__file__).with_name("train_deterministic.py")
 OPTIONS = ("--deterministic", "--digest-every", "5")
@@ -71,6 +73,48 @@ def test_a_checkpoint_goes_on_with_another_number_of_workers(job: MakeJob, tmp_p
     assert second.says("goes on from the checkpoint of step")
     assert {line.world_size for line in one.ledger.lines} == {2, 3}
     assert digest_of(one, 3) == alone
+
+
+@pytest.mark.parametrize("silence", [Host.cut, Host.freeze], ids=["cut", "frozen"])
+def test_a_host_that_is_silent_for_a_while_changes_no_bit(
+    job: MakeJob, lab: Lab, silence: Callable[[Host], None]
+) -> None:
+    alone = digest_alone(job)
+    one = made(job, endpoints=lab.etcd(lab.hosts[0]).endpoints, nodes="1:2")
+    nodes = [one.start(host) for host in lab.hosts[1:]]
+    one.await_world(2, after_step=one.await_step(5))
+    host = lab.hosts[2]
+    silence(host)
+    nodes[0].await_line("lost", "1 worker on 1 node")
+    lost = one.await_world(1, after_step=one.last_world(2))
+    (host.heal if silence is Host.cut else host.thaw)()
+    one.await_world(2, after_step=lost)
+    assert nodes[0].missed_a_peer
+    one.finish()
+    assert digest_of(one, 2) == alone
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "field"),
+    [("OMP_NUM_THREADS", "2", "threads"), ("ATEN_CPU_CAPABILITY", "default", "processor")],
+)
+def test_a_worker_of_other_threads_or_instructions_is_refused_and_the_job_goes_on(
+    job: MakeJob, etcd: EmbeddedEtcd, variable: str, value: str, field: str
+) -> None:
+    """torch itself computes otherwise under these variables."""
+    sizes = {"samples": 480, "epochs": 1}
+    alone = digest_alone(job, **sizes)
+    one = made(job, endpoints=etcd.endpoint, nodes="1:2", **sizes)
+    node = one.start()
+    one.await_step(3)
+    other = one.start(environment={variable: value})
+    other.await_line("may not join", f"{field}: the job has ")
+    one.await_step(one.step + 2)
+    one.hurry()
+    assert node.process.wait(60.0) == 0, node.log
+    other.process.wait(60.0)
+    assert {line.world_size for line in one.ledger.lines} == {1}, "it took part in no step"
+    assert digest_of(one, 1) == alone
 
 
 # A line is one write, since the agent has lines on the same terminal.
