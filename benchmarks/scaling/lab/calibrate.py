@@ -92,6 +92,8 @@ def in_words(fitted: Fitted, found: Sequence[Comparison], kept: str) -> str:
             "measured",
             f"- held out, up to 1 Gbit/s: {sum(c.is_met for c in slow)} of {len(slow)} within {WITHIN:.0%}",
             f"- held out, beyond: {sum(c.is_met for c in fast)} of {len(fast)} within the spread of the steps",
+            "- not validated: "
+            + "; ".join(f"{name}, {why}" for name, why in observations.NOT_VALIDATED.items()),
             "- fitted, of one host with a processor of its own: "
             + ", ".join(f"{name} {value:.3g}" for name, value in asdict(fitted).items()),
         ]

@@ -24,6 +24,13 @@ ALGORITHMS = (
     "local_sgd",
     "async",
 )
+"""Those that --calibrate measures on lab hosts, and to whose steps costs are fitted."""
+NEVER_FITTED = ("ddp", "ddp_fp16", "qadam_8bit")
+"""Those of the kept result of benchmarks.tradeoff of which all steps are held out."""
+NOT_VALIDATED = {
+    "streaming_diloco_int4": "its only kept steps are of another run, at one rate, which fits no costs",
+}
+"""The simulator's other algorithms, each with the reason."""
 # Their steps differ in cost by design, so the mean counts.
 IN_CYCLES = frozenset({"local_sgd", "async"})
 SMALL = (270_000,) * 6  # 6.5 MB in six buckets of a MiB
@@ -100,17 +107,25 @@ def is_at_most_1gbit(rate: str) -> bool:
 
 def from_tradeoff(path: Path = TRADEOFF, held_out: Sequence[str] = ("1gbit",)) -> list[Observation]:
     """Of a kept result of benchmarks.tradeoff: four hosts, 16.8 M parameters, links without delay, where processors
-    compute. Its steps at the links of `held_out` are not for the fit."""
+    compute. Its steps at the links of `held_out`, and those of NEVER_FITTED, are not for the fit."""
     runs: list[dict[str, Any]] = json.loads(path.read_text())["values"]["runs"]
     sizes = (2048 * 2048, 2048) * 4 + (2048 * 16, 16)
     grouped: dict[tuple[str, str], list[float]] = {}
     for run in runs:
-        if run["system"] in ALGORITHMS and not run["condition"]["delay_ms"]:
+        if run["system"] in (*ALGORITHMS, *NEVER_FITTED) and not run["condition"]["delay_ms"]:
             assert run["parameters"] == sum(sizes), "the model of benchmarks.tradeoff has changed"
             grouped.setdefault((run["system"], run["condition"]["rate"]), []).extend(run["step_s"])
     return [
         Observation(
-            Setting(4, rate, sizes, 0.0, held_out=rate in held_out, bucket_cap_mb=25.0, computes=True),
+            Setting(
+                4,
+                rate,
+                sizes,
+                0.0,
+                held_out=rate in held_out or algorithm in NEVER_FITTED,
+                bucket_cap_mb=25.0,
+                computes=True,
+            ),
             algorithm,
             tuple(steps),
         )
