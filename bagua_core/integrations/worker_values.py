@@ -1,5 +1,5 @@
-"""Collectives over values of the workers, for every integration: a mean, and gathers of tensors of unequal sizes and of
-objects.
+"""Collectives over values of the workers, for every integration: a mean, a sum, and gathers of tensors of unequal sizes
+and of objects.
 
 A joiner has no value in its first step. is_filler: this worker's value comes from fillers, and is left out too.
 """
@@ -24,6 +24,11 @@ def mean(tensor: torch.Tensor, *, is_filler: bool = False) -> torch.Tensor:
     counted = torch.cat([values.flatten(), values.new_ones(1)])
     summed = bagua.allreduce(torch.zeros_like(counted) if is_filler else counted)
     return (summed[:-1] / summed[-1].clamp(min=1)).reshape(tensor.shape)
+
+
+def total(tensor: torch.Tensor, *, is_filler: bool = False) -> torch.Tensor:
+    """Returns the sum over the workers with a value; 0 if none has one."""
+    return bagua.allreduce(torch.zeros_like(tensor) if is_filler else tensor)
 
 
 def gather_unequal(tensor: torch.Tensor, *, is_filler: bool = False) -> list[torch.Tensor]:

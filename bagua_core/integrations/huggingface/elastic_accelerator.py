@@ -26,7 +26,7 @@ from bagua_core.integrations.evaluation_batches import Placed, shared
 from bagua_core.integrations.huggingface.refusals import METHODS, check_arguments, check_precision, refused
 from bagua_core.integrations.huggingface.train_loader import TrainLoader, train_loader
 from bagua_core.integrations.loader_settings import UnsupportedInElasticJob, algorithm_of_steps
-from bagua_core.integrations.worker_values import gather_objects, gather_unequal, mean
+from bagua_core.integrations.worker_values import gather_objects, gather_unequal, mean, total
 
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -266,14 +266,13 @@ class ElasticAccelerator(Accelerator):
         return found
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Reduces the workers' tensors to their sum or mean; the mean is of workers that have the job's state and
-        samples of the step. scale: used on TPUs only, as in accelerate."""
+        """Reduces the workers' tensors to their sum or mean, of workers that have the job's state and samples of the
+        step. scale: used on TPUs only, as in accelerate."""
         if reduction not in ("sum", "mean"):
             raise UnsupportedInElasticJob(
                 f"ElasticAccelerator.reduce(): reduction={reduction!r} is no sum or mean"
             )
-        is_mean = reduction == "mean"
-        combine = partial(mean, is_filler=self._has_fillers_values) if is_mean else bagua.allreduce
+        combine = partial(mean if reduction == "mean" else total, is_filler=self._has_fillers_values)
         found = _applied("reduce", lambda t: combine(t), tensor)
         self._follow_ranks()
         return found

@@ -259,9 +259,12 @@ def test_values_of_fillers_are_left_out_unless_they_are_of_an_evaluation(
     monkeypatch.setattr(type(accelerator), "num_processes", 1)
     accelerator.gather(torch.ones(2))
     accelerator.reduce(torch.ones(2), "mean")
+    monkeypatch.setattr(bagua, "allreduce", lambda own: own + 3)
+    assert accelerator.reduce(torch.ones(2), "sum").tolist() == [3.0, 3.0], "of the other worker's samples"
     list(evaluation)
     accelerator.gather_for_metrics(torch.ones(2))
     accelerator.reduce(torch.ones(2), "mean")
+    assert accelerator.reduce(torch.ones(2), "sum").tolist() == [4.0, 4.0]
     engine.micro_batch = MicroBatch(0.0, True)
     accelerator.gather(torch.ones(2))
     assert asked == [True, True, False, False, True]
