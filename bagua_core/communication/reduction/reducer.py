@@ -75,6 +75,7 @@ class Reducer(Contributions):
         self.arrivals, self._times = Arrivals(attached), BucketTimes()
         self._first_bucket_bytes = first_bucket_bytes
         chosen = operation or Sum()
+        self._takes_new = chosen.takes_new_buckets  # of the script's own operation, which comes back
         layout = BucketLayout(
             attached, bucket_cap_bytes, first_bucket_bytes, chosen.carries_pair, engine.replica_size
         )
@@ -166,7 +167,7 @@ class Reducer(Contributions):
                 self._layout.lay_out(trained.chosen(trained.agreed))
             chosen = trained.chosen(choice)
             new = [p for p in chosen if id(p) not in self._layout.index_of]
-            if not self._operation.takes_new_buckets:
+            if not (self._takes_new and self._operation.takes_new_buckets):
                 check_known(candidates, choice, self._layout.index_of)
             if new:
                 self._layout.append(new)

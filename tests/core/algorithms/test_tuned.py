@@ -23,6 +23,7 @@ from bagua_core.algorithms import (
 from bagua_core.algorithms.momentum_sum import MomentumSum
 from bagua_core.algorithms.tuned import tuned
 from bagua_core.communication.reduction.reducer import Reducer
+from bagua_core.communication.reduction.trained_parameters import CannotTakeOn
 from tests.core.algorithms.gradient_ranks import Rank, assert_equal_bits, exact, net, world_on_nodes
 from tests.core.communication.worlds import in_process_world, run_ranks
 
@@ -201,6 +202,23 @@ def test_a_job_that_declares_qadam_leaves_it_and_comes_back_with_its_bits() -> N
     assert plain is not None and plain.described == "gradient_allreduce"
     back = tuned(declared, StepSettings(bucket_bytes=4096))
     assert back is not None and back.described == declared.described
+
+
+def test_what_the_declared_qadam_cannot_take_on_is_refused_under_another_algorithm_too() -> None:
+    """Otherwise the error would come when the settings give qadam back, at some later step."""
+
+    def partly_frozen() -> nn.Module:
+        made = net()
+        next(made.parameters()).requires_grad_(False)
+        return made
+
+    rank = Rank(None, QAdam(), partly_frozen, optimizer=qadam_optimizer)
+    assert rank.step()
+    use(rank, StepSettings(algorithm="gradient_allreduce"))
+    assert rank.step()
+    next(rank.inner.parameters()).requires_grad_(True)
+    with pytest.raises(CannotTakeOn, match=r"0\.weight"):
+        rank.step()
 
 
 @pytest.mark.parametrize(
