@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import BaseFinetuning, GradientAccumulationScheduler, ModelCheckpoint, Timer
 
 from bagua_core.elastic.step import runtime
 from bagua_core.integrations.lightning.train_batches import TrainBatches
@@ -113,13 +113,21 @@ class TrainerSteps:
         not known here: in groups, this is the least number."""
         trainer, batches = self._trainer, self._batches
         if trainer.lightning_module.automatic_optimization:
-            group = trainer.accumulate_grad_batches
             total = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+            groups = [self._batches_of_group(epoch) for epoch in range(batches.epoch + 1)]
             if batches.is_stream:
-                done = batches.loader.step // group
+                done = batches.loader.step // max(groups)
             else:
-                done = batches.epoch * -(-len(batches) // group) + batches.batch // group
+                done = sum(-(-len(batches) // group) for group in groups[:-1]) + batches.batch // groups[-1]
             total.ready = total.completed = done
+
+    def _batches_of_group(self, epoch: int) -> int:
+        """Returns the batches of an optimizer step in this epoch. A scheduler sets the trainer's number as an epoch
+        begins, which it has not done on a worker that has just come."""
+        for callback in self._trainer.callbacks:
+            if isinstance(callback, GradientAccumulationScheduler):
+                return int(callback.get_accumulate_grad_batches(epoch))
+        return int(self._trainer.accumulate_grad_batches)
 
     def _run(self, original: Callable[..., Any], *arguments: Any) -> Any:
         has_share = self._batches.loader.has_share

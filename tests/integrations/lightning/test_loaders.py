@@ -245,10 +245,24 @@ def test_workers_run_the_script_as_it_was_started() -> None:
     assert launch_command(2, ["/a/mine/__main__.py", "x"], module) == [*start, "-m", "mine", "x"]
 
 
-@pytest.mark.parametrize(("position", "done"), [((0, 0), 0), ((0, 7), 2), ((2, 4), 9), ((3, 0), 12)])
-def test_a_joiner_knows_how_often_the_job_has_stepped(position: tuple[int, int], done: int) -> None:
-    """10 batches an epoch in groups of 3: the last group of an epoch has one batch."""
+@pytest.mark.parametrize(
+    ("scheduling", "position", "done"),
+    [
+        (None, (0, 0), 0),
+        (None, (0, 7), 2),
+        (None, (2, 4), 9),
+        (None, (3, 0), 12),
+        ({1: 3, 2: 5}, (0, 7), 7),
+        ({1: 3, 2: 5}, (1, 7), 12),
+        ({1: 3, 2: 5}, (2, 6), 15),
+    ],
+)
+def test_a_joiner_knows_how_often_the_job_has_stepped(
+    scheduling: dict[int, int] | None, position: tuple[int, int], done: int
+) -> None:
+    """10 batches an epoch in groups of 3, of which the last has one batch; or in groups as a scheduler says."""
     import lightning
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
     from bagua_core.integrations.lightning import BaguaStrategy
     from bagua_core.integrations.lightning.train_batches import elastic
@@ -256,7 +270,12 @@ def test_a_joiner_knows_how_often_the_job_has_stepped(position: tuple[int, int],
     from bagua_core.integrations.lightning.trainer_steps import TrainerSteps
 
     trainer = lightning.Trainer(
-        strategy=BaguaStrategy(), accelerator="cpu", devices=1, logger=False, accumulate_grad_batches=3
+        strategy=BaguaStrategy(),
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        accumulate_grad_batches=1 if scheduling else 3,
+        callbacks=[GradientAccumulationScheduler(scheduling)] if scheduling else None,
     )
     trainer.strategy._lightning_module = lightning.LightningModule()
     batches = elastic(DataLoader(DATA, batch_size=2), None, workers=1)
