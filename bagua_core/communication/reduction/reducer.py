@@ -75,13 +75,12 @@ class Reducer(Contributions):
         self.arrivals, self._times = Arrivals(attached), BucketTimes()
         self._first_bucket_bytes = first_bucket_bytes
         chosen = operation or Sum()
-        self._takes_new = chosen.takes_new_buckets  # of the script's own operation, which comes back
         layout = BucketLayout(
             attached, bucket_cap_bytes, first_bucket_bytes, chosen.carries_pair, engine.replica_size
         )
         super().__init__(layout, chosen, optimizer_steps_of(engine))
         self._finds_unused = find_unused_parameters
-        self._trained = TrainedParameters(self._layout.is_attached)
+        self._trained = TrainedParameters(self._layout.is_attached, chosen.takes_new_buckets)
         self._tail = StepTail(engine, self._trained)
         self._turn = TurnOfBackward(model_turns_of(engine), engine.wait)
         self._relays = False  # whether the next forward lays out the buckets anew
@@ -167,7 +166,7 @@ class Reducer(Contributions):
                 self._layout.lay_out(trained.chosen(trained.agreed))
             chosen = trained.chosen(choice)
             new = [p for p in chosen if id(p) not in self._layout.index_of]
-            if not (self._takes_new and self._operation.takes_new_buckets):
+            if not (trained.takes_new and self._operation.takes_new_buckets):
                 check_known(candidates, choice, self._layout.index_of)
             if new:
                 self._layout.append(new)

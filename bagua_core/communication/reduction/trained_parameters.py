@@ -34,9 +34,15 @@ class TrainedParameters:
     """Records the parameters that this rank trains, and those that all ranks agreed on. candidates: all parameters of
     the module, by name."""
 
-    def __init__(self, is_attached: Callable[[Sequence[torch.nn.Parameter]], bool]) -> None:
-        """Begins without a choice. is_attached: tells whether these are the parameters that the model was wrapped
-        with."""
+    def __init__(
+        self, is_attached: Callable[[Sequence[torch.nn.Parameter]], bool], takes_new: bool = True
+    ) -> None:
+        """Begins without a choice.
+
+        is_attached: tells whether these are the parameters that the model was wrapped with. takes_new: whether the
+        script's own algorithm can take on others. It comes back when settings put another in its place for a while.
+        """
+        self.takes_new = takes_new
         self._is_attached = is_attached
         self.candidates: Candidates = ()
         self.choice: bytes | None = None
