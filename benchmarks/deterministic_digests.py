@@ -42,11 +42,21 @@ def digests_of(model: str, directory: Path, seed: int) -> Digests:
     return Digests(model, whole[0][1], tuple(digest for digest, _ in whole), faulty, words)
 
 
-def _made(model: str, directory: Path, endpoints: str | None = None, nodes: str = "1") -> Job:
+def _made(
+    model: str, directory: Path, endpoints: str | None = None, nodes: str = "1", more: Sequence[str] = ()
+) -> Job:
     own = directory / f"{model}-{len(list(directory.iterdir()))}"
     own.mkdir()
-    options = ("--deterministic",)
-    return Job(own, endpoints=endpoints, nodes=nodes, options=options, script=["--model", model], file=SCRIPT)
+    options = ("--deterministic", *more)
+    return Job(
+        own,
+        endpoints=endpoints,
+        nodes=nodes,
+        options=options,
+        script=["--model", model],
+        file=SCRIPT,
+        samples=drawn_faults.SAMPLES,
+    )
 
 
 def _undisturbed(model: str, directory: Path, workers: int) -> tuple[str, int]:
@@ -62,9 +72,9 @@ def _undisturbed(model: str, directory: Path, workers: int) -> tuple[str, int]:
 
 def _with_faults(model: str, directory: Path, faults: Sequence[drawn_faults.Fault]) -> str:
     etcd = EmbeddedEtcd.start()
-    job = _made(model, directory, etcd.endpoint, drawn_faults.NODES)
+    job = _made(model, directory, etcd.endpoint, drawn_faults.NODES, drawn_faults.HANG_OPTIONS)
     try:
-        drawn_faults.perform(job, faults, DEADLINE_S)
+        drawn_faults.perform(job, faults, etcd, DEADLINE_S)
         return str(job.ends()[0]["parameters"])
     finally:
         job.end()

@@ -175,10 +175,19 @@ def test_one_to_four_workers_and_a_job_with_many_faults(
 ) -> None:
     if model == "digits":
         pytest.importorskip("sklearn")
-    digests = {workers: digest_alone(job, workers, model=model) for workers in (1, 2, 3, 4)}
+    sizes = {"samples": drawn_faults.SAMPLES}
+    digests = {workers: digest_alone(job, workers, model=model, **sizes) for workers in (1, 2, 3, 4)}
     assert len(set(digests.values())) == 1, digests
-    one = made(job, model, endpoints=etcd.endpoint, nodes=drawn_faults.NODES)
+    options = (*OPTIONS, *drawn_faults.HANG_OPTIONS)
+    one = job(
+        file=SCRIPT,
+        options=options,
+        script=["--model", model],
+        endpoints=etcd.endpoint,
+        nodes=drawn_faults.NODES,
+        **sizes,
+    )
     faults = drawn_faults.draw(seed)
     print(drawn_faults.in_words(seed, faults))
-    drawn_faults.perform(one, faults, deadline_s=60.0)
+    drawn_faults.perform(one, faults, etcd, deadline_s=60.0)
     assert one.ends()[0]["parameters"] == digests[1]
