@@ -20,7 +20,6 @@ WITHOUT_COMMIT = {
     "load_balancing_imbalance-2026-11-22",
     "rendezvous_churn-2026-11-27",
     "scale_effect-2026-11-22",
-    "scaling_calibration-2026-11-29",
 }
 
 
