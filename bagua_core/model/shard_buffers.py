@@ -363,6 +363,13 @@ class ShardBuffers:
     def _put_back(self) -> None:
         with torch.no_grad():
             for name, found in self._changed().items():
+                if found.buffer.shape != found.values.shape:
+                    raise NotDeterministicError(
+                        f"{name} got another shape in a forward ({list(found.values.shape)} before, "
+                        f"{list(found.buffer.shape)} now), as the buffers of some quantization observers do in their "
+                        "first one; in a deterministic job each shard begins with the buffers of the step's begin. Run "
+                        "one forward before the model is wrapped"
+                    )
                 found.buffer.copy_(found.values)
                 self._kept[name] = _Kept.of(found.buffer, found.values)
 

@@ -156,3 +156,27 @@ def test_constant_buffers_are_not_sent() -> None:
     buffers = ShardBuffers(module)
     compute(buffers, module, 0, torch.randn(1, 2))
     assert not buffers.has_changed and not buffers.is_empty
+
+
+def test_a_buffer_that_changes_its_shape_in_a_forward_is_refused() -> None:
+    """As an observer of single channels has no values before its first forward."""
+
+    class Observed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("least", torch.tensor([]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.least.resize_(x.shape[1]).copy_(x.detach().min(0).values)
+            return x
+
+    module = Observed()
+    buffers = ShardBuffers(module)
+    compute(buffers, module, 0, torch.ones(3, 2))
+    with pytest.raises(NotDeterministicError, match=r"^least got another shape .*\[0\] before, \[2\] now"):
+        compute(buffers, module, 1, torch.ones(3, 2))
+    module = Observed()
+    module(torch.ones(3, 2))
+    buffers = ShardBuffers(module)
+    for shard in range(2):
+        compute(buffers, module, shard, torch.ones(3, 2))
