@@ -3,7 +3,7 @@
 Owns the layout: <path>/iter_<iteration>/mp_rank_00_model_states.pt, and beside it latest_checkpointed_iteration.txt.
 Rank 0 writes. A reader sees a whole checkpoint or the one before: each file is renamed into place, the tracker last. A
 rank 0 that the job went on without may still write beside the next one. Each has part files of its own, and leaves the
-tracker alone if it has changed since the save began.
+tracker alone if it has changed since the save began and names a later iteration.
 Checkpoints of the job, for which a script calls nothing, are `bagua-launch --checkpoint-dir`.
 """
 
@@ -69,7 +69,9 @@ def _save(iteration: int, root: Path, parts: Mapping[str, Any]) -> None:
     _put(directory / STATES, lambda part: torch.save({"iteration": iteration, **states}, part))
     for left in directory.glob(f"{STATES}.*.part"):
         left.unlink(missing_ok=True)  # of a rank 0 that was lost while it saved this iteration
-    if _text(tracker) == before:
+    now = _text(tracker)
+    named = (now or "").strip()
+    if now == before or not named.isdecimal() or int(named) <= iteration:
         _put(tracker, lambda part: part.write_text(str(iteration)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from bagua_core.torch_api.checkpoint import STATES, TRACKER, load_checkpoint, save_checkpoint
+
+DEADLINE_S = 20.0
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
@@ -79,6 +82,31 @@ def test_a_rank_0_that_the_job_went_on_without_disturbs_no_save_of_the_next_one(
     assert load_checkpoint(str(tmp_path), other, its_optimizer) == others_iteration
     assert torch.equal(other.weight, model.weight)  # type: ignore[arg-type]
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_the_next_rank_0_records_its_save_beside_the_end_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank 0 that the job went on without ends while the next one saves a later iteration."""
+    model, optimizer, _ = parts()
+    save, later_begun, earlier_ended = torch.save, threading.Event(), threading.Event()
+
+    def in_turn(states: dict[str, object], path: Path) -> None:
+        if states["iteration"] == 5:
+            later.start()
+            assert later_begun.wait(DEADLINE_S)
+        else:
+            later_begun.set()
+            assert earlier_ended.wait(DEADLINE_S)
+        save(states, path)
+
+    later = threading.Thread(target=save_checkpoint, args=(10, str(tmp_path), model, optimizer))
+    monkeypatch.setattr(torch, "save", in_turn)
+    save_checkpoint(5, str(tmp_path), model, optimizer)
+    assert (tmp_path / TRACKER).read_text() == "5"
+    earlier_ended.set()
+    later.join(DEADLINE_S)
+    assert load_checkpoint(str(tmp_path), nn.Linear(3, 2)) == 10
 
 
 def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(
