@@ -116,7 +116,9 @@ def read_node(value: bytes, node_name: str) -> NodeView:
     record = parse_node(value, node_name)
     units = tuple(map(_read_unit, record.units))
     troubles = tuple(shortened(trouble) for trouble in record.troubles[:MOST_TROUBLES])
-    return NodeView(record.node_name, record.slots, dict(record.labels), troubles, units)
+    return NodeView(
+        record.node_name, record.slots, dict(record.labels), troubles, units, boot_id=record.boot_id
+    )
 
 
 def parse_node(value: bytes, node_name: str) -> pb.Node:

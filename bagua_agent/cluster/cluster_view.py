@@ -54,7 +54,7 @@ class DrainView:
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """A node as the scheduler sees it. present: its daemon's key exists; if not, the rest is the last known state, and
-    absent_since_s is when this scheduler first missed it."""
+    absent_since_s is when this scheduler first missed it. boot_id: of its host's kernel; empty: not known."""
 
     node_name: str
     slots: int
@@ -64,6 +64,7 @@ class NodeView:
     drain: DrainView | None = None
     present: bool = True
     absent_since_s: float = 0.0
+    boot_id: str = ""
 
     def unit(self, job_id: str) -> UnitView | None:
         return next((u for u in self.units if u.job_id == job_id), None)

@@ -17,17 +17,18 @@ def in_force(view: ClusterView, node_name: str) -> tuple[OrderView, ...]:
     node = view.node(node_name)
     if node_name in view.orders:
         orders = view.orders[node_name]
-        return orders if node.present or not orders else _not_renamed(view, orders)
+        return orders if node.present or not orders else _not_renamed(view, node, orders)
     running = [u for u in node.units if u.state is UnitState.RUNNING] if node.present else []
     return tuple(OrderView(u.job_id, len(u.slots), u.order) for u in running)
 
 
-def _not_renamed(view: ClusterView, orders: tuple[OrderView, ...]) -> tuple[OrderView, ...]:
-    """Returns those of an absent node's orders whose unit does not run on a node without a key."""
+def _not_renamed(view: ClusterView, gone: NodeView, orders: tuple[OrderView, ...]) -> tuple[OrderView, ...]:
+    """Returns those of an absent node's orders whose unit does not run under another name: on a node without a key, of
+    the same boot, which no unit outlives."""
     elsewhere = {
         (u.job_id, u.order, len(u.slots))
         for name, node in view.nodes.items()
-        if node.present and name not in view.orders
+        if node.present and name not in view.orders and gone.boot_id and node.boot_id == gone.boot_id
         for u in node.units
         if u.state is UnitState.RUNNING
     }

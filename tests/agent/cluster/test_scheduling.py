@@ -26,6 +26,7 @@ from cluster_pictures import (
 
 from bagua_agent.cluster.cluster_plan import JobState
 from bagua_agent.cluster.cluster_view import (
+    ClusterView,
     JobEnd,
     OrderView,
     OutcomeView,
@@ -427,14 +428,33 @@ def test_a_stopping_job_is_over_once_nothing_of_it_lives() -> None:
     assert planned(ended(with_unit(view, "b", None, "x"), "x", DONE)).outcomes == {"x": DONE}
 
 
+def renamed_to_b(**of_b: object) -> ClusterView:
+    """Job x on a and c; the daemon of a was started again as b, and found its unit."""
+    view = picture(
+        [node("a", boot_id="1"), node("c", boot_id="3")],
+        job("x", 2),
+        orders={"a": "x:4:1", "c": "x:4:1"},
+        running="x",
+    )
+    b = node("b", units=(unit("x", range(4), order=1),), **{"boot_id": "1", **of_b})
+    return absent(with_node(replace(view, nodes={**view.nodes, "b": b}), "a", units=()), "a")
+
+
 def test_a_node_that_comes_back_under_another_name_keeps_the_units_that_it_runs() -> None:
-    """Its daemon was started again with another node.name, and found them."""
-    view = picture(nodes("a c"), job("x", 2), orders={"a": "x:4:1", "c": "x:4:1"}, running="x")
-    renamed = node("b", units=(unit("x", range(4), order=1),))
-    view = replace(view, nodes={**view.nodes, "b": renamed})
-    view = absent(with_node(view, "a", units=()), "a")
+    view = renamed_to_b()
     assert planned(view).orders == {"a": (), "b": (OrderView("x", 4, 1),)}
     other = with_node(view, "b", units=(unit("x", range(4), order=7),))
     assert planned(other).orders["b"] == (), "of another order: the job has its nodes"
     leaving = with_node(view, "b", units=(unit("x", range(4), UnitState.LEAVING, order=1),))
     assert "a" not in planned(leaving).orders
+
+
+def test_a_node_that_is_absent_beside_a_renamed_one_keeps_its_order() -> None:
+    """All orders of a plan have one number, so the nodes of a gang differ by their hosts alone."""
+    view = absent(renamed_to_b(), "c")
+    assert planned(view).orders == {"a": (), "b": (OrderView("x", 4, 1),)}
+
+
+@pytest.mark.parametrize("boot_id", ["2", ""])
+def test_an_absent_node_keeps_its_order_while_another_host_runs_that_of_a_lost_key(boot_id: str) -> None:
+    assert "a" not in planned(renamed_to_b(boot_id=boot_id)).orders
