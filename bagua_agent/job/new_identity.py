@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from bagua_agent.base.errors import InfrastructureLost, host_error
@@ -19,7 +20,7 @@ def make_identity(job_id: str, within_s: float = WITHIN_S) -> JobIdentity:
     command = [sys.executable, "-P", key_pair.__file__]
     try:
         # A Ctrl-C is for this process, which joins no job then, or leaves it.
-        ended = run_bounded(command, within_s, own_group=True)
+        ended = run_bounded(command, within_s, own_group=True, variables={"PYTHONPATH": _own_path()})
     except OSError as error:
         if isinstance(error, TimeoutError):
             raise InfrastructureLost(f"{_WHAT}: {error}") from error
@@ -34,3 +35,8 @@ def make_identity(job_id: str, within_s: float = WITHIN_S) -> JobIdentity:
         return JobIdentity.decode(job_id, printed.encode())
     except ValueError as error:
         raise InfrastructureLost(f"{_WHAT}: its program printed something else ({error})") from error
+
+
+def _own_path() -> str:
+    """Returns the places from which this process imports, for a program that runs in another folder."""
+    return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)

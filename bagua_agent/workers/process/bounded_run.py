@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua_agent.base.readable import readable
@@ -25,10 +25,16 @@ class BoundedRun:
 
 
 def run_bounded(
-    command: Sequence[str], within_s: float, account: Account | None = None, *, own_group: bool = False
+    command: Sequence[str],
+    within_s: float,
+    account: Account | None = None,
+    *,
+    own_group: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> BoundedRun:
     """Runs the command to its end and returns its result. own_group: signals to this process's group, as of Ctrl-C,
-    don't reach it. Raises OSError if it can't be started, TimeoutError if it takes longer."""
+    don't reach it. variables: of its environment, beside this process's own. Raises OSError if it can't be started,
+    TimeoutError if it takes longer."""
     deadline_s = time.monotonic() + within_s
     process = subprocess.Popen(
         command,
@@ -36,6 +42,7 @@ def run_bounded(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd="/",
+        env={**os.environ, **(variables or {})},
         process_group=0 if own_group else None,
         **(account.process_arguments if account else {}),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +28,18 @@ def test_what_the_interpreter_prints_before_is_not_part_of_the_key_pair(
     answer = BoundedRun(0, "a warning\n" + made.encode().decode())
     monkeypatch.setattr(module, "run_bounded", lambda *_, **__: answer)
     assert make_identity("job") == made
+
+
+def test_the_program_imports_from_where_this_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program runs in another folder, in which a relative place would be another one."""
+    (tmp_path / "deps").mkdir()
+    (tmp_path / "deps" / "cryptography.py").write_text("raise ImportError('of deps')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["deps", *sys.path])
+    with pytest.raises(InfrastructureLost, match="of deps"):
+        make_identity("job")
 
 
 def raising(error: OSError) -> Callable[..., BoundedRun]:
