@@ -87,7 +87,10 @@ class WatchedHandler(DynamicRendezvousHandler):
         elif any(ROLE_INFO in key or ASSIGNED_RANKS in key for key in missing):
             if self.is_closed():
                 raise RendezvousClosedError("the run was closed before its workers had ranks")
-            self._assign_ranks_without(self._lost(), self._round_store)
+            lost, own_rank = self._lost(), self._world[self._this_node]
+            # without this agent's own value there is nothing to go by; the wait ends by its limit
+            if lost and self._round_store.check([f"{ROLE_INFO}{own_rank}"]):
+                self._assign_ranks_without(lost, self._round_store)
 
     def _assign_ranks_without(self, lost: frozenset[_NodeDesc], store: Store) -> None:
         """Writes what this agent misses of lost nodes, as if they had as many workers as this one. Their workers' ranks
