@@ -24,7 +24,7 @@ from bagua_core.elastic.checks.stragglers import Findings
 from bagua_core.elastic.checks.time_account import TimeAccount, use_of_entry, use_of_failed_wait
 from bagua_core.elastic.membership.member import Member
 
-PROGRESS_EVERY_S = 0.5  # the readers look once a second at most
+PROGRESS_EVERY_S = 0.5  # the page looks once a second, the tuner as often as reports come
 LONGEST_TROUBLE = 500
 
 
