@@ -68,5 +68,5 @@ def shown() -> dict[tuple[str, str], object]:
     for place, options in sections().items():
         if not place.startswith(FRAMEWORKS):
             module = importlib.import_module(place)
-            found |= {(place, name): getattr(module, name) for name in shown_by(module, options)}
+            found |= {(place, name): getattr(module, name) for name in sorted(shown_by(module, options))}
     return found
