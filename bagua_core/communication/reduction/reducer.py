@@ -167,7 +167,7 @@ class Reducer(Contributions):
             chosen = trained.chosen(choice)
             new = [p for p in chosen if id(p) not in self._layout.index_of]
             if not (trained.takes_new and self._operation.takes_new_buckets):
-                check_known(candidates, choice, self._layout.index_of)
+                check_known(candidates, choice, {id(p) for p in self._attached})
             if new:
                 self._layout.append(new)
             self._take_over_layout()

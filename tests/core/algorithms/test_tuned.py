@@ -221,6 +221,29 @@ def test_what_the_declared_qadam_cannot_take_on_is_refused_under_another_algorit
         rank.step()
 
 
+def test_what_was_frozen_after_the_model_was_wrapped_trains_again_under_each_algorithm() -> None:
+    """While gradient_allreduce stands for qadam the buckets are laid out without the frozen parameters."""
+    members = [Rank(c, QAdam(), optimizer=qadam_optimizer) for c in in_process_world(2)]
+
+    def steps(algorithm: str | None, count: int, trains: bool) -> None:
+        for member in members:
+            if algorithm is not None:
+                use(member, StepSettings(algorithm=algorithm))
+            next(member.inner.parameters()).requires_grad_(trains)
+        for _ in range(count):
+            assert all(run_ranks(members, lambda member: member.step()))
+
+    steps("qadam", 1, True)
+    steps("gradient_allreduce", 1, True)
+    steps(None, 4, False)
+    before = [p.detach().clone() for p in members[0].inner.parameters()]
+    steps(None, 3, True)
+    steps("qadam", 3, True)
+    after = [list(member.inner.parameters()) for member in members]
+    assert not torch.equal(after[0][0], before[0])
+    assert_equal_bits(after)
+
+
 @pytest.mark.parametrize(
     ("declared", "optimizer", "why"),
     [
