@@ -352,6 +352,9 @@ class StepEngine(StepReductions, Protocol):
     def epoch_begins(self, epoch: int) -> None:
         """Tells the engine that the loader yields `epoch` to the script, before the boundary of its first step."""
 
+    def epoch_ends(self) -> None:
+        """Tells the engine that the script has left the loop over the epoch, before the next boundary."""
+
     def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
         """Ends the step before (commit, or roll back), follows a new generation if there is one, and begins the next
         step.

@@ -93,8 +93,7 @@ class ElasticDataLoader:
         self.max_local_batch_size = max_local_batch_size
         self._global_batch_size = global_batch_size
         self._length = None if streams else len(dataset)
-        draws = collate_fn is not None or not has_no_randomness(dataset)
-        sample_seed = seed if seed_samples and draws else None
+        sample_seed = seed if seed_samples and (collate_fn or not has_no_randomness(dataset)) else None
         settings = DivisionSettings(seed, shuffle, drop_last, global_batch_size, max_local_batch_size)
         self._division = division = choose_division(
             dataset, self._length, sampler, balance, settings, sample_seed
@@ -151,8 +150,8 @@ class ElasticDataLoader:
     def epochs(self, count: int) -> Iterator[int]:
         """Yields the job's epochs, from the current one up to count - 1, and then ends the job.
 
-        A joiner begins with the epoch that the others are in. An epoch comes again if its loop was
-        left early. Raises RuntimeError for one of which no batch was asked for.
+        A joiner begins with the epoch that the others are in. An epoch comes again if its loop was left early. Raises
+        RuntimeError for one of which no batch was asked for.
         """
         self.job_steps = 0 if self._rounds is not None else self._division.known_steps(count)
         while True:
@@ -162,6 +161,7 @@ class ElasticDataLoader:
                 self._announced = self._epoch
                 self._attached_engine().epoch_begins(self._epoch)
                 yield self._epoch
+                self._attached_engine().epoch_ends()
                 if self._announced is not None:
                     raise RuntimeError(
                         f"epoch {self._announced} was not iterated, and would be yielded for ever: epochs() begins "

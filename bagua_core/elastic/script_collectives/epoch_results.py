@@ -28,7 +28,6 @@ from bagua_core.elastic.script_collectives.kept_results import (
 )
 from bagua_core.elastic.script_collectives.requests import Request, Result
 from bagua_core.elastic.state.state_codec import StateCodecError
-from bagua_core.errors import LateWorkerError
 
 _RECIPE = (
     "Every worker must make the same calls between `for epoch in loader.epochs(...)` and the epoch's first batch. "
@@ -52,12 +51,14 @@ class EpochResults:
 
     def begins(self, epoch: int) -> None:
         """Notes that the loader yields `epoch` to the script."""
-        if (
-            self._published
-        ):  # an epoch comes again if its loop was left early: its calls have other results then
+        self._epoch, self._kept, self._is_fetched, self._next = epoch, KeptResults(), False, 0
+
+    def ends(self) -> None:
+        """Withdraws the results, since the script has left the epoch's loop: an epoch whose loop is left early comes
+        again, and its calls have other results then. Called before the boundary at which workers may join."""
+        if self._published:
             self._member.rendezvous.publish(dict.fromkeys(self._published, b""))
             self._published = ()
-        self._epoch, self._kept, self._is_fetched, self._next = epoch, KeptResults(), False, 0
 
     def completed(self, request: Request, result: Result) -> None:
         """Keeps the result of a collective that this worker has done with the others."""
@@ -69,6 +70,10 @@ class EpochResults:
         it has none."""
         if self._epoch is None:
             return
+        if self._is_fetched and (left := len(self._kept.answers) - self._next):
+            self._warn(
+                f"{left} of the others' results were not asked for, so an earlier call may have another's"
+            )
         prefix = self._prefix(self._epoch)
         knows = self._is_fetched or not is_alone
         values = self._kept.values(prefix) if knows else {f"{prefix}/parts": b"0"}
@@ -77,10 +82,10 @@ class EpochResults:
         self._epoch, self._kept = None, KeptResults()
 
     def answer(self, request: Request, addresses: Sequence[str], abort_flag: AbortFlag) -> Result | None:
-        """Returns the members' result of a joiner's request; None for a reduction that they did not make.
+        """Returns the members' result of a joiner's request; None if there is none. Of a broadcast that is a warning.
 
         addresses: of the meeting stores of the members that have the state. abort_flag: of the generation.
-        Raises LateWorkerError, CollectiveAborted.
+        Raises CollectiveAborted.
         """
         if not is_answerable(request):
             return None
@@ -94,16 +99,21 @@ class EpochResults:
             self._next = found + 1
         if known.result is not None:
             return [known.result.to(request.tensor.device, copy=True)]
-        if not request.comes_from_root:
-            return None
-        raise LateWorkerError(
-            f"this worker joins the job and asks for {asked} before its first step in epoch {self._epoch}: "
-            f"{known.why}. {_RECIPE}"
+        if request.comes_from_root:
+            self._warn(f"{asked} returns this worker's own value, since {known.why}")
+        return None
+
+    def _warn(self, what: str) -> None:
+        """Prints a warning. An error would be a failure of the script, which may end the job."""
+        print(
+            f"bagua: warning: a joiner's calls before its first step, in epoch {self._epoch}: {what}. {_RECIPE}",
+            file=sys.stderr,
+            flush=True,
         )
 
     def _fetch(self, request: Request, addresses: Sequence[str], abort_flag: AbortFlag) -> KeptResults:
-        """Returns the results of the epoch, from the first member that has them. Waits until one has. Raises
-        LateWorkerError if all members say that they have none; CollectiveAborted."""
+        """Returns the results of the epoch, from the first member that has them. Waits until one has. Returns none if
+        all members say that they have none. Raises CollectiveAborted."""
         assert self._epoch is not None
         ended = threading.Event()
         abort_flag.add_waiter(ended.set)
@@ -120,10 +130,7 @@ class EpochResults:
                 except (StateCodecError, ValueError):
                     have_none += 1
             if have_none == len(addresses):
-                raise LateWorkerError(
-                    f"this worker joins the job and asks for {request.asked(request.root)} before its first step in "
-                    f"epoch {self._epoch}: no member has the results from the beginning of the epoch. {_RECIPE}"
-                )
+                return KeptResults()  # they joined in this epoch too, and asked for none
             if not waits_said:
                 waits_said = True
                 print(

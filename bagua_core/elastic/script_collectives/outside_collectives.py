@@ -81,6 +81,10 @@ class OutsideCollectives:
         """Notes that the loader yields `epoch` to the script. See StepEngine."""
         self._epoch_results.begins(epoch)
 
+    def epoch_ends(self) -> None:
+        """Notes that the script has left the loop over an epoch. See StepEngine."""
+        self._epoch_results.ends()
+
     def boundary(self) -> None:
         """Publishes what workers that come later need of the collectives before this boundary."""
         self._before_loop.boundary()
@@ -129,7 +133,7 @@ class OutsideCollectives:
 
     def _of_members(self, request: Request) -> Result | None:
         """Returns the result that the members had of a joiner's request at the top of its epoch; None if this worker is
-        left with its own input. Raises LateWorkerError."""
+        left with its own input."""
         member = self._member
         while self.is_alone and (generation := member.generation) and (communicator := member.communicator):
             absent = self._workers_in(self._steps.newcomers)

@@ -151,6 +151,10 @@ class Engine(ScriptRanks):
         if self._outside is not None:
             self._outside.epoch_begins(epoch)
 
+    def epoch_ends(self) -> None:
+        if self._outside is not None:
+            self._outside.epoch_ends()
+
     # -- the boundary
 
     def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:

@@ -114,6 +114,9 @@ class FakeEngine:
     def epoch_begins(self, epoch: int) -> None:
         """As an engine whose script calls no collectives."""
 
+    def epoch_ends(self) -> None:
+        """As an engine whose script calls no collectives."""
+
     def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
         raise NotImplementedError
 

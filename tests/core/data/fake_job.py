@@ -70,6 +70,9 @@ class FakeEngine:
     def epoch_begins(self, epoch: int) -> None:
         """As an engine whose script calls no collectives."""
 
+    def epoch_ends(self) -> None:
+        """As an engine whose script calls no collectives."""
+
     def boundary(self, goes_on: bool = False, confirmed: bool = False) -> StepPlan:
         assert self.source is not None
         self.boundaries += 1
