@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from bagua_core.communication.step_interface import StepEngine
 from bagua_core.errors import NotDeterministicError
-from bagua_core.optimizers.script_checks import engine_that_trains
+from bagua_core.optimizers.script_checks import engine_that_trains, is_part_of_model
 from bagua_core.optimizers.step_rates import RateChangedWithinStep
 
 _COUNTED: dict[type[Any], str] = {
@@ -50,9 +50,15 @@ def watch_counted_calls() -> None:
 
 
 def note_registered(stateful: object) -> None:
-    """Notes that the state of `stateful` is part of the job's."""
-    if isinstance(stateful, tuple(_COUNTED)):
-        _registered.add(stateful)
+    """Notes that the state of `stateful` is part of the job's, with those of what it holds."""
+    held = list(getattr(stateful, "__dict__", {}).values())
+    for value in tuple(held):
+        held += (
+            value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        )
+    for found in (stateful, *held):
+        if isinstance(found, tuple(_COUNTED)):
+            _registered.add(found)
 
 
 def _watch(kind: type[Any], method: str) -> None:
@@ -76,7 +82,7 @@ def _watch(kind: type[Any], method: str) -> None:
                 _inside.depth -= 1
             # With the epoch as an argument the same call again changes nothing.
             if is_schedule and before != -1 and (before is None or before != self.last_epoch):
-                _check(self, method, ())
+                _check(self, method, (), follows=bool(args or keywords))
             return result
 
         setattr(watched, _WATCHED, True)
@@ -85,8 +91,9 @@ def _watch(kind: type[Any], method: str) -> None:
         _watch(derived, method)
 
 
-def _check(called: Any, method: str, args: tuple[Any, ...]) -> None:
-    """Checks a call. args: of the call; none of a scheduler. Raises RateChangedWithinStep, NotDeterministicError."""
+def _check(called: Any, method: str, args: tuple[Any, ...], follows: bool = False) -> None:
+    """Checks a call. args: of the call; none of a scheduler. follows: its state follows from the argument alone. Raises
+    RateChangedWithinStep, NotDeterministicError."""
     engine = cast("StepEngine | None", engine_that_trains(_parameters_of(called, args)))
     if engine is None or not engine.virtual_shards:
         return
@@ -100,7 +107,7 @@ def _check(called: Any, method: str, args: tuple[Any, ...]) -> None:
             "once a shard, so its state would depend on the number of workers. Pass the object to "
             f"bagua.register_state(){', and' if is_average else ', or'} call it if loader.is_at_step_end"
         )
-    if called not in _registered:
+    if called not in _registered and not follows and not is_part_of_model(engine, called):
         raise NotDeterministicError(
             f"{kind}.{method}() was called, and the {kind} is not registered: workers that join would begin with a new "
             "one, so the result would depend on the history of the job. Pass it to bagua.register_state()"

@@ -198,6 +198,11 @@ def engine_that_trains(parameters: Iterable[torch.Tensor]) -> object | None:
     return next((engine for p in parameters for engine, model in known if model.reduces(p)), None)
 
 
+def is_part_of_model(engine: object, found: object) -> bool:
+    """Tells whether `found` is a module within a wrapped model of this engine."""
+    return any(part is found for model in checks_of(engine).models() for part in model.module.modules())
+
+
 # -- optimizers that were passed to no wrapped model
 
 

@@ -20,11 +20,11 @@ from bagua_core.parallel import DistributedDataParallel
 class Script:
     """A script of a deterministic job with one worker: two steps with two shards each."""
 
-    def __init__(self, shards: int = 2) -> None:
+    def __init__(self, shards: int = 2, net: nn.Module | None = None) -> None:
         self.engine = Engine(None)
         self.engine.virtual_shards = shards
-        self.net = nn.Linear(2, 1)
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1.0)
+        self.net = nn.Linear(2, 1) if net is None else net
+        self.optimizer = torch.optim.SGD((p for p in self.net.parameters() if p.requires_grad), lr=1.0)
         self.model = DistributedDataParallel(self.net, [self.optimizer], engine=self.engine)
         self.loader = ElasticDataLoader(TensorDataset(torch.ones(16, 2)), 8, seed=0, engine=self.engine)
 
@@ -108,3 +108,61 @@ def test_what_is_no_part_of_the_job_is_left_alone() -> None:
     scaler.step(optimizer)
     torch.optim.lr_scheduler.StepLR(optimizer, 1).step()
     AveragedModel(net).update_parameters(net)
+
+
+class Application:
+    """An object of the script's that holds others, as it may be registered."""
+
+    def __init__(self, **held: Any) -> None:
+        self.held = held
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.held.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, part in self.held.items():
+            part.load_state_dict(state_dict[name])
+
+
+def test_what_a_registered_object_holds_is_registered() -> None:
+    script, scaler = Script(), a_scaler()
+    average = AveragedModel(script.net)
+    script.engine.register_state("application", Application(scaler=scaler, average=average))
+
+    def behind() -> None:
+        if script.loader.is_at_step_end:
+            scaler.update()
+            average.update_parameters(script.net)
+
+    script.train(lambda o: script.loader.is_at_step_end and scaler.step(o), behind, scaler.scale)
+    assert average.n_averaged == 2
+
+
+def test_an_average_within_the_wrapped_model_is_the_models_state() -> None:
+    class Student(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(2, 1)
+            self.teacher = AveragedModel(self.net).requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x)
+
+    student = Student()
+    script = Script(net=student)
+
+    def update() -> None:
+        if script.loader.is_at_step_end:
+            student.teacher.update_parameters(student.net)
+
+    train_with_average(script, update)
+    assert student.teacher.n_averaged == 2
+
+
+def test_a_schedule_that_follows_from_an_argument_needs_no_registration() -> None:
+    script = Script(1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(script.optimizer, 2)
+    for epoch in range(2):
+        schedule.step(epoch)
+    with pytest.raises(NotDeterministicError, match="is not registered"):
+        schedule.step()
