@@ -47,12 +47,20 @@ def workers_averaged(module: nn.Module) -> dict[str, int]:
     """Returns, by name, the number of workers over which torch's sharding averages a parameter's gradients. It lacks
     parameters that torch's sharding does not reduce, such as those that tensor parallelism alone has cut."""
     sizes = {
-        id(parameter.sharded_param): group.mesh_info.mesh.size()
+        id(_in_module(parameter)): group.mesh_info.mesh.size()
         for sharded in sharded_modules(module)
         for group in _parameter_groups(sharded)
         for parameter in group.fsdp_params
     }
     return {name: sizes[id(p)] for name, p in module.named_parameters() if id(p) in sizes}
+
+
+def _in_module(parameter: Any) -> nn.Parameter:
+    """Returns the parameter that the module has now: the script may have set another one after fully_shard, which
+    torch's sharding takes over in the next forward."""
+    place = parameter._module_info
+    found: nn.Parameter = getattr(place.module, place.param_name)
+    return found
 
 
 def _unsynchronized(modules: list[Any]) -> Iterator[tuple[Any, str]]:

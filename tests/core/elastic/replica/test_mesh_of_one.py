@@ -40,3 +40,26 @@ print("as without shards")
 def test_a_script_trains_without_a_job() -> None:
     ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=HANG_S)
     assert ran.stdout.endswith("as without shards\n"), ran.stderr
+
+
+REPLACED = """
+import torch
+from torch.distributed.fsdp import fully_shard
+import bagua_core as bagua
+from bagua_core.model.sharded_modules import workers_averaged
+
+bagua.init_process_group()
+net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
+fully_shard(net, mesh=bagua.shard_mesh())
+net[0].weight = torch.nn.Parameter(net[0].weight.detach().clone())
+names = {name: 1 for name, _ in net.named_parameters()}
+assert workers_averaged(net) == names, workers_averaged(net)
+net(torch.ones(1, 3)).sum().backward()  # torch's sharding takes the new parameter over
+assert workers_averaged(net) == names, workers_averaged(net)
+print("all are averaged")
+"""
+
+
+def test_a_parameter_that_was_set_after_fully_shard_is_averaged_too() -> None:
+    ran = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True, timeout=HANG_S)
+    assert ran.stdout.endswith("all are averaged\n"), ran.stderr
