@@ -122,7 +122,7 @@ def test_a_broadcast_that_is_not_kept_is_a_warning(
 def test_a_joiner_that_made_fewer_calls_than_the_others_warns(
     workers: Workers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Calls that look alike are told apart by their order alone."""
+    """Calls that look alike differ by their order alone."""
     begin_epoch(workers.results[0])
     workers.results[1].begins(2)
     assert workers.ask(1, Allreduce(ONE, ReduceOp.SUM)) is not None
