@@ -133,9 +133,6 @@ class Member(ShardMember):
         outside a step; then being left out ends the wait too. An empty generation leaves no worker out."""
         self.at_boundary = True
         try:
-            if self.replica is None:  # no mates, with which the generation would have to be joint
-                self._follow(outside, given_up)
-                return
             while True:
                 seen = self.session.news
                 self._follow(outside, given_up)
