@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch.amp.grad_scaler import GradScaler
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from bagua_core.communication.step_interface import StepEngine
@@ -82,7 +82,7 @@ def _watch(kind: type[Any], method: str) -> None:
                 _inside.depth -= 1
             # With the epoch as an argument the same call again changes nothing.
             if is_schedule and before != -1 and (before is None or before != self.last_epoch):
-                _check(self, method, (), follows=bool(args or keywords))
+                _check(self, method, (), follows=bool(args or keywords) and _takes_epoch(self))
             return result
 
         setattr(watched, _WATCHED, True)
@@ -112,6 +112,11 @@ def _check(called: Any, method: str, args: tuple[Any, ...], follows: bool = Fals
             f"{kind}.{method}() was called, and the {kind} is not registered: workers that join would begin with a new "
             "one, so the result would depend on the history of the job. Pass it to bagua.register_state()"
         )
+
+
+def _takes_epoch(scheduler: LRScheduler) -> bool:
+    """Tells whether the state after step(epoch) follows from the epoch alone."""
+    return isinstance(scheduler, CosineAnnealingWarmRestarts) or hasattr(scheduler, "_get_closed_form_lr")
 
 
 def _parameters_of(called: Any, args: tuple[Any, ...]) -> Iterable[torch.Tensor]:
