@@ -18,7 +18,6 @@ WITHOUT_COMMIT = {
     "fidelity_qadam_1bit_qadam_8bit_qadam_uncompressed-2026-11-23",
     "group_rebuild-2026-11-27",
     "load_balancing_imbalance-2026-11-22",
-    "rendezvous_churn-2026-11-27",
     "scale_effect-2026-11-22",
 }
 
