@@ -51,6 +51,7 @@ class EpochResults:
 
     def begins(self, epoch: int) -> None:
         """Notes that the loader yields `epoch` to the script."""
+        self.ends()  # also where the script has left the loop over epochs
         self._epoch, self._kept, self._is_fetched, self._next = epoch, KeptResults(), False, 0
 
     def ends(self) -> None:

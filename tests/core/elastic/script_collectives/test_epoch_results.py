@@ -221,3 +221,10 @@ def test_after_a_loss_a_joiner_asks_the_members_of_the_next_generation(workers: 
         assert asked.result(20.0) == [SEVEN]
         entered.result(20.0)
     assert joiner.breaks
+
+
+def test_a_new_loop_over_epochs_has_other_results_than_one_that_was_left(workers: Workers) -> None:
+    """`break` ends the generator of epochs(), which does not come to the end of the epoch."""
+    begin_epoch(workers.results[0])
+    workers.results[0].begins(2)
+    assert not workers.servers[0]._published
